@@ -24,6 +24,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.experiment import Experiment, parse
 from fedveil.engine.folder import RunFolder
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.setup import prepare
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
@@ -36,7 +37,7 @@ from fedveil.federation.silo import SiloParty
 from fedveil.federation.standing import Standing
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.submission import END, Submission, Unwatched, create_run, read_document
+from fedveil.flower.submission import END, Submission, create_run, read_document
 from fedveil.population.records import Population, Records
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Model, Relay, Task

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.harness import Row
 from fedveil.engine.experiment import Experiment, parse_assignment
 from fedveil.engine.folder import Row as Metrics
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import Selection, load_study
@@ -56,7 +57,7 @@ def _compare(name: str, preset: str, users: int, *, rounds: int) -> Iterator[Row
         )
 
 
-class _Clock:
+class _Clock(Unwatched):
     """Watches a run: CPU seconds until the first round begins, and at the end of every round."""
 
     def __init__(self) -> None:
@@ -100,9 +101,6 @@ class _Clock:
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Note that the parties are ready."""
         self._marks.append(time.process_time())
-
-    def training(self, round_number: int, done: int, total: int) -> None:
-        """Training goes on."""
 
     def completed(self, row: Metrics) -> None:
         """Note that a round is complete."""

@@ -131,8 +131,21 @@ def test_what_is_private_stays_in_the_run_folder(trained: fv.Result, made: Path)
     assert str(trained.folder) not in said
     manifest = json.loads(files["bundle.json"])
     assert set(manifest) - {"schema_version", "fedveil", "run", "about", "model", "input"} == {
-        *("task", "classes", "rounds", "metrics", "ledger", "experiment")
+        *("task", "classes", "rounds", "test", "metrics", "ledger", "experiment")
     }
+
+
+def test_metrics_of_a_public_table_are_handed_on_and_those_of_people_are_not(
+    trained: fv.Result, made: Path, tmp_path: Path
+) -> None:
+    public = fv.load(made).manifest
+    assert public.test == "public"
+    assert {name: one.estimate for name, one in public.metrics.items()} == trained.metrics
+    held_out = train(tmp_path / "runs", "mlp", people(features=FRAME, test=None), rounds=1)
+    saved = held_out.save(tmp_path / "model")
+    assert (fv.load(saved).manifest.test, fv.load(saved).manifest.metrics) == ("private", {})
+    assert any(held_out.metrics.values())
+    assert "No test metrics are here" in (saved / CARD).read_text()
 
 
 def test_the_card_says_what_the_model_is_for_and_what_is_not_covered(made: Path, trained: fv.Result) -> None:

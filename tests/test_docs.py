@@ -135,6 +135,29 @@ def test_every_preset_is_listed_where_figures_are_reproduced() -> None:
     assert [name for name in presets() if f"`{name}`" not in text] == []
 
 
+def test_every_threat_names_its_test_or_is_not_promised() -> None:
+    """Both tables of the handbook; and every test that a page of the documentation names exists."""
+    page = (DOCS / "deployment.md").read_text(encoding="utf-8")
+    tables = (
+        page.partition("| who attacks |")[2].partition("## The ceremony")[0],
+        page.partition("| attack |")[2],
+    )
+    rows = [
+        row for table in tables for row in table.splitlines() if row.startswith("| ") and "---" not in row
+    ]
+    assert len(rows) > 50
+    for row in rows:
+        assert re.search(r"`(tests/)?test_\w+|not promised|not defended", row), row
+    defined = {
+        name
+        for path in (DOCS.parent / "tests").rglob("*.py")
+        for name in re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8"))
+    }
+    for path in DOCS.rglob("*.md"):
+        named = set(re.findall(r"`(test_\w{8,})[`\[]", path.read_text(encoding="utf-8")))
+        assert named <= defined, (path, named - defined)
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = set(
         re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)

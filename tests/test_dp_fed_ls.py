@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedveil.engine.experiment import Experiment, merge, parse
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.round import play_round
 from fedveil.engine.run import run
 from fedveil.engine.setting import Setting
@@ -60,14 +61,6 @@ def experiment(**changes: Any) -> Experiment:
     return parse(merge(base, changes), "test")
 
 
-class Silent:
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None: ...
-
-    def training(self, round_number: int, done: int, total: int) -> None: ...
-
-    def completed(self, row: dict[str, Any]) -> None: ...
-
-
 def first_turn(setting: Setting, start: torch.Tensor, seed: int) -> Turn:
     return Turn(
         setting=setting,
@@ -86,7 +79,7 @@ def one_round(prepared: Prepared, seed: int = 1) -> tuple[torch.Tensor, Any]:
 
 @pytest.mark.parametrize("sampling", ["uniform", "poisson"])
 def test_a_run_states_the_client_and_the_neighbours_of_its_sampling(sampling: str, tmp_path: Path) -> None:
-    outcome = run(prepare(experiment(method={"client_sampling": sampling})), tmp_path, Silent())
+    outcome = run(prepare(experiment(method={"client_sampling": sampling})), tmp_path, Unwatched())
     statement = json.loads((outcome.folder / "privacy.json").read_text())
     assert statement["unit"] == "client"
     assert statement["units"] == 40

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
+import fedveil as fv
+from fedveil.bundle.card import CARD
+from fedveil.bundle.writing import bundle_run
 from fedveil.engine.evaluation import make_evaluation, outputs_of, scored
 from fedveil.engine.experiment import merge, parse
 from fedveil.engine.folder import RunFolder
@@ -318,6 +322,20 @@ def test_metrics_are_noisy_and_nothing_exact_is_kept(world: tuple[Prepared, Outc
     assert 'id="evaluation"' in page
 
 
+def test_a_bundle_holds_the_released_metrics_with_their_intervals(
+    world: tuple[Prepared, Outcome], tmp_path: Path
+) -> None:
+    _, outcome = world
+    manifest = fv.load(bundle_run(outcome.folder, tmp_path / "bundle")).manifest
+    assert outcome.evaluated is not None
+    area = outcome.evaluated.headline["auc"]
+    assert area is not None
+    found = manifest.metrics["auc"]
+    assert manifest.test == "released"
+    assert (found.estimate, found.low, found.high) == (area.estimate, area.low, area.high)
+    assert "95 % interval" in (tmp_path / "bundle" / CARD).read_text()
+
+
 def test_an_evaluation_is_read_again_and_damage_is_noticed(
     world: tuple[Prepared, Outcome], tmp_path: Path
 ) -> None:
@@ -339,18 +357,23 @@ def test_an_evaluation_is_read_again_and_damage_is_noticed(
             Evaluated.from_json(document | broken, tmp_path / FILE)
 
 
-def test_a_run_is_evaluated_once_under_one_charge(world: tuple[Prepared, Outcome]) -> None:
-    """Killed after the charge, it is made again under it; complete, it stays as it is."""
-    _, outcome = world
+def test_a_run_is_evaluated_once_for_a_charge(world: tuple[Prepared, Outcome], tmp_path: Path) -> None:
+    """Complete, it stays as it is; killed after the charge or lost, it is made with fresh noise and charged again."""
+    prepared, whole = world
+    outcome = replace(whole, folder=Path(shutil.copytree(whole.folder, tmp_path / whole.folder.name)))
+    charges, made = len(read_entries(outcome.folder / "ledger.jsonl")), len(prepared.after)
     before = (outcome.folder / FILE).read_bytes()
     again = resume(outcome.folder, Silent())
     assert (outcome.folder / FILE).read_bytes() == before
     (outcome.folder / FILE).unlink()
     again = resume(outcome.folder, Silent())
     assert again.evaluated is not None
-    assert len(read_entries(outcome.folder / "ledger.jsonl")) == 5
-    assert again.statement.epsilon == outcome.statement.epsilon
-    (outcome.folder / FILE).write_bytes(before)
+    assert (outcome.folder / FILE).read_bytes() != before
+    assert len(read_entries(outcome.folder / "ledger.jsonl")) == charges + made
+    assert again.statement.epsilon is not None
+    assert outcome.statement.epsilon is not None
+    assert again.statement.epsilon > outcome.statement.epsilon
+    assert "charged 2 times" in " ".join(again.statement.mechanisms)
 
 
 def test_a_model_that_was_evaluated_is_not_trained_on(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_signatures_cannot_be_held_back(change: str, tmp_path: Path) -> None:
 def test_a_signature_is_of_what_was_asked() -> None:
     keys = [IdentityKey.generate() for _ in range(3)]
     roster = tuple(key.public for key in keys)
-    signatures = tuple((number, sign_asked(key, bytes(32))) for number, key in enumerate(keys))
+    signatures = tuple((number, sign_asked(key, bytes(32), bytes(32))) for number, key in enumerate(keys))
     check_asked(roster, bytes(32), signatures, 3)
     assert misled(roster, b"x" * 32, signatures) == [0, 1, 2]
     swapped = ((0, signatures[1][1]), *signatures[1:])
@@ -369,7 +369,9 @@ def test_a_context_is_of_all_that_was_told() -> None:
         assert other not in seen
         seen.add(other)
     assert (
-        round_context(session, bytes(32), [*parts, Relay(message=b"own"), Asked(signature=bytes(64))])
+        round_context(
+            session, bytes(32), [*parts, Relay(message=b"own"), Asked(signed=(bytes(32), bytes(64)))]
+        )
         == context
     )
     here, there = (RoundId(run=bytes(16), round=1, attempt=0, context=one) for one in (session, context))

@@ -184,6 +184,32 @@ def test_peers_remember_where_the_coordinator_does_not(forgets: str, world: Worl
     )  # it was asked before anybody refused
 
 
+def test_peers_remember_the_last_session_where_its_rounds_are_masked(tmp_path: Path) -> None:
+    """Silo and coordinator go back together, to the middle of a session: peers heard of every charge in its round."""
+    masked: dict[str, Any] = {
+        "protection": {"name": "secure-aggregation"},
+        "privacy": {"insecure_seed": None},
+    }
+    world = World(tmp_path, asked(rounds=2, **masked), population())
+    heads, opened = tmp_path / HEADS, world.coordinate()
+    world.coordinator = opened
+    while opened._rounds.number == 1:
+        world.exchange(opened)
+    shutil.copytree(tmp_path / STATE, tmp_path / "early")
+    earlier = heads.read_bytes()
+    while opened.outcome is None:
+        world.exchange(opened)
+    assert len(read_entries(tmp_path / STATE / LEDGER)) == 2
+    put_back(world, tmp_path / "early")
+    world.silos[0] = world.silo(0)
+    heads.write_bytes(earlier)
+    said = stopped(world)
+    assert said is not None
+    assert "silo0 refuses (integrity)" in said
+    assert len(read_entries(tmp_path / STATE / LEDGER)) == 1
+    world.close()
+
+
 @pytest.mark.parametrize("forgets", ["all", "the last runs"])
 def test_a_coordinator_that_was_restored_is_no_reason_to_refuse(forgets: str, world: World) -> None:
     """What it says of peers is not theirs: all ledgers have what it remembers, and the run is played."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fedveil.engine.inference import prepare_inference
 from fedveil.engine.release_document import TableDocument, read_inference_document, read_release_document
 from fedveil.engine.release_run import PreparedReleases, make_releases
 from fedveil.engine.releases import prepare_release
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
@@ -29,6 +30,7 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.opening import open_release
 from fedveil.federation.parts_due import due_of_document
 from fedveil.federation.policy import RELEASES, Policy
+from fedveil.federation.released_sums import check_releases, digest_of_release
 from fedveil.federation.run_audit import verify_run
 from fedveil.federation.run_record import ROUNDS, signed_end
 from fedveil.federation.share import silo_share
@@ -303,6 +305,7 @@ LIES: tuple[tuple[Callable[[Phase], Phase], str], ...] = (
     (lambda phase: moved(phase, std=0.5), "does not fit"),
     (lambda phase: moved(phase, length=1), "does not fit"),
     (lambda phase: moved(phase, number=np.nan), "does not fit"),
+    (lambda phase: moved(phase, number=1e308), "does not fit"),
     (lambda phase: moved(phase, number=1.0), "belongs to another run"),
 )
 
@@ -426,3 +429,16 @@ def ends(folder: Path) -> str:
     """What `fedveil verify` says of the end of a run."""
     (found,) = [one.outcome for one in verify_run(folder).checks if one.name == "end"]
     return found
+
+
+@pytest.mark.parametrize("name", ["statistics.json", "inference.json"])
+def test_numbers_are_held_against_the_record_where_readers_find_them(name: str) -> None:
+    """Others in the place that the numbers of another file have are no decoy."""
+    signed, forged = ({"noise_std": std, "vector": [1.0]} for std in (1.0, 0.5))
+    digest = digest_of_release((1.0, np.array([1.0]))).hex()
+    honest, decoyed = (signed, forged | {"releases": [signed]})
+    if name != "statistics.json":
+        honest, decoyed = {"releases": [signed]}, signed | {"releases": [forged]}
+    for found, holds in ((honest, True), (decoyed, False)):
+        with nullcontext() if holds else pytest.raises(IntegrityError, match="not the numbers of release 1"):
+            check_releases({name: json.dumps(found).encode()}, [("1", digest)], whole=True)

@@ -77,10 +77,10 @@ EXAMPLES: list[Part] = [
     Knock(),
     Working(),
     Over(),
-    Asked(signature=bytes(range(64))),
+    Asked(signed=(bytes(range(32)), bytes(range(64)))),
     Attested(signature=bytes(range(64))),
     Closing(round=4, charges=5, line=bytes(range(32)), statement='{"unit": "user"}'),
-    AskedOfAll(signatures=((1, bytes(64)),)),
+    AskedOfAll(signatures=((1, (bytes(32), bytes(64))),)),
     Joined(heads=((bytes(32), bytes(range(64))),)),
     Heads(silos=((2, ((bytes(range(32)), bytes(64)), (bytes(32), bytes(range(64))))),)),
     Counts(counts=np.arange(5)),
@@ -582,7 +582,7 @@ def test_the_bytes_of_version_3_stay() -> None:
         writer.number(example.kind, 1).block(example.encode())
     assert (
         hashlib.sha256(writer.bytes()).hexdigest()
-        == "7f2a30a06127161f1f8302a1127d10fd9272811f7b44b55908a86b84ed5da93b"
+        == "66bbe9717a7be651caf22f72823990363b6820fc842b217334d12fc6569163d0"
     )
 
 

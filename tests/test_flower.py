@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -201,6 +202,20 @@ def test_users_may_be_known_by_a_list_that_the_silos_share(made: Demonstration) 
     after = open_silo(SiloFolder(path))
     after.close()
     assert (before._share.train.user + after._share.train.user == 49).all()
+
+
+def test_a_silo_reads_the_file_of_main_silos_that_its_settings_name(made: Demonstration) -> None:
+    """Its digest, which an experiment names, is what ``sha256sum`` prints; another user in a line is noticed."""
+    silo = SiloFolder(made.provisioned.silos[2])
+    assert inspect_silo(silo)["main silos' file"] == "none"
+    path = silo.path / "main-silos.csv"
+    path.write_text("5e" * 32 + "\n" + "".join(f"{user},va\n" for user in range(50)))
+    silo.settings.model_copy(update={"main_silos": Path(path.name)}).write(silo / "silo.toml")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert inspect_silo(silo)["main silos' file"] == f"sha256 {digest}"
+    path.write_text(path.read_text().replace("\n7,va\n", "\n8,va\n"))
+    with pytest.raises(DataError, match="line 9 is not of the user"):
+        inspect_silo(silo)
 
 
 def issue(authority: Authority, folder: Path, *hosts: str, days: int = 397) -> None:

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.engine.experiment import Experiment
+from fedveil.engine.run_preprocessing import lengths_of_updates
 from fedveil.engine.setup import prepare
-from fedveil.errors import DataError
+from fedveil.errors import CompositionError, DataError
 from fedveil.federation.document import canonical
 from fedveil.federation.errors import told
 from fedveil.federation.own_training import OwnTraining
@@ -26,6 +27,7 @@ from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.refusals import Code
+from fedveil.statistics.preprocessing import LENGTH
 from tests.federation_world import (
     MOVING,
     TESTING,
@@ -64,7 +66,8 @@ def by_counts(held: Population) -> list[int]:
 
 def declared(found: MainSilos, **changes: Any) -> Experiment:
     method = {"name": "uldp-avg-w", "power": {"main_silos": found.digest}, **changes.pop("method", {})}
-    return asked(method=method, protection={"name": "secure-aggregation"}, **changes)
+    protection = {"name": "secure-aggregation", **changes.pop("protection", {})}
+    return asked(method=method, protection=protection, **changes)
 
 
 def joined(experiment: Experiment, share: Share, number: int) -> OwnTraining:
@@ -108,6 +111,25 @@ def test_the_model_is_that_of_the_main_silos_in_one_process_bit_for_bit(tmp_path
     world.close()
 
 
+def test_rounds_go_on_without_a_silo_whose_users_are_then_away(tmp_path: Path) -> None:
+    """No weight depends on a silo that is not there; with weights by totals nobody could go on."""
+    held = population()
+    found = read(tmp_path, text(by_counts(held)))
+    recovering = {"on_missing": "recover", "missing_silos": 1}
+    experiment = declared(found, protection=recovering, rounds=2)
+    world = Declaring(tmp_path, experiment, held, [found] * 3)
+    world.play()
+    assert world.coordinator is not None
+    assert world.coordinator.outcome is not None
+    assert world.coordinator.outcome.stopped is None
+    here = in_one_process(experiment, held, tmp_path / "here")
+    assert statement(here) == statement(world.run_folder.path)
+    world.close()
+    by_totals = declared(found, method={"power": 2}, protection=recovering)
+    with pytest.raises(CompositionError, match="no longer sum to 1"):
+        prepare(by_totals, FixedPopulation(held))
+
+
 def test_the_server_learns_no_counts_and_its_line_is_that_of_readers() -> None:
     found = MainSilos(digest="ab" * 32, silo=np.zeros(6, dtype=np.int32))
     prepared = prepare(declared(found), FixedPopulation(population()))
@@ -117,6 +139,18 @@ def test_the_server_learns_no_counts_and_its_line_is_that_of_readers() -> None:
     by_count = prepare(asked(method={"name": "uldp-avg-w", "power": "main"}), FixedPopulation(population()))
     assert not any("who made it" in line for line in by_count.uncovered)
     assert by_count.epsilon_of(by_count.guarantee.against(Role.SERVER), 1) == np.inf
+
+
+def test_a_pair_that_trains_in_no_round_has_no_length() -> None:
+    """Of a user's pairs that in her main silo alone, so that a clip by quantile is one of what is clipped."""
+    main = asked(method={"name": "uldp-avg-w", "power": "main"})
+    prepared = prepare(main, FixedPopulation(population()))
+    lengths = lengths_of_updates(prepared, prepared.task.initial()).numbers(LENGTH).values
+    groups, weights = prepared.setting.cohort.groups, prepared.setting.weights.numpy()
+    trained = np.zeros(len(lengths), dtype=np.bool_)
+    trained[groups.order] = np.repeat(weights > 0, groups.size)
+    assert 0 < trained.sum() < len(lengths)
+    assert np.array_equal(lengths > 0, trained)
 
 
 @settings(max_examples=15, deadline=None)
@@ -175,12 +209,3 @@ def test_a_file_that_names_no_silo_or_two_for_a_user_is_refused_without_an_id(
 def test_the_digest_hides_who_is_where(tmp_path: Path) -> None:
     """With another first line the same assignment has another digest."""
     assert read(tmp_path, text([0] * 6)).digest != read(tmp_path, text([0] * 6, salt="5f" * 32)).digest
-
-
-def test_a_silo_reads_the_file_that_its_settings_name(tmp_path: Path) -> None:
-    (tmp_path / "silo.toml").write_text(
-        'name = "silo1"\ncoordinator = "a:1"\nmain_silos = "main-silos.csv"\n'
-    )
-    from fedveil.flower.folders import SiloSettings
-
-    assert SiloSettings.read(tmp_path / "silo.toml").main_silos == Path("main-silos.csv")

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from fedveil.engine.experiment import merge, parse
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import load_study
-from fedveil.engine.sweep import _Nobody
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
@@ -77,7 +77,7 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     assert [type(stage).__module__.partition(".")[0] for stage in stages(prepared.method)] == 5 * [
         "fedveil_example"
     ]
-    outcome = run(prepared, tmp_path, _Nobody(), transcript=True)
+    outcome = run(prepared, tmp_path, Unwatched(), transcript=True)
     assert outcome.statement.epsilon is not None
     assert "messages are rounded to 8 binary digits" in " ".join(outcome.statement.mechanisms)
     named, version = PROJECT["name"], "0.1"
@@ -86,7 +86,7 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     environment = json.loads((outcome.folder / "environment.json").read_text())
     assert environment["packages"][named] == version
     assert (outcome.folder / "transcript.jsonl").read_text().count('"a vector in the open"') == 2 * 4
-    assert resume(outcome.folder, _Nobody()).rounds == 2
+    assert resume(outcome.folder, Unwatched()).rounds == 2
 
 
 def module(name: str) -> Any:

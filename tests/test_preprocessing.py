@@ -363,7 +363,7 @@ def test_a_bundle_reads_new_records_by_the_refined_schema(
     assert (path / "schema.toml").read_bytes() == (outcome.folder / SCHEMA).read_bytes()
 
 
-def test_a_run_killed_after_the_charge_makes_the_release_under_it(
+def test_a_run_killed_after_the_charge_charges_the_release_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables(tmp_path)
@@ -382,7 +382,9 @@ def test_a_run_killed_after_the_charge_makes_the_release_under_it(
     outcome = resume(folder, Silent())
     assert (folder / SCHEMA).exists()
     assert outcome.rounds == 2
-    assert len(read_entries(folder / "ledger.jsonl")) == 3
+    assert len(read_entries(folder / "ledger.jsonl")) == 4
+    twice = (*prepared.before, *prepared.beside)
+    assert outcome.statement.epsilon == pytest.approx(prepared.epsilon_with(Role.READER, 2, twice), rel=1e-9)
 
 
 def test_neighbours_are_planned_alike_and_a_person_moves_the_release_by_one_at_most(tmp_path: Path) -> None:

@@ -630,7 +630,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a loss that returns a matrix": (bad_train(loss=lambda o, t: o), "loss .*no second axis"),
     "a loss that fails": (
         bad_train(loss=lambda o, t: o[:, 7]),
-        r"fails on outputs \(6, 2\) and targets \(6,\)",
+        r"fails on outputs \(40, 2\) and targets \(40,\)",
     ),
     "a loss class": (bad_train(loss=nn.CrossEntropyLoss), r"hand over CrossEntropyLoss\(\)"),
     "a loss of another task": (bad_train(loss="cox"), "loss cox is not for a classification task"),

@@ -20,6 +20,7 @@ from fedveil.engine.releases import PreparedRelease, prepare_release
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, State, read_columns
+from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.bounds import Clip, FixedVector
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
@@ -234,7 +235,7 @@ def test_what_is_stored_reads_back_and_a_damaged_file_does_not(released: Path, t
             read_released(tmp_path)
 
 
-def test_a_release_killed_after_its_charge_is_made_under_it(
+def test_a_release_killed_after_its_charge_is_charged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables(tmp_path, people=60)
@@ -249,12 +250,22 @@ def test_a_release_killed_after_its_charge_is_made_under_it(
         with pytest.raises(KeyboardInterrupt):
             make_releases(prepare_release(document), tmp_path / "runs")
     folder = tmp_path / "runs" / "cohort"
-    kept = set()
+    kept, twice = set(), spent_by_two(folder)
     for _ in range(2):  # what is made is stated again and released no second time
         main_with("resume", str(folder), "--json")
         kept.add((folder / "statistics.json").read_bytes())
-        assert json.loads(capsys.readouterr().out)["statement"]["epsilon"] == pytest.approx(2.0, abs=1e-3)
-    assert len(kept) == len(read_entries(folder / "ledger.jsonl")) == 1
+        statement = json.loads(capsys.readouterr().out)["statement"]
+        assert statement["epsilon"] == pytest.approx(twice, rel=1e-6)
+        assert "charged 2 times" in " ".join(statement["mechanisms"])
+    assert len(kept) == 1
+    assert [entry.attempt for entry in read_entries(folder / "ledger.jsonl")] == [0, 1]
+
+
+def spent_by_two(folder: Path) -> float:
+    """Two releases of mu are one of sqrt(2) mu."""
+    (entry,) = read_entries(folder / "ledger.jsonl")
+    assert isinstance(entry.event, GaussianEvent)
+    return gaussian_epsilon(2**0.5 / entry.event.noise_multiplier, 1e-5)
 
 
 def test_rows_are_near_the_exact_figures(released: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import app
+from fedveil.engine.observer import Unwatched
 from fedveil.errors import ConfigError
 from fedveil.reproduction.index import index_items
 from fedveil.reproduction.page import page
@@ -23,14 +24,6 @@ from fedveil.reproduction.verdicts import Summary, agreement, bound_holds, order
 ROOT = Path(__file__).parent.parent
 TABLES = {name: load_table(name) for name in table_names()}
 SETTINGS = "0" * 64
-
-
-class Nobody:
-    """Watches in silence."""
-
-    def started(self, folder, experiment, done) -> None: ...
-    def training(self, round_number, done, total) -> None: ...
-    def completed(self, row) -> None: ...
 
 
 def run(cell: str, seed: int | None, value: float) -> Run:
@@ -145,12 +138,12 @@ def test_an_unknown_table_is_refused_with_the_known_ones():
 
 def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     results, runs = ResultFolder(tmp_path / "results"), tmp_path / "runs"
-    played = reproduce(DIGITS, results, runs, Nobody(), seeds=2)
+    played = reproduce(DIGITS, results, runs, Unwatched(), seeds=2)
     first = next(played)
     played.close()  # interrupted
     assert (first.cell, first.seed) == ("uldp-avg-w", 0)
-    assert [one.seed for one in reproduce(DIGITS, results, runs, Nobody(), seeds=2)] == [1]
-    assert [one.seed for one in reproduce(DIGITS, results, runs, Nobody(), seeds=2)] == []
+    assert [one.seed for one in reproduce(DIGITS, results, runs, Unwatched(), seeds=2)] == [1]
+    assert [one.seed for one in reproduce(DIGITS, results, runs, Unwatched(), seeds=2)] == []
     kept = results.read("digits")
     assert [one.seed for one in kept.runs] == [0, 1]
     assert kept.runs[0].curve["accuracy"][0][0] == 1
@@ -160,14 +153,14 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     changed = DIGITS.model_copy(
         update={"parts": (DIGITS.parts[0].model_copy(update={"settings": ("rounds=1", "local.epochs=1")}),)}
     )
-    again = list(reproduce(changed, results, runs, Nobody(), seeds=1))
+    again = list(reproduce(changed, results, runs, Unwatched(), seeds=1))
     assert [one.seed for one in again] == [0], "other settings are another run"
     assert len(results.read("digits").of("uldp-avg-w")) == 2, "which takes the place of the old one"
 
 
 def test_the_model_of_a_run_is_attacked_where_the_table_asks_for_it(tmp_path):
     table = DIGITS.model_copy(update={"attack": True, "value": "attack AUC", "rounds": ()})
-    (found,) = reproduce(table, ResultFolder(tmp_path / "results"), tmp_path / "runs", Nobody(), seeds=1)
+    (found,) = reproduce(table, ResultFolder(tmp_path / "results"), tmp_path / "runs", Unwatched(), seeds=1)
     (told,) = (tmp_path / "runs").rglob("audit.json")
     assert found.values["attack AUC"] == pytest.approx(
         json.loads(told.read_text())["inference"]["auc"], rel=1e-6

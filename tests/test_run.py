@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from fedveil.engine.experiment import Experiment, merge, parse
 from fedveil.engine.folder import RunFolder
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
@@ -22,16 +23,12 @@ from fedveil.privacy.ledger import read_entries
 from tests.children import forking
 
 
-class Silent:
+class Silent(Unwatched):
     """Keeps the rows; raises KeyboardInterrupt after a number of rounds if asked."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
         self.interrupt_after = interrupt_after
-
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None: ...
-
-    def training(self, round_number: int, done: int, total: int) -> None: ...
 
     def completed(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -149,6 +146,43 @@ def test_an_interrupted_run_resumes_to_the_same_ledger_and_model(after: int, tmp
     assert resumed[0] == whole[0]
     assert same_model(resumed[1], whole[1])
     assert [row["test"] for row in resumed[2]] == [row["test"] for row in whole[2]]
+
+
+@pytest.mark.parametrize("seed", [None, 11])
+def test_fresh_noise_for_rounds_that_were_charged_is_charged_again(seed: int | None, tmp_path: Path) -> None:
+    """A checkpoint that went back, or was lost: with fresh noise every round is another release of the same people."""
+    privacy = {} if seed is None else {"insecure_seed": seed}
+    document = experiment(rounds=3).model_dump(mode="json", exclude_none=True) | {"privacy": privacy}
+    whole = run(prepare(parse(document, "test")), tmp_path, Silent())
+    before = files(whole.folder)
+    again = resume(whole.folder, Silent())
+    assert files(whole.folder)[0] == before[0]  # complete: nothing is played, nothing is charged
+    (whole.folder / "checkpoint" / "state.safetensors").unlink()
+    again = resume(whole.folder, Silent())
+    events, model, rows = files(whole.folder)
+    assert same_model(model, before[1]) is (seed is not None)
+    assert len(events) == (6 if seed is None else 3)
+    assert (", and 3 that were charged and begun again" in " ".join(again.statement.mechanisms)) is (
+        seed is None
+    )
+    if seed is None:
+        assert again.statement.epsilon == pytest.approx(
+            prepare(parse(document, "t")).epsilon_after(6), rel=1e-6
+        )
+        assert rows[-1]["epsilon"] == pytest.approx(again.statement.epsilon, rel=1e-6)
+
+
+def test_a_budget_holds_for_what_is_charged_again(tmp_path: Path) -> None:
+    document = experiment(rounds=3).model_dump(mode="json", exclude_none=True)
+    budget = prepare(experiment()).epsilon_after(4)
+    document["privacy"] = {"budget": budget * 1.001}
+    whole = run(prepare(parse(document, "test")), tmp_path, Silent())
+    (whole.folder / "checkpoint" / "state.safetensors").unlink()
+    again = resume(whole.folder, Silent())
+    assert (again.rounds, len(files(whole.folder)[0])) == (1, 4)
+    assert again.stopped is not None
+    assert again.statement.epsilon is not None
+    assert again.statement.epsilon <= budget * 1.001
 
 
 def play_on(folder: Path) -> None:

@@ -54,7 +54,11 @@ def test_axes_say_how_they_are_written(over: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "over", [[], ["rounds=1", "rounds=2"], ["name=a,b"], ["method.clip=-1"], ["no.key=1"]]
+    "over",
+    [
+        *([], ["rounds=1", "rounds=2"], ["name=a,b"], ["method.clip=-1"], ["no.key=1"]),
+        ["privacy.accountant=pld,rdp"],
+    ],
 )
 def test_a_sweep_that_cannot_run_is_refused_before_any_run(source: str, over: list[str]) -> None:
     with pytest.raises(ConfigError):

@@ -10,12 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil import cli
+from fedveil.engine.sweep import Point, spent_together
 from fedveil.errors import FedveilError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, PoissonSampledEvent
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import Statement
 from fedveil.privacy.together import spent_by
+from tests.test_run import experiment
 
 PLAIN = Statement(
     unit="user",
@@ -114,3 +116,25 @@ def test_a_delta_that_is_no_probability_below_one_is_refused(delta: float, tmp_p
     one = run(tmp_path / "one", GaussianEvent(noise_multiplier=4.0))
     with pytest.raises(FedveilError, match="--delta must lie between 0 and 1"):
         spent_by([one], delta=delta)
+
+
+def points(*names: str) -> list[Point]:
+    return [Point(experiment=experiment(name=name), settings={}) for name in names]
+
+
+def test_a_sweep_adds_up_what_all_its_points_have_spent(tmp_path: Path) -> None:
+    """As ``fedveil spent`` does, and never one epsilon for runs that protect different things."""
+    release = GaussianEvent(noise_multiplier=4.0)
+    folders = [run(tmp_path / name, release, release) for name in ("a", "b")]
+    spent = spent_together(points("a", "b"), tmp_path)
+    assert spent["epsilon"] == spent_by(folders).epsilon
+    assert spent["told"].startswith(
+        "together, 2 runs on the same people: each user is protected with epsilon "
+    )
+    assert "Metrics on test records are exact and covered by no epsilon" in spent["told"]
+    run(tmp_path / "c", release, unit="client")
+    mixed = spent_together(points("a", "c"), tmp_path)
+    assert mixed["epsilon"] is None
+    assert "protect different things, so no one epsilon covers them" in mixed["told"]
+    run(tmp_path / "d", release, epsilon=None, reasons=("none",))
+    assert "no guarantee" in spent_together(points("a", "d"), tmp_path)["told"]

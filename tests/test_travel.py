@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.engine.planning import Plan, ratio_rows, read_over, travel_rows
 from fedveil.engine.setup import prepare
-from fedveil.engine.sweep import Point, spent_together
 from fedveil.errors import CompositionError, ConfigError, ModelError
 from fedveil.federation.share import FixedPopulation
 from fedveil.local.steps import LocalSgd
@@ -22,10 +20,7 @@ from fedveil.methods.claims import PublicFacts
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.travel import noise_to_travel, rate_by_rule, step_by_rule
 from fedveil.methods.uldp import uldp_avg_w
-from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.privacy.events import GaussianEvent
-from fedveil.privacy.ledger import Ledger
 from fedveil.server.denoise import ByRule, Laplacian, NoDenoiser
 from tests.test_run import experiment
 
@@ -171,24 +166,3 @@ def test_a_plan_over_something_else_is_refused(text: str) -> None:
 def test_a_plan_over_rounds_needs_an_epsilon() -> None:
     with pytest.raises(ConfigError, match="give --epsilon"):
         travel_rows(replace(PLAN, epsilon=None, rounds=5), 650, [5])
-
-
-def test_a_sweep_adds_up_what_all_its_points_have_spent(tmp_path: Path) -> None:
-    points, rows = [], []
-    for name, multiplier in (("a", 5.0), ("b", 3.0)):
-        (tmp_path / name).mkdir()
-        with Ledger(tmp_path / name / "ledger.jsonl", unit="user") as ledger:
-            for number in (1, 2):
-                ledger.charge(
-                    run=name, round=number, attempt=0, event=GaussianEvent(noise_multiplier=multiplier)
-                )
-        points.append(Point(experiment=experiment(), settings={}))
-        rows.append({"run": name, "epsilon": 1.0, "grid_loss": 0.01})
-    spent = spent_together(points, tmp_path, rows)
-    once = GaussianEvent(noise_multiplier=(2 / 25 + 2 / 9) ** -0.5)
-    expected = make_accountant("pld").epsilon(once, 1e-5 * math.exp(-0.02)) + 0.02
-    assert spent["epsilon"] == pytest.approx(expected, rel=1e-9)
-    assert spent["told"].startswith("together, 2 runs on the same people: epsilon ")
-    nothing = spent_together(points, tmp_path, [rows[0], {**rows[1], "epsilon": None}])
-    assert nothing["epsilon"] is None
-    assert "no guarantee" in nothing["told"]

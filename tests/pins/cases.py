@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId, derive
 from fedveil.engine.experiment import merge, parse
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.local.trainer import Progress, Sums, TrainJob
@@ -189,19 +190,6 @@ def prepared(name: str, *, whole: bool) -> Prepared:
     return found
 
 
-class Quiet:
-    """Watches a run and says nothing."""
-
-    def started(self, *_: object) -> None:
-        """Nothing."""
-
-    def training(self, *_: object) -> None:
-        """Nothing."""
-
-    def completed(self, *_: object) -> None:
-        """Nothing."""
-
-
 def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
     """Run a case; return its pin."""
     with (
@@ -209,7 +197,7 @@ def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
         mock.patch("fedveil.protection.weighting_silo.derive", _known),  # whom the silos draw in private ...
         mock.patch("fedveil.protection.weighting_server.drawn_places", _first),  # ... and the server hides
     ):
-        found = run(prepared(name, whole=whole), folder, Quiet(), transcript=True).folder
+        found = run(prepared(name, whole=whole), folder, Unwatched(), transcript=True).folder
     model = load_file(found / "model.safetensors")
     content = b"".join(key.encode() + model[key].numpy().tobytes() for key in sorted(model))
     rows = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()][1:]

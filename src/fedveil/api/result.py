@@ -129,6 +129,7 @@ class Result:
             folder=self.folder,
             predictor=self.predictor,
             model_name=experiment.model.name,
+            public_test=self._people.public_test,
             schema=getattr(self._people, "schema", None),
             about=about,
         )

@@ -89,7 +89,7 @@ def train(
         document["local"] = dict(method.local)
     experiment = parse(_laid_over(document, settings), "fedveil.train")
     prepared = _prepared(experiment, people, learned)
-    watch = Watch(prepared, callbacks, public_test=getattr(people, "public_test", False))
+    watch = Watch(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: run(prepared, Path(folder), watch))
     return Result.of(outcome, learned.module, people)
 
@@ -130,7 +130,7 @@ def resume(
                 "hand over what it began with, or train in a folder of its own"
             )
     prepared = _prepared(experiment, people, learned)
-    watch = Watch(prepared, callbacks, public_test=getattr(people, "public_test", False))
+    watch = Watch(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: go_on(opened, prepared, watch))
     return Result.of(outcome, learned.module, people)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from fedveil.bundle.manifest import Manifest
-from fedveil.privacy.statement import Statement, show_epsilon
+from fedveil.bundle.manifest import Manifest, Reached
+from fedveil.privacy.statement import Statement
 from fedveil.report.document import (
     EMPTY,
     Section,
@@ -16,13 +16,21 @@ from fedveil.report.document import (
     folded,
     notice,
     paragraphs,
+    parties,
     source,
     table,
 )
 
-_TEST = (
-    "Computed on test records, outside every guarantee. A metric over all of them says nothing of any group among "
-    "them: test the model on those whom it shall serve before it serves them."
+_TEST: Final = {
+    "public": "Computed on a public test table, outside every guarantee.",
+    "released": "Released with noise inside of the stated epsilon; the intervals hold for people like those it was "
+    "computed on.",
+    "private": "No test metrics are here. Exact figures of private records are covered by no guarantee and stay in the "
+    "run folder; metrics on a public test table, or released ones ([evaluation]), would be here.",
+}
+_GROUPS: Final = (
+    " A metric over all says nothing of any group among them: test the model on those whom it shall serve before it "
+    "serves them."
 )
 
 CARD: Final = "card.html"
@@ -48,14 +56,12 @@ def model_card(said: Manifest, statement: Statement) -> str:
 
 def _privacy(statement: Statement) -> Section:
     sentences = statement.sentences()
-    rows = [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust]
-    parties = (
-        table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else EMPTY
-    )
     return Section(
         identifier="privacy",
         title="Privacy statement",
-        body=paragraphs(sentences[:1]) + parties + folded("The whole statement", bullets(sentences[1:])),
+        body=paragraphs(sentences[:1])
+        + parties(statement)
+        + folded("The whole statement", bullets(sentences[1:])),
     )
 
 
@@ -91,12 +97,24 @@ def _data(said: Manifest) -> Section:
 
 
 def _results(said: Manifest) -> Section:
+    released = said.test == "released"
     rows = [
-        [f"Test {name}", "not defined" if value is None else f"{value:.4g}"]
-        for name, value in said.metrics.items()
+        [f"Test {name}", _figure(one.estimate), *([_interval(one)] if released else [])]
+        for name, one in said.metrics.items()
     ]
-    body = table(["", f"round {said.rounds}"], rows, caption="After the last round") if rows else EMPTY
-    return Section(identifier="results", title="What it reached", body=body + notice(_TEST, kind="note"))
+    header = ["", f"round {said.rounds}", *(["95 % interval"] if released else [])]
+    body = table(header, rows, caption="After the last round") if rows else EMPTY
+    told = _TEST[said.test] + (_GROUPS if rows else "")
+    return Section(identifier="results", title="What it reached", body=body + notice(told, kind="note"))
+
+
+def _figure(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.4g}"
+
+
+def _interval(one: Reached) -> str:
+    low, high = ("no bound" if end is None else f"{end:.4g}" for end in (one.low, one.high))
+    return f"{low} to {high}"
 
 
 def _limits(statement: Statement) -> Section:

@@ -51,6 +51,14 @@ class LedgerPart(_Part):
     digest: _Digest
 
 
+class Reached(_Part):
+    """A test metric; with its 95 % interval for the population, whose open ends are None, where it was released."""
+
+    estimate: _Finite | None
+    low: _Finite | None = None
+    high: _Finite | None = None
+
+
 class Manifest(_Part):
     """The whole document.
 
@@ -60,11 +68,13 @@ class Manifest(_Part):
         task: what is predicted.
         classes: labels in the order of their numbers.
         rounds: complete rounds.
-        metrics: on the test records; covered by no guarantee.
+        test: whose records the metrics are of, and why they may be handed on: a public table's, exact and covered by
+            no guarantee; people's, released with noise inside of epsilon; or people's without that: there are none.
+        metrics: after the last round.
         experiment: the resolved experiment without where its data lay.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     fedveil: str
     run: str
     about: Annotated[str, Field(max_length=10_000)]
@@ -73,7 +83,8 @@ class Manifest(_Part):
     task: Task
     classes: tuple[Label, ...]
     rounds: Annotated[int, Field(ge=0)]
-    metrics: dict[str, _Finite | None]
+    test: Literal["public", "released", "private"]
+    metrics: dict[str, Reached]
     ledger: LedgerPart
     experiment: dict[str, Any]
 
@@ -89,9 +100,9 @@ class Manifest(_Part):
             BundleError: another version, or no manifest; names the key.
         """
         document = parse_json(content, NAME, BundleError)
-        if isinstance(document, dict) and document.get("schema_version") != 1:
+        if isinstance(document, dict) and document.get("schema_version") != 2:
             raise BundleError(
-                f"{NAME}: schema version {document.get('schema_version')!r}; this fedveil reads version 1"
+                f"{NAME}: schema version {document.get('schema_version')!r}; this fedveil reads version 2"
             )
         try:
             return cls.model_validate(document)

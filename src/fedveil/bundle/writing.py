@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from safetensors.torch import save
@@ -14,7 +14,7 @@ from fedveil.api.predictor import Predictor
 from fedveil.bundle import manifest
 from fedveil.bundle.archive import SUMS, sums, write_files
 from fedveil.bundle.card import CARD, model_card
-from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart
+from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart, Reached
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import Row, RunFolder, stored_tensors
 from fedveil.engine.setup import load_population
@@ -28,6 +28,7 @@ from fedveil.population.records import Population
 from fedveil.population.schema import Label, read_schema
 from fedveil.privacy.ledger import read_head
 from fedveil.privacy.statement import Statement
+from fedveil.statistics.evaluated import read_evaluated
 
 _LEDGER: Final = "ledger.jsonl"
 _STATEMENT: Final = "privacy.json"
@@ -41,6 +42,7 @@ class Source:
         folder: the run folder, whose run has ended.
         predictor: the trained model, and how it reads records.
         model_name: what builds such a model: a shipped name, an import path, or ``session:NAME``.
+        public_test: whether the run's test table is public.
         schema: the schema's document, where the run was on tables.
         about: what the model is for, and for whom: for its card.
     """
@@ -48,6 +50,7 @@ class Source:
     folder: Path
     predictor: Predictor
     model_name: str
+    public_test: bool = False
     schema: bytes | None = None
     about: str = ""
 
@@ -55,8 +58,9 @@ class Source:
 def write_bundle(path: Path, source: Source) -> Path:
     """Write a bundle into a new folder, or a new ``.zip``.
 
-    What goes in is public: released model, statement, ledger, settings without the places of data, test metrics
-    (which the statement names as uncovered). Diagnostics, transcripts and checkpoints stay where they are.
+    What goes in is public: released model, statement, ledger, settings without the places of data, and test metrics
+    that were released, or are of a public table. Exact metrics of people, diagnostics, transcripts and checkpoints
+    stay where they are.
 
     Raises:
         RunFolderError: the run has not ended, or its folder is damaged.
@@ -117,6 +121,7 @@ def bundle_run(run: Path, path: Path, *, about: str = "") -> Path:
         folder=run,
         predictor=predictor,
         model_name=experiment.model.name or defaults_of(experiment.data.name, population).model,
+        public_test=population.public_test,
         schema=None if table is None else read_content(table.schema_file, RunFolderError),
         about=about,
     )
@@ -138,6 +143,7 @@ def _population(folder: RunFolder, experiment: Experiment) -> Population:
 def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Row) -> Manifest:
     predictor = source.predictor
     head = read_head(folder / _LEDGER)
+    test, metrics = _reached(folder, row, source.public_test)
     return Manifest(
         fedveil=fedveil.__version__,
         run=experiment.name,
@@ -158,10 +164,26 @@ def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Ro
         task=predictor.task,
         classes=predictor.classes,
         rounds=row["round"],
-        metrics=row["test"] or {},
+        test=test,
+        metrics=metrics,
         ledger=LedgerPart(count=head.count, digest=head.digest),
         experiment=_public(experiment),
     )
+
+
+def _reached(
+    folder: RunFolder, row: Row, public_test: bool
+) -> tuple[Literal["public", "released", "private"], dict[str, Reached]]:
+    """Return the test metrics that may be handed on, and why they may."""
+    released = read_evaluated(folder.path)
+    if released is not None:
+        found = {name: one for name, one in released.headline.items() if one is not None}
+        return "released", {
+            name: Reached(estimate=one.estimate, low=one.low, high=one.high) for name, one in found.items()
+        }
+    if public_test:
+        return "public", {name: Reached(estimate=value) for name, value in (row["test"] or {}).items()}
+    return "private", {}
 
 
 def _public(experiment: Experiment) -> dict[str, Any]:

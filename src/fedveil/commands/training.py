@@ -150,7 +150,7 @@ def sweep_command(
             if row["stopped"]:
                 OUT.print(f"{row['run']}: stopped: {row['stopped']}")
     folders = [runs / point.experiment.name for point in grid]
-    spent = spent_together(grid, runs, rows)
+    spent = spent_together(grid, runs)
     told = spent["told"]
     pages = [write_tradeoff(folders, axis.key, runs / f"{axis.key}.html", spent=told) for axis in axes]
     if as_json:

@@ -2,7 +2,8 @@
 
 An attempt whose silos vanish before the sum is opened has revealed nothing but masked numbers; it costs no budget and
 is repeated under fresh keys and with fresh noise. One that got farther may have released its sum: it is recorded on
-disk and paid for like any other before the round goes on.
+disk and paid for like any other before the round goes on. That holds within one process; a run that ended there pays
+again when it is resumed, whatever was opened.
 """
 
 from __future__ import annotations

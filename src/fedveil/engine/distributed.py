@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch.distributed as distributed
 
-from fedveil.engine.run import Observer, Outcome, run
+from fedveil.engine.observer import Observer
+from fedveil.engine.run import Outcome, run
 from fedveil.engine.setup import Prepared
 from fedveil.engine.workers import serve_shares, split_trainer
 from fedveil.errors import ConfigError

@@ -78,9 +78,8 @@ class Evaluation:
         return LocalStatistic(layout=layout)
 
     def release_of(self, experiment: Experiment, before: NoisySums) -> Release:
-        """Return the release after these; its repeatable noise is not that of a round."""
-        place = len(before)
-        return self.releases[place].numbered(experiment.rounds + 1 + place, self.step(before))
+        """Return the release after these."""
+        return self.releases[len(before)].after(experiment.rounds, self.step(before))
 
     def evaluated(self, name: str, round_number: int, sums: NoisySums) -> Evaluated:
         """Return the evaluation that all releases together are.

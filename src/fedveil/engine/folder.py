@@ -23,8 +23,8 @@ report.html           the self-contained report
 ====================  ==================================================================================
 
 A file is replaced by writing a temporary neighbour, flushing it to the disk and renaming it: readers see the old or the
-new content, never half of one. A round counts as released when its checkpoint has been renamed into place; until then
-nothing of it has left the process, so a resumed run may draw it again under the charge that is already in the ledger.
+new content, never half of one. A round counts as complete when its checkpoint has been renamed into place; a
+resumed run plays again what its checkpoint lacks, and charges it again unless its noise is from a seed.
 """
 
 from __future__ import annotations

@@ -51,9 +51,8 @@ class Preprocessing:
     clip: float | None = None
 
     def release_of(self, experiment: Experiment, before: NoisySums) -> Release:
-        """Return the release after these; its repeatable noise is neither that of a round nor of the evaluation."""
-        place = len(before)
-        return self.releases[place].numbered(experiment.rounds + 3 + place)
+        """Return the release after these."""
+        return self.releases[len(before)].after(experiment.rounds)
 
     def preprocessed(self, experiment: Experiment, made: NoisySums) -> Preprocessed:
         """Return what follows from the released sums."""

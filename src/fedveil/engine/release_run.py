@@ -2,8 +2,8 @@
 
     charge on disk ─► sum of all silos ─► released sums on disk ─► the next, whose step follows from them ─► statement
 
-A kill between any two of them loses nothing: :func:`resume_releases` makes what is missing. What was charged and not
-written has left no process of a simulation, so it is made under that charge.
+A kill between any two of them loses no release: :func:`resume_releases` makes what is missing. What was charged and not
+written is charged again, since nothing shows that nobody saw it; only noise from a seed makes the same release again.
 """
 
 from __future__ import annotations
@@ -128,12 +128,13 @@ def _go_on(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable |
     """Make the releases that a folder lacks, of these records; none are needed where it lacks none."""
     series, made = prepared.series, prepared.read(folder)
     with series.ledger(folder) as ledger:
-        charged = {entry.round for entry in ledger.entries}
+        charged = Counter(entry.round for entry in ledger.entries)
         while len(made) < prepared.count:
             release = prepared.release(made)
-            if release.number not in charged:
+            times = charged[release.number]
+            if not times or series.secure:
                 event = series.guarantees[len(made)].event
-                ledger.charge(run=prepared.document.name, round=release.number, attempt=0, event=event)
+                ledger.charge(run=prepared.document.name, round=release.number, attempt=times, event=event)
             assert records is not None
             made = (*made, noisy_sum(release, records, series.privacy.randomness()))
             prepared.write(folder, made)

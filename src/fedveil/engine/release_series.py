@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from fedveil.engine.folder import RunFolder, finite
 from fedveil.engine.sections import PrivacySection
-from fedveil.engine.side_releases import of_others
+from fedveil.engine.side_releases import charged_often, of_others
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
@@ -112,8 +113,8 @@ class Series:
             mechanisms=(
                 *(
                     f"release {name}/{number}: {length} numbers; one person moves their sum over {public.n_silos} "
-                    "silos by at most 1 (l2)"
-                    for number, length in enumerate(self.lengths, start=1)
+                    f"silos by at most 1 (l2){charged_often(charged)}"
+                    for number, (length, charged) in enumerate(zip(self.lengths, times, strict=True), start=1)
                 ),
                 *mechanisms,
             ),
@@ -153,6 +154,7 @@ def calibrated(privacy: PrivacySection, guaranteed: Callable[[float], Guaranteed
     assert privacy.epsilon is not None
     accountant = make_accountant(privacy.accountant)
 
+    @lru_cache(maxsize=4)
     def series(multiplier: float) -> Series:
         guarantees, lengths = zip(*guaranteed(multiplier), strict=True)
         return Series(privacy=privacy, accountant=accountant, guarantees=guarantees, lengths=lengths)

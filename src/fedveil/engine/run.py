@@ -2,32 +2,31 @@
 
 Per round, in this order: the budget is checked; the ledger is charged, durably; the round is played; the new model is
 evaluated; the checkpoint is renamed into place (the release); the line of metrics is appended. A kill between any
-two of them loses nothing: :func:`resume` goes on from the checkpoint, under the charge that is already in the ledger.
+two of them loses no round: :func:`resume` goes on from the checkpoint. A round that is charged and not in it is charged
+again, since nothing shows that nobody saw it; only noise from a seed makes the same release again.
 """
 
 from __future__ import annotations
 
-import platform
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
-from importlib import metadata
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from fedveil.engine.attempts import Absences, RetryPolicy
-from fedveil.engine.brought import brought
 from fedveil.engine.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
-from fedveil.engine.experiment import Experiment
+from fedveil.engine.environment import environment
 from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.movement import clip_of, movement
+from fedveil.engine.observer import Observer
 from fedveil.engine.parties import Parties
 from fedveil.engine.round import RoundDiagnostics, play_round
 from fedveil.engine.run_evaluation import evaluate, evaluated_already, release_evaluation
 from fedveil.engine.run_preprocessing import preprocessed
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.side_releases import spent_of
+from fedveil.engine.side_releases import SideRelease, spent_of
 from fedveil.engine.statement import state
 from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
@@ -35,7 +34,7 @@ from fedveil.errors import BudgetError, RunFolderError
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.ledger_lines import Entry, Head
+from fedveil.privacy.ledger_lines import Entry
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protection.errors import SiloVanished
 from fedveil.protection.transcript import Transcript
@@ -50,27 +49,6 @@ _ATTEMPTS: Final = "attempts.jsonl"
 
 class StopTraining(Exception):
     """Raised by an observer when a round is complete: the run ends there, with this reason, as at its last round."""
-
-
-class Observer(Protocol):
-    """Who is told how a run goes on, and so sees what no guarantee covers.
-
-    A line of metrics has test metrics and a simulation's diagnostics, and steps and their times depend on who takes
-    part and with how many records (:mod:`fedveil.engine.shown`). What an observer shows is as private as the records.
-    """
-
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """A run begins, or goes on after ``done`` complete rounds."""
-
-    def training(self, round_number: int, done: int, total: int) -> None:
-        """Local training of a round has taken ``done`` of ``total`` steps."""
-
-    def completed(self, row: Row) -> None:
-        """A round is complete; its line of metrics.
-
-        Raises:
-            StopTraining: the run shall end here.
-        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +85,7 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
     """
     folder = RunFolder.create(parent, prepared.experiment)
     prepared = preprocessed(prepared, folder)
-    folder.write_json("environment.json", _environment(prepared))
+    folder.write_json("environment.json", environment(prepared))
     folder.write_json("diagnostics.json", population_diagnostics(prepared))
     if transcript and prepared.method.protection.agrees:
         folder.write(_TRANSCRIPT, b"")
@@ -128,7 +106,7 @@ def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
         RunFolderError: the training records are others.
     """
     prepared = preprocessed(prepared, folder)
-    folder.write_json("environment.json", _environment(prepared))
+    folder.write_json("environment.json", environment(prepared))
     if (folder / "diagnostics.json").exists():
         require_same_records(folder, prepared)
     else:  # killed before its first line
@@ -172,8 +150,8 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
             except StopTraining as asked:
                 stopped = str(asked)
                 break
-        release_evaluation(prepared, folder, checkpoint, ledger)
-        return conclude(prepared, folder, checkpoint, ledger, stopped)
+        skipped = release_evaluation(prepared, folder, checkpoint, ledger)
+        return conclude(prepared, folder, checkpoint, ledger, stopped or skipped)
 
 
 def _event_of(prepared: Prepared, entry: Entry) -> Event | None:
@@ -243,7 +221,7 @@ def _round(
     seconds = time.perf_counter() - begin
     test = evaluate(prepared, prepared.method.model_of(model, kept)) if turn.measured else None
     spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
-    row = row_of(prepared, number, test, diagnostics, charges=spent.charges)
+    row = row_of(prepared, number, test, diagnostics, charges=spent.charges, beside=spent.beside)
     row["clip"] = clip_of(prepared.method.at_round(number, last.state))
     row["movement"] = movement(prepared, last, model, diagnostics.summed)
     row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
@@ -258,7 +236,7 @@ def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Ch
     """
     found = folder.read_checkpoint()
     if found is None:
-        return initial_checkpoint(prepared, folder, ledger.head)
+        return initial_checkpoint(prepared, folder, ledger)
     ledger.require_extends(found.ledger)
     method = prepared.method
     if not matching(method, found.model, found.state):
@@ -269,11 +247,15 @@ def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Ch
     return found
 
 
-def initial_checkpoint(prepared: Prepared, folder: RunFolder, charged: Head) -> Checkpoint:
+def initial_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Checkpoint:
     """Write and return round 0: the initial model."""
     model = prepared.task.initial()
-    row = row_of(prepared, 0, evaluate(prepared, model), None) | {"seconds": 0.0, "elapsed": 0.0}
-    checkpoint = Checkpoint(round=0, model=model, state=prepared.method.init(model), row=row, ledger=charged)
+    spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
+    row = row_of(prepared, 0, evaluate(prepared, model), None, charges=spent.charges, beside=spent.beside)
+    row |= {"seconds": 0.0, "elapsed": 0.0}
+    checkpoint = Checkpoint(
+        round=0, model=model, state=prepared.method.init(model), row=row, ledger=ledger.head
+    )
     folder.write_checkpoint(checkpoint)
     return checkpoint
 
@@ -285,6 +267,7 @@ def row_of(
     diagnostics: RoundDiagnostics | None,
     *,
     charges: int | None = None,
+    beside: Sequence[SideRelease] | None = None,
 ) -> Row:
     """Return a round's line of metrics.
 
@@ -294,6 +277,7 @@ def row_of(
         test: every metric on the test records, None where the round is not evaluated.
         diagnostics: what a simulation may show; None where nobody sees all silos.
         charges: how often the ledger was charged; None: once a round.
+        beside: the releases made before the first round, as often as they were charged; None: each once.
     """
     again = 0 if charges is None else charges - number
     shown = asdict(diagnostics) if diagnostics else {}
@@ -301,7 +285,9 @@ def row_of(
         "schema_version": SCHEMA_VERSION,
         "round": number,
         "test": test,
-        "epsilon": finite(prepared.epsilon_with(Role.READER, number, prepared.before, again))
+        "epsilon": finite(
+            prepared.epsilon_with(Role.READER, number, prepared.before if beside is None else beside, again)
+        )
         if prepared.secure
         else None,
         "clip": clip_of(prepared.method),
@@ -309,19 +295,22 @@ def row_of(
     }
 
 
-def over_budget(prepared: Prepared, number: int, charges: int | None = None) -> str | None:
+def over_budget(
+    prepared: Prepared, number: int, charges: int | None = None, beside: Sequence[SideRelease] | None = None
+) -> str | None:
     """Return why a round may not be played, None if the budget allows it.
 
     Args:
         prepared: what runs.
         number: the round.
         charges: how often the ledger will have been charged with it; None: once a round.
+        beside: the releases beside the rounds, as often as they are charged; None: each once.
     """
     budget = prepared.experiment.privacy.budget
     if budget is None:
         return None
     again = 0 if charges is None else charges - number
-    needed = prepared.epsilon_with(Role.READER, number, prepared.beside, again)
+    needed = prepared.epsilon_with(Role.READER, number, prepared.beside if beside is None else beside, again)
     if needed <= budget:
         return None
     return (
@@ -347,11 +336,20 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
         row = {"round": number, "attempt": attempt, "silos": silos, "may_have_released": released}
         folder.append(_ATTEMPTS, {"schema_version": SCHEMA_VERSION, **row})
 
+    def count() -> int:
+        return sum(entry.round == number for entry in ledger.entries)
+
+    def released() -> int:
+        return sum(row.may_have_released for row in failed())
+
+    # Fresh noise is another release: what was charged before now is spent, whoever says that nobody saw it.
+    spent_before = count() - released() if prepared.secure else 0
+
     def pay() -> None:
-        charged = sum(entry.round == number for entry in ledger.entries)
-        if charged <= sum(row.may_have_released for row in failed()):
-            charges = spent_of(ledger, prepared.experiment.name, prepared.beside).charges
-            reason = over_budget(prepared, number, charges + 1)
+        charged = count()
+        if charged <= spent_before + released():
+            spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
+            reason = over_budget(prepared, number, spent.charges + 1, spent.with_due(prepared.beside))
             if reason:
                 raise BudgetError(reason)
             event = prepared.guarantee.of_round(prepared.guarantee.event, number, again=charged > 0)
@@ -368,21 +366,3 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
         record=record,
         pay=pay,
     )
-
-
-def _environment(prepared: Prepared) -> Row:
-    packages = ("fedveil", "torch", "numpy", "scipy", "dp-accounting")
-    return {
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "device": str(prepared.setting.cohort.device),
-        "trainer": type(prepared.setting.trainer).__name__,
-        "parameters": prepared.task.dimension,
-        "packages": {name: _version(name) for name in packages}
-        | {one.package: one.version for one in brought(prepared.experiment)},
-    }
-
-
-@cache
-def _version(package: str) -> str:
-    return metadata.version(package)

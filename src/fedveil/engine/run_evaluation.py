@@ -10,8 +10,10 @@ from torch import Tensor
 from fedveil.engine.evaluation import make_evaluation, outputs_of, scored
 from fedveil.engine.folder import Checkpoint, RunFolder, finite
 from fedveil.engine.setup import Prepared
-from fedveil.engine.side_releases import charge
+from fedveil.engine.side_releases import charge, spent_of
+from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.statement import show_epsilon
 from fedveil.statistics.evaluated import FILE, read_evaluated
 
 
@@ -44,18 +46,34 @@ def evaluated_already(folder: RunFolder) -> str | None:
     return f"the model after round {found.round} was evaluated; another evaluation would need another budget"
 
 
-def release_evaluation(prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint, ledger: Ledger) -> None:
+def release_evaluation(
+    prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint, ledger: Ledger
+) -> str | None:
     """Charge the evaluation of the last model, make it and write it down, where one is asked for and none is written.
 
-    It counts as released when it is written: a killed run makes it again under the same charge.
+    A run that was killed between charge and file charges it again, unless that would exceed the budget.
+
+    Returns:
+        Why none is made; None if one is, or was, or none is asked for.
     """
     evaluation, experiment = prepared.evaluation, prepared.experiment
     if evaluation is None or read_evaluated(folder.path) is not None:
-        return
-    charge(ledger, experiment.name, evaluation.releases)
+        return None
+    spent, budget = spent_of(ledger, experiment.name, prepared.beside), experiment.privacy.budget
+    if prepared.secure and budget is not None and evaluation.releases[0] in spent.beside:
+        beside = (*spent.beside, *evaluation.releases)
+        again = spent.charges - checkpoint.round
+        needed = prepared.epsilon_with(Role.READER, checkpoint.round, beside, again)
+        if needed > budget:
+            return (
+                f"the evaluation was charged, and making it again would bring epsilon to {show_epsilon(needed)}, above "
+                f"the budget of {budget:g}"
+            )
+    charge(ledger, experiment.name, evaluation.releases, repeats=not prepared.secure)
     model = prepared.method.model_of(checkpoint.model, checkpoint.state)
     outputs = outputs_of(prepared.task, prepared.population, model)
     table = scored(evaluation.asked, experiment, prepared.population, outputs)
     privacy = experiment.privacy.randomness()
     found = make_evaluation(evaluation, experiment, checkpoint.round, table, privacy)
     folder.write_json(FILE, found.to_json())
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +19,15 @@ from fedveil.engine.preprocessing import (
 )
 from fedveil.engine.release_sum import noisy_sum
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.side_releases import charge
+from fedveil.engine.side_releases import SideRelease, charge, spent_of
 from fedveil.engine.turn import Turn
+from fedveil.errors import BudgetError
 from fedveil.local.trainer import Progress
 from fedveil.population.columns import ColumnTable, Numbers, State, read_columns
 from fedveil.population.records import Population
+from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.statement import show_epsilon
 from fedveil.randomness import ExperimentRandomness
 from fedveil.statistics.preprocessing import LENGTH
 from fedveil.statistics.stored import NoisySums
@@ -32,10 +36,11 @@ from fedveil.statistics.stored import NoisySums
 def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
     """Return a run on what its preprocessing gives, which is released first where an experiment asks for it.
 
-    What is charged and not written yet was never released: it is made under that charge.
+    What is charged and not written yet is charged again, unless its noise is from a seed.
 
     Raises:
         ConfigError: the declared schema is one that another run has refined.
+        BudgetError: charging it again would exceed the budget.
     """
     planned, asked, guarantee = prepared.preprocessing, prepared.experiment, prepared.guarantee
     if planned is None:
@@ -45,12 +50,26 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
         found = read_preprocessed(folder.path)
         made: NoisySums = () if found is None else found.made
         while len(made) < len(planned.releases):
-            charge(ledger, asked.name, planned.releases[: len(made) + 1])
+            due = planned.releases[len(made)]
+            _check_budget(prepared, (*spent_of(ledger, asked.name, planned.releases).beside, due))
+            charge(ledger, asked.name, [due], repeats=not prepared.secure)
             table, privacy = _records(prepared, planned, len(made)), asked.privacy.randomness()
             made = (*made, noisy_sum(planned.release_of(asked, made), table, privacy))
             write_preprocessed(folder, planned.preprocessed(asked, made))
             prepared = prepare(folder.refined(asked))
     return prepared
+
+
+def _check_budget(prepared: Prepared, beside: Sequence[SideRelease]) -> None:
+    budget = prepared.experiment.privacy.budget
+    if budget is None:
+        return
+    needed = prepared.epsilon_with(Role.READER, 0, beside)
+    if needed > budget:
+        raise BudgetError(
+            f"{beside[-1].name} was charged, and making it again would bring epsilon to {show_epsilon(needed)}, above "
+            f"the budget of {budget:g}"
+        )
 
 
 def _records(prepared: Prepared, planned: Preprocessing, made: int) -> ColumnTable:
@@ -82,7 +101,8 @@ def lengths_of_updates(
 ) -> ColumnTable:
     """Return the records that are trained on with the length of the update of each one's (silo, user) pair.
 
-    The update is that of a first round: a function of the pair's records, of the model and of public things alone.
+    The update is that of a first round: a function of the pair's records, of the model and of public things alone. A
+    pair without weight is not trained, and has no length.
 
     Args:
         prepared: what runs.
@@ -99,9 +119,10 @@ def lengths_of_updates(
         progress=progress,
     )
     groups, table = setting.cohort.groups, trained_on(prepared.population)
-    job = turn.job(torch.arange(len(groups)), setting.method.local_bound)
-    values = np.zeros(len(table))
-    norms = turn.trainer.sums(job, progress).norms.cpu().numpy()
+    members = torch.from_numpy(np.flatnonzero(setting.weights.cpu().numpy() > 0))
+    norms, values = np.zeros(len(groups)), np.zeros(len(table))
+    job = turn.job(members, setting.method.local_bound)
+    norms[members.numpy()] = turn.trainer.sums(job, progress).norms.cpu().numpy()
     values[groups.order] = np.repeat(norms, groups.size)
     counted = np.isfinite(values) & (values > 0)
     state = np.where(counted, State.VALID, State.MISSING).astype(np.int8)

@@ -126,7 +126,7 @@ class ModelSection(Section):
     )
     loss_sha256: _Sha256 | None = Field(
         None,
-        description="of a loss that was handed over in Python as a module: its settings and all its values",
+        description="of a loss that was handed over in Python: all that it holds, and of its code the names alone",
     )
     start: Literal["seed", "zeros"] = Field(
         "seed",

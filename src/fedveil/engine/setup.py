@@ -14,9 +14,9 @@ import torch
 
 from fedveil.engine.aggregation import MaskedRange
 from fedveil.engine.agreed import Agreed, OpenRange
-from fedveil.engine.brought import at_their_word
 from fedveil.engine.composition import Composition
 from fedveil.engine.declared import Declared, declared
+from fedveil.engine.environment import at_their_word
 from fedveil.engine.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.partial import PartialRange

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fedveil.engine.release_sum import Release
 from fedveil.engine.sections import PrivacySection
@@ -29,6 +30,8 @@ from fedveil.statistics.local import LocalStatistic
 
 BESIDE: int = 0
 """The number that the ledger has in place of a round's."""
+_NAMES: Final = ("eval/1", "eval/2", "prep/1", "prep/2")
+"""Of all releases of a run that are no round."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,11 +56,11 @@ class SideRelease:
     facts: PublicFacts
     of_model: bool
 
-    def numbered(self, number: int, step: LocalStatistic | None = None) -> Release:
-        """Return the release as its parties play it.
+    def after(self, rounds: int, step: LocalStatistic | None = None) -> Release:
+        """Return the release as its parties play it; repeatable noise is its own, by its name.
 
         Args:
-            number: by which its repeatable noise is told from that of others.
+            rounds: of the run; their noise has the numbers up to there.
             step: its local step, where that depends on an earlier release.
         """
         facts = self.facts
@@ -66,7 +69,7 @@ class SideRelease:
             step=self.step if step is None else step,
             n_silos=facts.n_silos,
             n_users=facts.n_users,
-            number=number,
+            number=rounds + 1 + _NAMES.index(self.name),
         )
 
     @property
@@ -184,7 +187,7 @@ class Spent:
 
     Attributes:
         charges: of rounds of training.
-        beside: the side releases that were charged.
+        beside: the side releases that were charged, each as often as it was.
         event: everything together.
     """
 
@@ -192,20 +195,35 @@ class Spent:
     beside: tuple[SideRelease, ...]
     event: Event
 
+    def with_due(self, planned: Sequence[SideRelease]) -> tuple[SideRelease, ...]:
+        """Return the side releases that were charged, and those planned ones that will be."""
+        return (*self.beside, *(one for one in planned if one not in self.beside))
+
 
 def spent_of(ledger: Ledger, run: str, releases: Sequence[SideRelease]) -> Spent:
     """Return what a run has spent: its ledger has nothing but its rounds and its side releases."""
     charged = [entry.run for entry in ledger.entries]
-    beside = tuple(one for one in releases if one.of_run(run) in charged)
+    beside = tuple(one for one in releases for _ in range(charged.count(one.of_run(run))))
     return Spent(charges=charged.count(run), beside=beside, event=ledger.spent())
 
 
-def charge(ledger: Ledger, run: str, releases: Sequence[SideRelease]) -> None:
-    """Charge releases that are not charged yet; only then may they be made.
+def charged_often(times: int) -> str:
+    """Return, for a statement, that a release was charged more than once; nothing for one."""
+    return f"; charged {times} times, for it was made again" if times > 1 else ""
 
-    What was charged and not written before a crash has left no process: it is made under that charge.
+
+def charge(ledger: Ledger, run: str, releases: Sequence[SideRelease], *, repeats: bool) -> None:
+    """Charge releases; only then may they be made.
+
+    Args:
+        ledger: of the run.
+        run: its name.
+        releases: those that are made next: none of them is written.
+        repeats: whether one that is made again is the same release, since its noise is from a seed. Fresh noise is
+            charged again, for nothing shows that what was charged and not written was not seen.
     """
-    charged = {entry.run for entry in ledger.entries}
     for one in releases:
-        if one.of_run(run) not in charged:
-            ledger.charge(run=one.of_run(run), round=BESIDE, attempt=0, event=one.guarantee.event)
+        name = one.of_run(run)
+        times = sum(entry.run == name for entry in ledger.entries)
+        if not times or not repeats:
+            ledger.charge(run=name, round=BESIDE, attempt=times, event=one.guarantee.event)

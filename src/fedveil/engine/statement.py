@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedveil.engine.folder import finite
 from fedveil.engine.setup import Prepared
 from fedveil.engine.shown import uncovered
-from fedveil.engine.side_releases import SideRelease, Spent, together
+from fedveil.engine.side_releases import SideRelease, Spent, charged_often, together
 from fedveil.privacy.claims import Role, Tells
 from fedveil.privacy.events import NoGuarantee, atoms
 from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
@@ -45,8 +45,8 @@ def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
         units=prepared.population.n_users,
         mechanisms=(
             *guarantee.mechanisms,
-            f"{rounds} rounds of this, composed adaptively",
-            *(line for one in ledger.beside for line in _told(prepared, one)),
+            f"{rounds} rounds of this{_besides(again)}, composed adaptively",
+            *(line for one in dict.fromkeys(ledger.beside) for line in _told(prepared, one, ledger)),
         ),
         trust=tuple(
             Disclosure(
@@ -71,6 +71,10 @@ def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
     )
 
 
+def _besides(again: int) -> str:
+    return f", and {again} that were charged and begun again or not completed" if again else ""
+
+
 def _randomness(prepared: Prepared) -> str:
     """Return where noise and sampling came from, in words."""
     if not prepared.secure:
@@ -90,12 +94,12 @@ def _against(prepared: Prepared, role: Role, rounds: int, ledger: Spent) -> floa
     return finite(prepared.epsilon_with(role, rounds, ledger.beside, ledger.charges - rounds))
 
 
-def _told(prepared: Prepared, release: SideRelease) -> tuple[str, ...]:
+def _told(prepared: Prepared, release: SideRelease, ledger: Spent) -> tuple[str, ...]:
     """Return what a release beside the rounds is, and its own mechanisms."""
     name, length = release.of_run(prepared.experiment.name), release.step.layout.length
     return (
         f"release {name}: {length} numbers, {release.purpose}; one person moves their sum over "
-        f"{prepared.population.n_silos} silos by at most 1 (l2)",
+        f"{prepared.population.n_silos} silos by at most 1 (l2){charged_often(ledger.beside.count(release))}",
         *release.guarantee.mechanisms,
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -22,15 +21,13 @@ import torch
 from fedveil.engine.documents import RoundRow, read_lines
 from fedveil.engine.experiment import Experiment, parse, parse_assignment, read_toml
 from fedveil.engine.folder import Row, RunFolder, finite
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import Outcome, go_on, run
 from fedveil.engine.setup import prepare
 from fedveil.engine.study import Selection, load_study
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.privacy.accountant import epsilon_on_grid
-from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.events import Event, atoms, compose
-from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import show_epsilon
+from fedveil.privacy.together import spent_by
 
 ROWS: Final = "sweep.jsonl"
 _SCHEMA_VERSION: Final = 1
@@ -80,7 +77,8 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
     """Return every run of a sweep, each with a name of its own, checked before any is run.
 
     Raises:
-        ConfigError: a key twice, a point that is no valid experiment, or a swept name.
+        ConfigError: a key twice, a point that is no valid experiment, a swept name, or points of different accountants:
+            one of them bounds what all cost together.
     """
     keys = [axis.key for axis in axes]
     if not keys or len(set(keys)) < len(keys) or "name" in keys:
@@ -96,6 +94,12 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{experiment.name}-{label}")
             document = experiment.model_dump(mode="json", exclude_none=True) | {"name": name}
             found.append(Point(experiment=parse(document, f"{source} ({label})"), settings=settings))
+    accountants = sorted({point.experiment.privacy.accountant for point in found})
+    if len(accountants) > 1:
+        raise ConfigError(
+            f"privacy.accountant: the points have {' and '.join(accountants)}, and one accountant must bound what all "
+            "of them cost together; give --set privacy.accountant=pld, or sweep them one after the other"
+        )
     return found
 
 
@@ -154,58 +158,51 @@ def _play(point: Point, folder: Path) -> Row:
     path = folder / point.experiment.name
     if (path / "experiment.toml").is_file():
         there, experiment = RunFolder.open(path)
-        prepared = prepare(experiment)
-        outcome = go_on(there, prepared, _Nobody())
+        outcome = go_on(there, prepare(experiment), Unwatched())
     else:
-        prepared = prepare(point.experiment)
-        outcome = run(prepared, folder, _Nobody())
-    charges = len(read_entries(outcome.folder / "ledger.jsonl"))
-    loss = prepared.guarantee.grid_loss_after(charges, prepared.length)
-    return {**_row(point, outcome), "grid_loss": loss}
+        outcome = run(prepare(point.experiment), folder, Unwatched())
+    return _row(point, outcome)
 
 
-def spent_together(found: Sequence[Point], folder: Path, rows: Sequence[Row]) -> Row:
+def spent_together(found: Sequence[Point], folder: Path) -> Row:
     """Return what all points together have spent: whoever chooses among them, has looked at all of them.
 
-    The ledgers of all runs are composed as one, by one accountant at one delta; the losses of all grids add up.
+    As :func:`fedveil.privacy.together.spent_by` has it, at the smallest delta. Where points protect different things no
+    one epsilon covers them, and the sentence says so.
 
     Args:
-        found: what was swept.
+        found: what was swept; complete.
         folder: where the run folders are.
-        rows: what :func:`sweep` yielded.
 
     Returns:
         The number of runs, epsilon (None where nothing is guaranteed) and delta, and a sentence that says so.
     """
-    privacy = [point.experiment.privacy for point in found]
-    delta, name = min(one.delta for one in privacy), privacy[0].accountant
-    entries = [entry for row in rows for entry in read_entries(folder / str(row["run"]) / "ledger.jsonl")]
-    adjacencies = {entry.adjacency for entry in entries}
-    spent = compose(sum((atoms(entry.event) for entry in entries), Counter[Event]()))
-    epsilon: float | None = None
-    if len(adjacencies) == 1 and all(row["epsilon"] is not None for row in rows):
-        accountant = make_accountant(name, adjacencies.pop())
-        loss = sum(float(row["grid_loss"]) for row in rows)
-        epsilon = finite(epsilon_on_grid(accountant, spent, delta, loss))
-    shown = "no guarantee" if epsilon is None else f"epsilon {show_epsilon(epsilon)} at delta {delta:g}"
-    told = (
-        f"together, {len(rows)} runs on the same people: {shown}; whoever chooses among them by what they show has "
-        "spent all of it"
-    )
-    return {"runs": len(rows), "epsilon": epsilon, "delta": delta, "told": told}
-
-
-class _Nobody:
-    """Watches a run in silence."""
-
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """A run begins."""
-
-    def training(self, round_number: int, done: int, total: int) -> None:
-        """Training goes on."""
-
-    def completed(self, row: Row) -> None:
-        """A round is complete."""
+    folders = [folder / point.experiment.name for point in found]
+    delta = min(point.experiment.privacy.delta for point in found)
+    accountant, epsilon = found[0].experiment.privacy.accountant, None
+    try:
+        spent = spent_by(folders, delta, accountant)
+    except ConfigError as error:
+        cost = f"{error}; each run's statement is about that run alone"
+    else:
+        epsilon, cost = spent.epsilon, "no guarantee"
+        if epsilon is not None:
+            cost = (
+                f"each {spent.unit} is protected with epsilon {show_epsilon(epsilon)} at delta {delta:g}, against "
+                "whoever reads all that they released and chooses among it"
+            )
+    told = f"together, {len(found)} runs on the same people: {cost}"
+    if any(point.experiment.evaluation is None for point in found):
+        told += (
+            ". Metrics on test records are exact and covered by no epsilon: choosing by them is covered only where the "
+            "test records are public"
+        )
+    return {
+        "runs": len(found),
+        "epsilon": None if epsilon is None else finite(epsilon),
+        "delta": delta,
+        "told": told,
+    }
 
 
 def _row(point: Point, outcome: Outcome) -> Row:

@@ -36,6 +36,7 @@ from fedveil.protection.parts import (
     Phase,
     RoundClip,
     Signatures,
+    SignedHead,
     Task,
     Terms,
     Totals,
@@ -86,24 +87,24 @@ def round_context(session: bytes, agreed: bytes, parts: Iterable[Part]) -> bytes
     return hashlib.sha256(b"fedveil/3/bound round" + session + asked).digest()
 
 
-def sign_asked(identity: IdentityKey, context: bytes) -> bytes:
-    """Return a silo's signature of what it was asked: X."""
-    return identity.sign(_SIGNED_AS + context)
+def sign_asked(identity: IdentityKey, context: bytes, head: bytes) -> SignedHead:
+    """Return the head of a silo's ledger, signed with what it was asked: X."""
+    return head, identity.sign(_SIGNED_AS + context + head)
 
 
 def signed(answers: Mapping[int, Iterable[Part]]) -> Signatures:
-    """Return the signatures among the silos' answers."""
+    """Return what the silos signed, of their answers."""
     return tuple(
-        (silo, part.signature) for silo, parts in answers.items() for part in parts if isinstance(part, Asked)
+        (silo, part.signed) for silo, parts in answers.items() for part in parts if isinstance(part, Asked)
     )
 
 
 def misled(roster: Roster, context: bytes, signatures: Signatures) -> Sequence[int]:
     """Return the silos that signed another X than this one, or nothing."""
     found = []
-    for silo, signature in signatures:
+    for silo, (head, signature) in signatures:
         try:
-            roster[silo].verify(_SIGNED_AS + context, signature)
+            roster[silo].verify(_SIGNED_AS + context + head, signature)
         except (CryptoError, IndexError):
             found.append(silo)
     return found

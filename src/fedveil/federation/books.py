@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedveil.crypto.agreement import RUN_BYTES
@@ -93,5 +94,13 @@ class Books:
         own, peers = check_heads(told, session=session, reader=place.number, roster=place.roster, least=least)
         for head in own:
             self.ledger.require(head)
+        self.note(peers)
+
+    def note(self, peers: Mapping[int, bytes]) -> None:
+        """Note where other silos' ledgers end, by their numbers.
+
+        Raises:
+            IntegrityError: one has gone back.
+        """
         self.heads.hear({self.silos[silo]: head for silo, head in peers.items()})
         self.heads.keep()

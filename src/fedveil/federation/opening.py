@@ -5,8 +5,9 @@ from __future__ import annotations
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiment import Experiment
 from fedveil.engine.folder import RunFolder
+from fedveil.engine.observer import Observer
 from fedveil.engine.release_document import TableDocument
-from fedveil.engine.run import Observer, Outcome
+from fedveil.engine.run import Outcome
 from fedveil.engine.setup import Prepared
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.deployable import check_deployable

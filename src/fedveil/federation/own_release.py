@@ -69,15 +69,15 @@ def sums_of(
         release: the release after some.
 
     Raises:
-        RefusalError: other lengths, numbers that are not finite, or another noise.
+        RefusalError: other lengths, numbers that no sum has, or another noise.
     """
     made: NoisySums = ()
     for std, vector in told:
-        expected = release(made)
+        expected, found = release(made), NoisySum(vector, std)
         possible = {expected.std(summed) for summed in range(1, expected.n_silos + 1)}
-        if vector.shape != (expected.step.length,) or not np.isfinite(vector).all() or std not in possible:
+        if not found.fits(expected.step.length) or std not in possible:
             raise RefusalError(Code.RELEASED)
-        made = (*made, NoisySum(vector, std))
+        made = (*made, found)
     return made
 
 

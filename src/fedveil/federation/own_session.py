@@ -133,7 +133,7 @@ class OwnSession:
             self.client.bind(self._asked)
         answers = [answer for part in parts for answer in self._read(part)]
         if begins and self.talk.signs:
-            answers.append(Asked(signature=sign_asked(self._identity, self._asked)))
+            answers.append(Asked(signed=sign_asked(self._identity, self._asked, self._books.ledger.head)))
         if self.talk.attests:
             answers.append(Attested(signature=self._identity.sign(self._of_round())))
         return answers
@@ -179,6 +179,7 @@ class OwnSession:
             return []
         if isinstance(part, AskedOfAll):
             check_asked(self._roster, self._asked, part.signatures, self._least)
+            self._books.note({silo: head for silo, (head, _) in part.signatures if silo != self.number})
             return []
         if isinstance(part, Relay):
             try:

@@ -86,7 +86,9 @@ def _digests_in(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
             continue
         with reading(name, IntegrityError):
             data = parse_json(files[name], name, IntegrityError)
-            for one in data.get("releases", (data,)):
+            for one in (
+                (data,) if name == COUNTED else data["releases"]
+            ):  # as its reader does, and no other key
                 made = float(one["noise_std"]), np.array(one["vector"], dtype=np.float64)
                 found.append((name, digest_of_release(made).hex()))
     return found

@@ -17,8 +17,8 @@ from fedveil.engine.attempts import MOST_ATTEMPTS
 from fedveil.engine.coordinator_side import coordinate
 from fedveil.engine.folder import Checkpoint, Row, RunFolder
 from fedveil.engine.movement import clip_of, movement
+from fedveil.engine.observer import Observer
 from fedveil.engine.run import (
-    Observer,
     Outcome,
     conclude,
     last_checkpoint,

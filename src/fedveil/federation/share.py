@@ -113,6 +113,7 @@ class OwnTable:
             test_features=features,
             test_targets=targets,
             test_rows=rows,
+            public_test=self.silo is None and self.path is not None,
             n_users=schema.n_users,
             silo_names=self.declared.silos,
             main_silos=self.main_silos,

@@ -12,8 +12,9 @@ from typing import Any, Final
 from fedveil.engine.declared import Declared
 from fedveil.engine.documents import read_rows
 from fedveil.engine.experiment import Experiment, parse, read_toml
-from fedveil.engine.folder import Row, RunFolder
+from fedveil.engine.folder import RunFolder
 from fedveil.engine.inference import prepare_inference
+from fedveil.engine.observer import Observer, Unwatched
 from fedveil.engine.preprocessing import read_preprocessed
 from fedveil.engine.release_document import (
     INFERENCE,
@@ -24,7 +25,6 @@ from fedveil.engine.release_document import (
 )
 from fedveil.engine.release_run import PreparedReleases
 from fedveil.engine.releases import prepare_release
-from fedveil.engine.run import Observer
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
@@ -47,19 +47,6 @@ SOCKET: Final = "party"
 """The coordinator's socket for submissions, in its folder ``run``."""
 
 _LOOK_SECONDS: Final = 0.5
-
-
-class Unwatched:
-    """An observer that looks at nothing: the run folder says it all."""
-
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """Nothing."""
-
-    def training(self, round_number: int, done: int, total: int) -> None:
-        """Nothing."""
-
-    def completed(self, row: Row) -> None:
-        """Nothing."""
 
 
 def read_document(path: Path, home: CoordinatorFolder) -> Experiment | TableDocument:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedveil.errors import ConfigError
 from fedveil.local.losses import Loss
@@ -51,10 +51,6 @@ class ClassWeighted(Loss):
     ) -> Float[Tensor, "g k b"]:
         """Return the weighted slopes."""
         return self._base.slopes(outputs, targets, present) * self._of(targets, outputs).unsqueeze(-2)
-
-    def modules(self) -> tuple[nn.Module, ...]:
-        """Return those of the loss itself."""
-        return self._base.modules()
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
         """Accept what the loss itself accepts."""

@@ -16,7 +16,7 @@ from typing import Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedveil.errors import ConfigError, DataError, ModelError
@@ -86,10 +86,6 @@ class Loss(ABC):
             DataError: a wrong dtype or shape, or a value outside the loss's domain (named by row, not value).
             ModelError: the model has a number of outputs that this loss cannot use.
         """
-
-    def modules(self) -> tuple[nn.Module, ...]:
-        """Return the modules that the loss calls: none of them may change while it is used."""
-        return tuple(value for value in vars(self).values() if isinstance(value, nn.Module))
 
     def check_task(self, task: TaskKind) -> None:
         """Refuse a task of another kind.

@@ -98,7 +98,6 @@ def round_to_grid(
         return total
     if weight * (BLOCK_ROWS + records / BLOCK_ROWS + 8) > _LARGEST_LOAD:
         raise PrivacyError(
-            f"a silo of {records} records and total weight {weight:.3g} is beyond what the span trainer can "
-            'bound; use trainer = "vmap"'
+            'a silo has more records or weight than the span trainer can bound; take trainer.name = "vmap"'
         )
     return (total / (bound.grid * bound.unit)).round_() * bound.grid

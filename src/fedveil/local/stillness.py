@@ -8,12 +8,17 @@ of training, so that state which a few made-up batches did not show ends the run
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,12 +27,11 @@ from fedveil.errors import ModelError
 if TYPE_CHECKING:
     from fedveil.local.task import Task
 
-_RECURRENT: Final = (
-    "_flat_weights",
-    "_flat_weight_refs",
-)  # where recurrent layers list their parameters again
-_OWN: Final = frozenset({*vars(nn.Module()), *_RECURRENT})
-_DEPTH: Final = 4
+_AGAIN: Final = ("_flat_weights", "_flat_weight_refs")
+"""Where recurrent layers list their parameters again."""
+
+_OWN: Final = frozenset({*vars(nn.Module()), *_AGAIN})
+_DEPTH: Final = 6
 WHY: Final = (
     "what one pass writes and the next one reads carries records of one user into the training of others"
 )
@@ -36,14 +40,14 @@ WHY: Final = (
 def fingerprint(module: nn.Module, of_objects: Callable[[object], object] = id) -> dict[str, object]:
     """Return what a module holds by name: parameters, buffers, and plain attributes of all its parts.
 
-    Numbers, texts, tensors and containers of them are told by their values, other objects by which they are, or by what
-    ``of_objects`` says of them.
+    Numbers, texts, tensors, arrays, containers of them, functions by what they close over and name, and objects by
+    their attributes are told by their values; anything else by which it is, or by what ``of_objects`` says of it.
     """
     found: dict[str, object] = {}
     for path, part in module.named_modules():
         held = {**part._parameters, **part._buffers}
         held |= {name: value for name, value in vars(part).items() if name not in _OWN}
-        found |= {f"{path}.{name}".lstrip("."): _told(value, of_objects) for name, value in held.items()}
+        found |= {f"{path}.{name}".lstrip("."): held_by(value, of_objects) for name, value in held.items()}
     return found
 
 
@@ -60,25 +64,50 @@ def unchanged(task: Task) -> Iterator[None]:
     Raises:
         ModelError: names what was written.
     """
-    modules = [("model", task.model), *(("loss", module) for module in task.loss.modules())]
-    before = [fingerprint(module) for _, module in modules]
+    model, loss = fingerprint(task.model), held_by(task.loss)
     yield
-    for (what, module), then in zip(modules, before, strict=True):
-        name = difference(then, module)
-        if name is not None:
-            raise ModelError(
-                f"the {what} wrote to its {name} while it was trained: {WHY}; nothing was released"
-            )
+    if (name := difference(model, task.model)) is not None:
+        raise ModelError(f"the model wrote to its {name} while it was trained: {WHY}; nothing was released")
+    if held_by(task.loss) != loss:
+        raise ModelError(
+            f"loss {task.loss.name} holds something else after training than before: {WHY}; nothing was released"
+        )
 
 
-def _told(value: object, of_objects: Callable[[object], object], depth: int = 0) -> object:
+def held_by(value: object, of_objects: Callable[[object], object] = id, depth: int = 0) -> object:
+    """Return what a value holds, as far down as a few levels; equal for values that hold the same."""
+
+    def told(one: object) -> object:
+        return held_by(one, of_objects, depth + 1)
+
     if isinstance(value, Tensor):
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return value.dtype, tuple(value.shape), zlib.crc32(data.numpy().tobytes())
-    if isinstance(value, int | float | str | bytes | None):
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.dtype, value.shape, zlib.crc32(value.tobytes())
+    if isinstance(value, int | float | complex | str | bytes | np.generic | None):
         return repr(value)
-    if depth < _DEPTH and isinstance(value, Mapping):
-        return [(repr(key), _told(one, of_objects, depth + 1)) for key, one in value.items()]
-    if depth < _DEPTH and isinstance(value, list | tuple | deque):
-        return [_told(one, of_objects, depth + 1) for one in value]
+    if depth >= _DEPTH or isinstance(value, type | ModuleType):
+        return of_objects(value)
+    if isinstance(value, nn.Module):
+        return fingerprint(value, of_objects)
+    if isinstance(value, Mapping):
+        return [(repr(key), told(one)) for key, one in value.items()]
+    if isinstance(value, list | tuple | deque):
+        return [told(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted(repr(told(one)) for one in value)
+    if isinstance(value, FunctionType):
+        named = [value.__globals__.get(name) for name in value.__code__.co_names]
+        plain = [one for one in named if not callable(one)]
+        closed = inspect.getclosurevars(value).nonlocals
+        return of_objects(value.__code__), told([*plain, closed, value.__defaults__, value.__kwdefaults__])
+    if isinstance(value, MethodType):
+        return of_objects(value.__func__), told(value.__self__)
+    if isinstance(value, partial):
+        return told([value.func, value.args, value.keywords])
+    if hasattr(value, "__dict__"):
+        return of_objects(type(value)), told(vars(value))
+    with suppress(Exception):  # whatever an object of another library says of itself
+        return of_objects(type(value)), zlib.crc32(pickle.dumps(value))
     return of_objects(value)

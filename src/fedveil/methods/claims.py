@@ -115,8 +115,13 @@ class Guarantee:
         if (self.noise_decay == 1 and self.strengths == (1.0,)) or isinstance(event, NoGuarantee):
             return SelfComposedEvent(event=event, count=rounds + again)
         precision = math.fsum(self.strength(number) for number in range(1, rounds + 1))
-        precision += math.fsum(max(1.0, self.strength(rounds + extra + 1)) for extra in range(again))
+        precision += math.fsum(self._strongest(rounds + extra + 1) for extra in range(again))
         return GaussianEvent(noise_multiplier=_gaussian(event) / math.sqrt(precision))
+
+    def _strongest(self, number: int) -> float:
+        """Return the most that a round up to this one may cost when it is played again."""
+        period = range(max(1, number + 1 - len(self.strengths)), number + 1)
+        return max(1.0, *(self.strength(one) for one in period))
 
     def grid_loss_after(self, rounds: int, dimension: int) -> float:
         """Return what the grid of the noise may change of a log-likelihood ratio in so many rounds, all coordinates.

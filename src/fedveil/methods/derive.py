@@ -31,8 +31,10 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
     """
     moves, source = moves_of(method, public), source_of(method)
     claims = claims_of(method, moves)
-    readers = _against(method, Role.READER, claims)[1]
-    lines = {role: _against(method, role, claims) for role in method.parties}
+    sends, content = method.sends(), method.channel.content
+    readers = against(knowledge(Role.READER, sends, content), claims)
+    known = {role: knowledge(role, sends, content) for role in method.parties}
+    lines = {role: (what, against(what, claims)) for role, what in known.items()}
     uncovered = [
         text for stage in (source, method.weights, method.protection) for text in stage.uncovered(method)
     ]
@@ -93,11 +95,6 @@ def moves_of(method: Method, public: PublicFacts) -> Moves:
 def sensitivity(method: Method, public: PublicFacts) -> float:
     """Return the l2 sensitivity of the sum over all silos to adding or removing one unit, in the unit of the update."""
     return moves_of(method, public).total
-
-
-def _against(method: Method, role: Role, claims: tuple[Claim, ...]) -> tuple[frozenset[Tells], Claim]:
-    known = knowledge(role, method.sends(), method.channel.content)
-    return known, against(known, claims)
 
 
 def _not_covered(

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import read_content
 from fedveil.population.given import Label, read_features, read_ids, read_labels, read_numbers, refuse_outside
-from fedveil.population.identities import keys_of, numbered
+from fedveil.population.identities import AS_TEXT, keys_of, numbered
 from fedveil.population.records import Features, Population, Records, Targets, Task, check_task
 from fedveil.population.schema import Label as LabelTarget
 from fedveil.population.schema import read_schema
@@ -49,14 +49,12 @@ class People(Population):
     Args:
         feature_names: of the columns, where features came as a table.
         classes: the labels, in the order of their numbers; empty for other tasks.
-        public_test: whether the test table was handed over as public, and not held out of the training records.
         schema: the document of the schema that encoded its tables; None for arrays.
         source: where they were read; None for arrays.
     """
 
     feature_names: tuple[str, ...] | None = None
     classes: tuple[Label, ...] = ()
-    public_test: bool = False
     schema: bytes | None = None
     source: Source | None = None
 
@@ -84,7 +82,8 @@ def population(
             (features, target), or of (features, target, user, silo), which is read into memory. uint8 stays as it is,
             everything else becomes float32, and nothing is scaled.
         targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival. None for a data set.
-        user: (n,) whose record it is: text or whole numbers; the same id is the same person in every silo.
+        user: (n,) whose record it is: text or whole numbers; the same text is the same person in every silo, and
+            another text (case, blanks, leading zeros) another person: write every id in one way.
         silo: (n,) who holds it.
         n_users: |U|, the PUBLIC number of users, with or without records. ``"counted"`` counts those that have
             records; then the statement says that no guarantee covers it.
@@ -123,7 +122,7 @@ def population(
     assert n_users is not None
     columns = _columns(features, targets, user, silo)
     table = read_features(columns["features"])
-    notes = [_PREPARED]
+    notes = [_PREPARED, AS_TEXT]
     labels, words = _targets(columns["targets"], task, classes, "targets")
     refuse_outside(labels, within, "targets")
     users, place = numbered(read_ids(columns["user"], "user"))
@@ -220,7 +219,6 @@ def tables(
     return People(
         **{one.name: getattr(read, one.name) for one in fields(Population)},
         classes=declared.target.classes if isinstance(declared.target, LabelTarget) else (),
-        public_test=test is not None,
         schema=read_content(source.schema_file, DataError),
         source=source,
     )

@@ -21,7 +21,7 @@ from jaxtyping import Float64, Int8, Int32, Int64
 
 from fedveil.errors import DataError
 from fedveil.population.identities import numbered
-from fedveil.population.records import Groups
+from fedveil.population.records import Groups, pairs_of
 from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
 from fedveil.population.table_file import open_table
 from fedveil.population.table_reader import TableReader
@@ -128,16 +128,8 @@ class ColumnTable:
         )
 
     def pairs(self) -> Groups:
-        """Group by (silo, user), as training does. O(n log n) time."""
-        key = self.silo.astype(np.int64) << 32 | self.user
-        pairs, size = np.unique(key, return_counts=True)
-        return Groups(
-            order=np.argsort(key, kind="stable").astype(np.int64),
-            start=(np.cumsum(size) - size).astype(np.int64),
-            size=size.astype(np.int64),
-            silo=(pairs >> 32).astype(np.int32),
-            user=(pairs & 0xFFFFFFFF).astype(np.int32),
-        )
+        """Group by (silo, user), as training does."""
+        return pairs_of(self.silo, self.user)
 
 
 def categories_of(schema: Schema, name: str) -> tuple[str, ...] | None:
@@ -237,8 +229,6 @@ def _read(
     users, silos = list[str](), list[str]()
     for path in files:
         table = open_table(path, tuple(dict.fromkeys((*ids, *wanted))), schema.format, tolerant=True)
-        if table.num_rows == 0:  # columns without a value may have any type, or none
-            table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
         reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
         users += reader.identities(schema.user)
         silos += [path.stem] * table.num_rows if schema.silo is None else reader.identities(schema.silo)

@@ -20,7 +20,7 @@ from fedveil.foreign import foreign
 from fedveil.population.outcomes import named_like_an_outcome, told_by
 from fedveil.population.schema import EPOCH, MISSING_VALUES, SILO, Format
 from fedveil.population.table_file import DELIMITERS, open_table
-from fedveil.population.table_reader import day_of, text_cells
+from fedveil.population.table_reader import TableReader, day_of
 
 USER_NAMES: Final = (
     "user",
@@ -97,7 +97,10 @@ def draft_schema(
         raise DataError(
             f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: {', '.join(names)}"
         )
-    cells = {name: _cells(path, sample, name) for name in names}
+    reader, cells = TableReader(path, sample, MISSING_VALUES), dict[str, pa.Array]()
+    for name in names:
+        text, missing = reader.text(name)
+        cells[name] = pc.if_else(pa.array(missing), None, text)
     if written.decimal == ",":
         cells = {
             name: pc.replace_substring(one, ",", ".") if _commas(one) else one for name, one in cells.items()
@@ -279,15 +282,6 @@ def _dates(cells: pa.Array) -> dict[str, Any] | None:
             }
             return feature | ({} if written == _DATES[0] else {"format": written})
     return None
-
-
-def _cells(path: Path, sample: pa.Table, name: str) -> pa.Array:
-    """A column's cells as the text that tables are read by, null where missing."""
-    try:
-        text, missing = text_cells(sample.column(name), pa.array(MISSING_VALUES, pa.string()))
-    except DataError as error:
-        raise DataError(f"{path}, column '{foreign(name)}': {error}") from error
-    return pc.if_else(pa.array(missing), None, text)
 
 
 def _numbers(cells: pa.Array) -> pa.Array | None:

@@ -1,9 +1,17 @@
 """Ids of people and silos, as text: numbered, and hashed to what a person's own training is seeded by."""
 
+from typing import Final
+
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from fedveil.randomness import key_of
+
+AS_TEXT: Final = (
+    "Ids are told apart as text: a person whose id is written in two ways (case, leading zeros, accents) counts as two "
+    "people, each of them protected alone."
+)
+"""What every statement about ids says; whether there are such ids is not looked at, for that would tell of them."""
 
 
 def numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:

@@ -69,6 +69,24 @@ class Groups:
         return self.order[start : start + self.size[contribution]]
 
 
+def pairs_of(
+    silo: Int32[np.ndarray, "n"], user: Int32[np.ndarray, "n"], key: Int64[np.ndarray, "n"] | None = None
+) -> Groups:
+    """Group records by (silo, user): one contribution per pair that has records. O(n log n) time, O(n) memory."""
+    whose = silo.astype(np.int64) << 32 | user
+    order = np.argsort(whose, kind="stable").astype(np.int64)
+    pairs, size = np.unique(whose, return_counts=True)
+    start = _starts(size)
+    return Groups(
+        order=order,
+        start=start,
+        size=size.astype(np.int64),
+        silo=(pairs >> 32).astype(np.int32),
+        user=(pairs & 0xFFFFFFFF).astype(np.int32),
+        key=None if key is None else key[order[start]],
+    )
+
+
 def nobodys_groups() -> Groups:
     """Return no contribution at all: what a party without records has."""
     none, nobody = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
@@ -137,19 +155,8 @@ class Records:
         )
 
     def by_silo_user(self) -> Groups:
-        """Group by (silo, user): one contribution per pair that has records. O(n log n) time, O(n) memory."""
-        key = self.silo.astype(np.int64) << 32 | self.user
-        order = np.argsort(key, kind="stable").astype(np.int64)
-        pairs, size = np.unique(key, return_counts=True)
-        start = _starts(size)
-        return Groups(
-            order=order,
-            start=start,
-            size=size.astype(np.int64),
-            silo=(pairs >> 32).astype(np.int32),
-            user=(pairs & 0xFFFFFFFF).astype(np.int32),
-            key=None if self.key is None else self.key[order[start]],
-        )
+        """Group by (silo, user)."""
+        return pairs_of(self.silo, self.user, self.key)
 
     def by_silo(self, n_silos: int) -> Groups:
         """Group by silo: one contribution for each of ``n_silos`` silos, whose size may be 0.
@@ -185,6 +192,8 @@ class Population:
         test_weights: (t,) weights of the test rows in every metric; None weighs them equally.
         test_rows: (t,) which records of the silos' tables were held out for testing, in the order of the tables; None
             where the test table comes from elsewhere.
+        public_test: whether the test table is public, and not held out of the records of people: its exact metrics may
+            be handed on.
         n_users: |U|, the PUBLIC number of users. It is declared, not counted: users without a record belong
             to it, and the divisor of every user-level average uses it.
         silo_names: |S| names, in the order of the silo numbers.
@@ -205,6 +214,7 @@ class Population:
     test_targets: Targets
     test_weights: Float32[np.ndarray, "t"] | None = None
     test_rows: Int64[np.ndarray, "t"] | None = None
+    public_test: bool = False
     n_users: int
     silo_names: tuple[str, ...]
     task: Task

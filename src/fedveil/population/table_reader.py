@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from fedveil.errors import DataError
+from fedveil.foreign import foreign
 from fedveil.population.records import Targets
 from fedveil.population.schema import EPOCH, Category, Date, Feature, Label, Number, Schema, Survival
 from fedveil.population.table_file import EXCEL_CELL, without_days
@@ -58,6 +59,8 @@ class TableReader:
         *,
         binned: bool = False,
     ) -> None:
+        if table.num_rows == 0:  # columns without a value may have any type, or none
+            table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
         self._path = path
         self._table = table
         self._missing_values = pa.array(missing_values, pa.string())
@@ -109,7 +112,7 @@ class TableReader:
             self._refuse(~fit, column, "ids are text or whole numbers below 2^53")
         elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
             raise DataError(f"{self._path}, column '{column}': ids are text or whole numbers, not {kind}")
-        cells, missing = self._text(column)
+        cells, missing = self.text(column)
         self._refuse(missing, column, "the id is missing; every record needs one")
         unknown = pc.fill_null(pc.match_substring(cells, REPLACED), False)  # two of them may be two people
         self._refuse(np.asarray(unknown, dtype=np.bool_), column, "the id has bytes that are no text")
@@ -182,7 +185,7 @@ class TableReader:
         self, column: str, declared: Sequence[str]
     ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Place of every cell in a declared list, -1 where it is not in it; and which cells are missing."""
-        cells, missing = self._text(column)
+        cells, missing = self.text(column)
         place = pc.fill_null(pc.index_in(cells, pa.array(declared, pa.string())), -1)
         return np.where(missing, -1, place.to_numpy(zero_copy_only=False)).astype(np.int64), missing
 
@@ -209,7 +212,7 @@ class TableReader:
             days = cells.cast(pa.date32(), safe=False).cast(pa.int32())
             missing = np.asarray(cells.is_null(), dtype=np.bool_)
         else:
-            text, missing = self._text(column)
+            text, missing = self.text(column)
             coded = text.dictionary_encode()
             days = pa.array([day_of(one, written) for one in coded.dictionary.to_pylist()], pa.int32())
             days = days.take(coded.indices)
@@ -242,13 +245,14 @@ class TableReader:
         if pa.types.is_floating(kind) or pa.types.is_integer(kind):
             values = self._table.column(column).combine_chunks().cast(pa.float64(), safe=False)
             return values, np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
-        return self._text(column)
+        return self.text(column)
 
-    def _text(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
+    def text(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
+        """Cells as text; and which are missing."""
         try:
             return text_cells(self._table.column(column), self._missing_values)
         except DataError as error:
-            raise DataError(f"{self._path}, column '{column}': {error}") from error
+            raise DataError(f"{self._path}, column '{foreign(column)}': {error}") from error
 
     def _count(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
         """Count wrong cells as invalid where they have a place; else raise the error of the first."""

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.identities import keys_of, numbered
+from fedveil.population.identities import AS_TEXT, keys_of, numbered
 from fedveil.population.records import Population, Records, Targets, Task
 from fedveil.population.schema import MISSING_VALUES, Label, Schema
 from fedveil.population.splits import holdout_by_user
@@ -91,7 +90,8 @@ def read_tables(
         )
     silo_names, silo = silo_numbers(schema, files, [where for part in parts for where in part.silo])
     notes = [
-        "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records."
+        "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records.",
+        AS_TEXT,
     ]
     test_rows = None
     if test is not None:
@@ -122,6 +122,7 @@ def read_tables(
         test_features=test_features,
         test_targets=test_targets,
         test_rows=test_rows,
+        public_test=test is not None,
         n_users=schema.n_users,
         silo_names=silo_names,
         task=TASKS[schema.target.kind],
@@ -246,8 +247,6 @@ def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "
         DataError: as :func:`read_tables`.
     """
     table = open_table(path, tuple(schema.features), schema.format, tolerant=schema.binned)
-    if table.num_rows == 0:
-        return np.zeros((0, schema.width), dtype=np.float32)
     reader = TableReader(path, table, schema.missing_values, schema.format.decimal, binned=schema.binned)
     return np.concatenate([reader.encode(name, feature) for name, feature in schema.features.items()], axis=1)
 
@@ -259,8 +258,6 @@ def read_number_columns(path: Path, columns: Sequence[str] | None) -> Float32[np
         DataError: as :func:`read_tables`; a number that is missing.
     """
     table = open_table(path, columns)
-    if table.num_rows == 0:
-        return np.zeros((0, table.num_columns), dtype=np.float32)
     reader = TableReader(path, table, MISSING_VALUES)
     return np.stack([reader.number(name) for name in columns or table.column_names], axis=1)
 
@@ -294,8 +291,6 @@ def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
     table = open_table(path, columns, schema.format, tolerant=schema.binned)
     if tested and table.num_rows == 0:
         raise DataError(f"{path} has no record; a test table needs at least one")
-    if table.num_rows == 0:  # columns without a value may have any type, or none
-        table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
     reader = TableReader(path, table, schema.missing_values, schema.format.decimal, binned=schema.binned)
     features = [reader.encode(column, feature) for column, feature in schema.features.items()]
     if tested:

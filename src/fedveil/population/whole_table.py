@@ -17,7 +17,7 @@ from jaxtyping import UInt64
 from fedveil.population.columns import Column, Numbers, State, joined, numbers_of, places_of
 from fedveil.population.schema import Category, Date, Feature, Label, Schema
 from fedveil.population.table_file import open_table
-from fedveil.population.table_reader import TableReader, text_cells
+from fedveil.population.table_reader import TableReader
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,11 +57,9 @@ def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
     texts: dict[str, list[pa.Array]] = {name: [] for name in schema.columns}
     for path in files:
         table = open_table(path, schema.columns, schema.format)
-        if table.num_rows == 0:
-            table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
         reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
         for name in schema.columns:
-            text, missing = text_cells(table.column(name), pa.array(schema.missing_values, pa.string()))
+            text, missing = reader.text(name)
             texts[name].append(pc.if_else(pa.array(missing), None, text))
         user += texts[schema.user][-1].to_pylist()
         silo += [path.stem] * table.num_rows if schema.silo is None else texts[schema.silo][-1].to_pylist()

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, Flag, auto
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from fedveil.privacy.events import Event, NoGuarantee
@@ -111,16 +112,23 @@ class Sent:
 
     def opened(self, party: Role) -> frozenset[Tells]:
         """Return what the message tells a party with its keys."""
-        if not dataclasses.is_dataclass(self.kind):
-            return frozenset({Tells.UNDECLARED})
-        found = set()
-        for one in dataclasses.fields(self.kind):
-            under, besides = one.metadata.get("under"), one.metadata.get("besides")
-            if under is None or party & under.value:
-                found.add(one.metadata.get("tells", Tells.UNDECLARED))
-            if besides is not None:
-                found.add(besides)
-        return frozenset(self.instead.get(what, what) for what in found)
+        opened = _opened(self.kind, party)  # type: ignore[arg-type]  # a class is hashable
+        return frozenset(self.instead.get(what, what) for what in opened) if self.instead else opened
+
+
+@cache
+def _opened(kind: type[Any], party: Role) -> frozenset[Tells]:
+    """Return what the fields of a class tell a party with its keys."""
+    if not dataclasses.is_dataclass(kind):
+        return frozenset({Tells.UNDECLARED})
+    found = set()
+    for one in dataclasses.fields(kind):
+        under, besides = one.metadata.get("under"), one.metadata.get("besides")
+        if under is None or party & under.value:
+            found.add(one.metadata.get("tells", Tells.UNDECLARED))
+        if besides is not None:
+            found.add(besides)
+    return frozenset(found)
 
 
 @dataclass(frozen=True)
@@ -167,15 +175,14 @@ def knowledge(party: Role, sent: Iterable[Sent], content: Tells) -> frozenset[Te
     known = {Tells.OWN} if party & Role.SILO else set[Tells]()
     if party & Role.READER:
         known.add(Tells.MODEL)
+    serves = bool(party & Role.SERVER)
     for one in sent:
         opened = one.opened(party)
-        if party & one.to:
+        if party.value & one.to.value:
             known |= opened
-        elif party & Role.SERVER and one.to & Role.SILO:
+        elif serves and one.to.value & Role.SILO.value:
             known |= {_MADE[what] for what in opened if what in _MADE}
-    if (
-        party & Role.SERVER and Tells.OWN_DRAW in known
-    ):  # the server told each her own bit: together they are all bits
+    if serves and Tells.OWN_DRAW in known:  # the server told each her own bit: together they are all bits
         known.add(Tells.DRAWN)
     if Tells.CONTENT in known:
         known = (known - {Tells.CONTENT}) | {content}

@@ -24,12 +24,11 @@ NONCE_BYTES: Final = 16
 Nonces = tuple[tuple[int, bytes], ...]
 """A nonce of each of some silos, by their numbers."""
 
-Signatures = tuple[tuple[int, bytes], ...]
-"""A signature of each of some silos, by their numbers."""
-
-
 SignedHead = tuple[bytes, bytes]
 """The head of a ledger, and a silo's signature of it."""
+
+Signatures = tuple[tuple[int, SignedHead], ...]
+"""What each of some silos signed, by their numbers."""
 
 
 class Part(Message):
@@ -297,21 +296,22 @@ class Asked(Part):
     """A silo signs what it was asked in a round that has further exchanges, ahead of anything that opens a sum.
 
     Attributes:
-        signature: of a digest that whoever was asked the same can compute.
+        signed: the head of its ledger, which has charged the round, and a signature of it with a digest that whoever
+            was asked the same can compute.
     """
 
-    signature: bytes = sent_as(fixed(SIGNATURE_BYTES), Tells.NOTHING)
+    signed: SignedHead = sent_as(_HEAD, Tells.NOTHING)
 
 
 @message(79, "all silos' signatures of what was asked")
 class AskedOfAll(Part):
-    """The coordinator shows every silo that all were asked the same.
+    """The coordinator shows every silo that all were asked the same, and where their ledgers end.
 
     Attributes:
-        signatures: of the silos, by number.
+        signatures: what the silos signed, by number.
     """
 
-    signatures: Signatures = sent_as(by_silo(fixed(SIGNATURE_BYTES)), Tells.NOTHING)
+    signatures: Signatures = sent_as(by_silo(_HEAD), Tells.NOTHING)
 
 
 @message(84, "a silo's signature")

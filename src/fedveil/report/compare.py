@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from markupsafe import Markup
 
@@ -18,6 +19,11 @@ from fedveil.report.document import Section, document, figures, joined, notice, 
 from fedveil.report.drawing import Curve, show, show_epsilon, words
 from fedveil.report.run_data import RunData, load_run
 from fedveil.report.variant import ComparisonRow, Spread, Variant
+
+_OF_ONE_RUN: Final = (
+    "ε is that of one run, a seed of the variant; its privacy.json has the whole statement. All these runs on the same "
+    "people cost more together: fedveil spent RUN... says how much"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +85,7 @@ class Comparison:
             for row in self.rows
         ]
         warnings = joined([notice(warning, kind="warning") for warning in self.warnings])
-        return warnings + table(
-            header, rows, caption="Each run folder's privacy.json has the whole statement"
-        )
+        return warnings + table(header, rows, caption=_OF_ONE_RUN)
 
     def _results(self) -> Markup:
         metrics = self._metrics

@@ -80,6 +80,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str)
     return _part("table", header, rows, caption)
 
 
+def parties(statement: Statement) -> Markup:
+    """What each party sees, each with its own epsilon; nothing for none."""
+    rows = [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust]
+    return (
+        table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else EMPTY
+    )
+
+
 def fields(pairs: Sequence[tuple[str, JsonValue]]) -> Markup:
     """Named values of any JSON form, as a description list."""
     return _part("fields", pairs)

@@ -20,6 +20,7 @@ from fedveil.report.document import (
     folded,
     joined,
     notice,
+    parties,
     source,
     statement_claim,
     table,
@@ -62,7 +63,7 @@ def statement_section(run: RunData) -> Section | None:
         body=joined(
             (
                 statement_claim(statement),
-                _parties(statement),
+                parties(statement),
                 fields(_statement_fields(statement)),
                 _published(statement),
                 _event(statement),
@@ -260,14 +261,6 @@ def _statement_fields(statement: Statement) -> list[tuple[str, JsonValue]]:
         *([("Why nothing is guaranteed", list(statement.reasons))] if statement.reasons else []),
         ("Secure randomness", statement.secure_randomness),
     ]
-
-
-def _parties(statement: Statement) -> Markup:
-    """What each party sees, each with its own epsilon."""
-    rows = [[party.party, party.sees, show_epsilon(party.epsilon)] for party in statement.trust]
-    return (
-        table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else EMPTY
-    )
 
 
 def _published(statement: Statement) -> Markup:

@@ -26,6 +26,10 @@ def metric_curve(run: RunData, metric: str) -> Plot:
     figure = blank(x="round", y=f"test {words(metric)}")
     line(figure, 0, name=words(metric), points=points)
     (first, start), (last, end) = points[0], points[-1]
+    if all(
+        value == start for _, value in points
+    ):  # an axis around a constant would go far beyond the metric's range
+        figure.update_yaxes(range=[start - 0.05, start + 0.05])
     span = f"from {show(start)} at round {first} to {show(end)} at round {last}"
     return Plot(
         figure=figure,

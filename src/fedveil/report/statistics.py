@@ -9,12 +9,13 @@ import numpy as np
 
 from fedveil.errors import RunFolderError
 from fedveil.files import read_json
-from fedveil.privacy.statement import Statement, show_epsilon
+from fedveil.privacy.statement import Statement
 from fedveil.report.document import (
     EMPTY,
     Section,
     document,
     figures,
+    parties,
     statement_claim,
     table,
     write_document,
@@ -60,15 +61,10 @@ def statistics_page(released: Released, statement: Statement) -> str:
 
 def promise(statement: Statement) -> Section:
     """Return the section that says what is guaranteed."""
-    parties = table(
-        ["party", "sees", "ε against it"],
-        [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust],
-        caption="Who is trusted with what",
-    )
     return Section(
         identifier="statement",
         title="Privacy statement",
-        body=statement_claim(statement) + parties,
+        body=statement_claim(statement) + parties(statement),
     )
 
 

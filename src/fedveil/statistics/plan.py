@@ -102,13 +102,8 @@ def _planned(request: Request, slot: Slot, n_users: int, unit_noise: float) -> P
     block = slot.block
     groups, coded = block.groups.spread, block.strategy.kind == "prefix"
     cells = _QUARTERS if coded else block.encoder.spread
-    covariance = block.strategy.covariance
-    if not coded:
-        noise = unit_noise * math.sqrt(float(np.diag(covariance).max()))
-    else:
-        leading = np.tril(np.ones((block.strategy.ordered,) * 2))
-        inner = covariance[: block.strategy.ordered, : block.strategy.ordered]
-        noise = unit_noise * math.sqrt(float(np.einsum("jk,kl,jl->j", leading, inner, leading).max()))
+    single = math.sqrt(float(np.diag(block.strategy.covariance).max()))
+    noise = unit_noise * (block.strategy.leading_noise if coded else single)
     total, people = groups * cells, n_users / (groups * cells)
     allowed = request.largest_error or _ALLOWED_SHARE * people
     error = NORMAL_95 * math.sqrt(noise**2 + people * (1 - 1 / total))

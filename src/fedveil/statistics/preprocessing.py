@@ -39,6 +39,7 @@ from fedveil.statistics.intervals import NORMAL_95
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.rising import isotonic_regression
+from fedveil.statistics.strategy import largest_leading
 
 LENGTH: Final = "length of update"
 """The column of what clip is found by."""
@@ -193,12 +194,7 @@ def cdf_noise(layout: Layout, unit: float, noise_std: float) -> float:
         unit: what a person weighs in the sum of one silo at most.
         noise_std: of the noise on every number.
     """
-    found = 0.0
-    for slot in layout.slots:
-        if slot.block.strategy.ordered:
-            sums = _sums(slot.block.strategy.covariance, slot.block.strategy.ordered)
-            found = max(found, noise_std / (slot.scale * unit) * math.sqrt(float(np.diag(sums).max())))
-    return found
+    return max(noise_std / (slot.scale * unit) * slot.block.strategy.leading_noise for slot in layout.slots)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -221,7 +217,7 @@ class _Distribution:
         ordered = len(edges) + 1
         sums = np.cumsum(cells.values[0, :ordered])
         total = float(sums[-1])
-        noise = math.sqrt(float(np.diag(_sums(cells.covariance, ordered)).max()))
+        noise = math.sqrt(largest_leading(cells.covariance, ordered))
         if total <= _SURE * noise:
             return None
         rising = isotonic_regression(np.clip(sums, 0, total))[1:]
@@ -240,13 +236,6 @@ class _Distribution:
         """Return where a share of all people is below, linear within bins."""
         shares = np.concatenate(([0.0], self.below / self.below[-1])) + 1e-12 * np.arange(len(self.edges))
         return float(np.interp(level, shares, np.array(self.edges)))
-
-
-def _sums(covariance: Float64[np.ndarray, "n n"], ordered: int) -> Float64[np.ndarray, "k k"]:
-    """Return the covariance of sums of leading cells."""
-    leading = np.tril(np.ones((ordered, ordered)))
-    found: np.ndarray = leading @ covariance[:ordered, :ordered] @ leading.T
-    return found
 
 
 def _kept(feature: Mapping[str, Any], cells: Cells, least: float) -> dict[str, Any]:

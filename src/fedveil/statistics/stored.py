@@ -16,6 +16,8 @@ from fedveil.errors import ConfigError, DataError, RunFolderError
 from fedveil.files import reading
 
 SCHEMA_VERSION: Final = 1
+_MOST: Final = 2.0**53
+"""What no number of a sum exceeds: sums of people are exact up to 2^52 steps of a grid that is at most 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,10 @@ class NoisySum:
 
     vector: Float64[np.ndarray, " d"]
     std: float
+
+    def fits(self, length: int) -> bool:
+        """Return whether this may be a sum of so many numbers: none is beyond what exact sums on the grid reach."""
+        return self.vector.shape == (length,) and bool((np.abs(self.vector) <= _MOST).all())
 
     def to_json(self) -> dict[str, Any]:
         """Return the sum as JSON."""
@@ -44,10 +50,10 @@ class NoisySum:
             origin: as in :func:`restoring`.
 
         Raises:
-            RunFolderError: numbers that are not finite, as many as were asked for, under noise.
+            RunFolderError: numbers that no sum has, or not as many as were asked for, or no noise.
         """
         found = cls(np.array(data["vector"], dtype=np.float64), float(data["noise_std"]))
-        if found.vector.shape != (length,) or not np.isfinite(found.vector).all():
+        if not found.fits(length):
             raise RunFolderError(f"{origin} is damaged: its numbers do not fit what was asked for")
         if not (math.isfinite(found.std) and found.std > 0):
             raise RunFolderError(f"{origin} is damaged: its noise has no standard deviation")

@@ -116,8 +116,19 @@ class Strategy:
         found: np.ndarray = np.linalg.solve(matrix.T @ matrix, matrix.T)
         return found
 
+    @property
+    def leading_noise(self) -> float:
+        """The largest standard deviation of a sum of leading cells, in that of the numbers sent; 0 without an order."""
+        return math.sqrt(largest_leading(self.covariance, self.ordered)) if self.ordered else 0.0
+
     @cached_property
     def covariance(self) -> Float64[np.ndarray, "width width"]:
         """D D', what unit noise on every number sent becomes on the cells."""
         found: np.ndarray = self.decoder @ self.decoder.T
         return found
+
+
+def largest_leading(covariance: Float64[np.ndarray, "n n"], ordered: int) -> float:
+    """Return the largest variance of a sum of leading cells, of so many in an order."""
+    leading = np.tril(np.ones((ordered, ordered)))
+    return float(np.einsum("jk,kl,jl->j", leading, covariance[:ordered, :ordered], leading).max())

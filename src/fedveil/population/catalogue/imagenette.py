@@ -100,6 +100,7 @@ def _population(name: str, request: Request, images: Pictures, note: str) -> Pop
         train=Records(features=train, targets=labels, silo=silo, user=user),
         test_features=test,
         test_targets=test_labels,
+        public_test=True,
         n_users=request.n_users,
         silo_names=silo_names,
         task="classification",

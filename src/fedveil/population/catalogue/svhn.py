@@ -53,6 +53,7 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
         train=Records(features=images, targets=labels, silo=silo, user=user),
         test_features=test,
         test_targets=test_labels,
+        public_test=True,
         n_users=request.n_users,
         silo_names=silo_names,
         task="classification",

@@ -1,11 +1,20 @@
-"""What of a run comes from other packages: its code is not the house's, and what it claims nobody here has checked."""
+"""What a run is made of: versions and machine, and the code of other packages, whose claims nobody here has checked."""
 
 from __future__ import annotations
 
+import platform
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING
+
 from fedveil.engine.experiment import Experiment, asked_for
+from fedveil.engine.folder import Row
 from fedveil.engine.sections import SESSION
 from fedveil.foreign import foreign
 from fedveil.registry import KINDS, Member, outsiders
+
+if TYPE_CHECKING:
+    from fedveil.engine.setup import Prepared
 
 
 def brought(experiment: Experiment) -> tuple[Member, ...]:
@@ -22,3 +31,22 @@ def at_their_word(experiment: Experiment) -> tuple[str, ...]:
         f"{foreign(one.version)}, whose claims are taken at their word: that it does what it claims was not checked"
         for one in brought(experiment)
     )
+
+
+def environment(prepared: Prepared) -> Row:
+    """Return what ``environment.json`` holds."""
+    packages = ("fedveil", "torch", "numpy", "scipy", "dp-accounting")
+    return {
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": str(prepared.setting.cohort.device),
+        "trainer": type(prepared.setting.trainer).__name__,
+        "parameters": prepared.task.dimension,
+        "packages": {name: _version(name) for name in packages}
+        | {one.package: one.version for one in brought(prepared.experiment)},
+    }
+
+
+@cache
+def _version(package: str) -> str:
+    return metadata.version(package)
