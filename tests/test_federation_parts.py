@@ -25,6 +25,7 @@ from fedveil.flower.joining import DraftedPolicy
 from fedveil.flower.provisioning import provision
 from fedveil.flower.submission import create_run, due_parts, read_document
 from fedveil.privacy.ledger import read_entries
+from fedveil.protection.refusals import Code
 from tests import test_evaluation_targets
 from tests.test_preprocessing import FILES, tables
 from tests.test_run import Silent
@@ -134,6 +135,13 @@ def alone(folder: Path, base: dict[str, Any] = ASKED) -> Path:
     """The run folder of the same experiment with all tables in this process."""
     experiment: Experiment = parse(base, "test").anchored(folder)
     return run(prepare(experiment), folder / "alone", Silent()).folder
+
+
+def test_a_silo_without_the_file_of_main_silos_takes_no_part_and_is_charged_for_none(tmp_path: Path) -> None:
+    tables(tmp_path, people=PEOPLE)
+    study = Study(tmp_path, method={"name": "uldp-avg-w", "power": {"main_silos": "ab" * 32}})
+    assert [Code.MAIN_SILOS.template in (ended or "") for ended in study.play(parts=1)] == [True]
+    assert [study.charges(silo) for silo in range(3)] == [[], [], []]
 
 
 def test_a_run_of_all_parts_is_the_simulations_and_survives_restarts(tmp_path: Path) -> None:

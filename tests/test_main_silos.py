@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.engine.experiment import Experiment
+from fedveil.engine.run_preprocessing import lengths_of_updates
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, DataError
 from fedveil.federation.document import canonical
@@ -26,6 +27,7 @@ from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.refusals import Code
+from fedveil.statistics.preprocessing import LENGTH
 from tests.federation_world import (
     MOVING,
     TESTING,
@@ -137,6 +139,18 @@ def test_the_server_learns_no_counts_and_its_line_is_that_of_readers() -> None:
     by_count = prepare(asked(method={"name": "uldp-avg-w", "power": "main"}), FixedPopulation(population()))
     assert not any("who made it" in line for line in by_count.uncovered)
     assert by_count.epsilon_of(by_count.guarantee.against(Role.SERVER), 1) == np.inf
+
+
+def test_a_pair_that_trains_in_no_round_has_no_length() -> None:
+    """Of a user's pairs that in her main silo alone, so that a clip by quantile is one of what is clipped."""
+    main = asked(method={"name": "uldp-avg-w", "power": "main"})
+    prepared = prepare(main, FixedPopulation(population()))
+    lengths = lengths_of_updates(prepared, prepared.task.initial()).numbers(LENGTH).values
+    groups, weights = prepared.setting.cohort.groups, prepared.setting.weights.numpy()
+    trained = np.zeros(len(lengths), dtype=np.bool_)
+    trained[groups.order] = np.repeat(weights > 0, groups.size)
+    assert 0 < trained.sum() < len(lengths)
+    assert np.array_equal(lengths > 0, trained)
 
 
 @settings(max_examples=15, deadline=None)

@@ -1,9 +1,9 @@
 """What a silo charges its users a round, and the weights that this charge was computed for: one value, never apart.
 
 Claim: a silo trains a round only with the weights of which its guarantee speaks: exactly 1/|S| where they are uniform,
-1 where they are one, 1 or 0 by the file of main silos that the run names, n_su / N_u in [0, 1] from the totals of this
-session where they are by records. Enforced by
-:meth:`Promise.of_round`, which is the one way to the event that is charged, before anything is trained.
+1 where they are one, 1 or 0 by the file of main silos that the run names (0 without it), n_su / N_u in [0, 1] from the
+totals of this session where they are by records. Enforced by :meth:`Promise.of_round`, which is the one way to the
+event that is charged, before anything is trained.
 """
 
 from __future__ import annotations
@@ -41,13 +41,8 @@ class Promise:
 
     @classmethod
     def of(cls, prepared: Prepared, event: Event) -> Promise:
-        """Return the promise of an experiment, from the method's declaration and no silo's counts.
-
-        Raises:
-            MainSilosError: a file of main silos that is not the one of the run.
-        """
+        """Return the promise of an experiment, from the method's declaration and no silo's counts."""
         weights, method, population = None, prepared.method, prepared.population
-        method.weights.check_file(population.main_silos)
         if not method.shows_counts:
             weights = method.weigh(prepared.setting.cohort.groups, population)
         return cls(guarantee=prepared.guarantee, event=event, weights=weights)

@@ -70,9 +70,14 @@ def _trained(experiment: Experiment, policy: Policy, share: Share, number: int) 
 
 
 def _checked(experiment: Experiment, policy: Policy, share: Share, number: int) -> Prepared:
-    """Return an experiment as the silo holds it, whose method its policy allows."""
+    """Return an experiment as the silo holds it, whose method its policy allows; every part of a run begins so.
+
+    Raises:
+        MainSilosError: the silo's file of main silos is not the one of the run.
+    """
     prepared = prepare(_own(experiment), FixedPopulation(share))
     policy.check_method(prepared.method, prepared.task.dimension)
+    prepared.method.weights.check_file(share.main_silos)
     check_deployable(prepared)
     check_own_client(prepared, number)
     return prepared
