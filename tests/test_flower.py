@@ -293,28 +293,35 @@ class Node:
 
 @dataclass
 class LoopGrid:
-    """Flower's Grid in this process: every message meets a carrier, and every fifth is lost on the way."""
+    """Flower's messages in this process: each meets a carrier; every fifth is lost, at every fiftieth all forget."""
 
     nodes: list[Node]
     guards: list[Path]
     waiting: dict[str, Any] = field(default_factory=dict)
+    last: dict[int, Any] = field(default_factory=dict)
     sent: int = 0
+    whole: int = 0
 
     def get_nodes(self) -> list[Node]:
         return self.nodes
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        from fedveil.flower.envelope import LastLetter
         from fedveil.flower.node import reply_to
 
         keys = []
         for message in messages:
             self.sent += 1
+            self.whole += "letter" in message.content["fedveil"]
             keys.append(f"message {self.sent}")
             message.metadata.__dict__["_message_id"] = keys[-1]
             if self.sent % 5 == 0:
                 continue
             node = message.metadata.dst_node_id
-            self.waiting[keys[-1]] = reply_to(message, partial(ask, self.guards[node]))
+            if self.sent % 50 == 1:
+                self.last.clear()
+            last = self.last.setdefault(node, LastLetter())
+            self.waiting[keys[-1]] = reply_to(message, partial(ask, self.guards[node]), last.of)
         return keys
 
     def pull_messages(self, keys: Iterable[str]) -> list[Any]:
@@ -660,7 +667,10 @@ def test_a_silence_is_of_one_silo_and_signs_of_life_end_it_for_a_while(
 def test_a_run_ends_though_silos_work_for_longer_than_patience(
     made: Demonstration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A silent silo is waited for as long as twenty questions take; this one works for longer, and pays once."""
+    """A silent silo is waited for as long as thirty questions take; this one works for longer, and pays once.
+
+    Its carrier is reminded of the letter, and is sent it again where it has forgotten it.
+    """
     from fedveil.flower import transport
 
     receive, now, signs = SiloParty.receive, [0.0], [0]
@@ -681,16 +691,18 @@ def test_a_run_ends_though_silos_work_for_longer_than_patience(
     monkeypatch.setattr(SiloParty, "working", noted)
     monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=passing))
     home = CoordinatorFolder(made.provisioned.coordinator)
-    settings = {"patience": 2.0, "resend_after": 0.5}  # 0.1 of these seconds are as long as a question takes
+    settings = {"patience": 3.0, "resend_after": 0.5}  # 0.1 of these seconds are as long as a question takes
     home.settings.model_copy(update=settings).write(home / "coordinator.toml")
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     with serving(made, sign_of_life=0.005) as paths:
-        transport.carry(LoopGrid(nodes, paths), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+        grid = LoopGrid(nodes, paths)
+        transport.carry(grid, party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
     assert signs[0] > 0
+    assert grid.whole < signs[0] < grid.sent
     charged = read_entries(made.provisioned.silos[1] / "state" / LEDGER)
     assert [entry.round for entry in charged] == [1, 2]
 

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +39,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedveil.errors import ConfigError
 from fedveil.flower.beating import beating
 from fedveil.flower.child import end_now, settings_of_parent
-from fedveil.flower.envelope import content_of, letter_in
+from fedveil.flower.envelope import LastLetter, content_of, letter_in
 from fedveil.flower.relay import ask
 from fedveil.protection.errors import ProtocolError
 
@@ -60,12 +60,14 @@ class Node:
         authority: PEM of the one authority that is believed.
         key: the node's private key.
         answer: of the silo.
+        last: the letter that it was asked about last.
     """
 
     coordinator: str
     authority: bytes
     key: ec.EllipticCurvePrivateKey
     answer: Answer
+    last: LastLetter = field(default_factory=LastLetter)
 
     @classmethod
     def of(cls, folder: Path, coordinator: str, answer: Answer) -> Node:
@@ -111,7 +113,7 @@ class Node:
     def _carry(self, link: FleetHttpClient, node: NodeMessage, message: Message) -> None:
         """Answer a letter. An answer that the link does not take is lost: its run is over, or it is asked for again."""
         begun = time.monotonic()
-        reply = message_to_proto(reply_to(message, self.answer))
+        reply = message_to_proto(reply_to(message, self.answer, self.last.of))
         reply.metadata.message_id = secrets.token_hex(32)
         answer = PushMessagesRequest(
             node=node,
@@ -127,13 +129,13 @@ class Node:
             link.PushMessages(answer)
 
 
-def reply_to(message: Message, answer: Answer) -> Message:
+def reply_to(message: Message, answer: Answer, letter_of: Callable[[Message], bytes] = letter_in) -> Message:
     """Return the message that carries the answer to a message's letter, or says that there is none.
 
     Why there is none stays in the silo's own log.
     """
     try:
-        return Message(content_of(answer(letter_in(message))), reply_to=message)
+        return Message(content_of(answer(letter_of(message))), reply_to=message)
     except (ProtocolError, OSError) as error:
         _log.warning("a letter was not answered: %s", error)
         reason = Error(

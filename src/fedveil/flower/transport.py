@@ -13,7 +13,7 @@ from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.exchange import Heard
 from fedveil.flower.certificates import node_key_pem
 from fedveil.flower.child import ProcessError
-from fedveil.flower.envelope import content_of, letter_in
+from fedveil.flower.envelope import content_of, letter_in, reminder_of
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.metrics import Meter
 from fedveil.flower.tasks import Post
@@ -41,6 +41,7 @@ class _UnderWay:
         first: when it was sent first.
         again: when it is sent again; the intervals double up to an hour, and are short again once something is heard.
         wait: seconds between the last two sendings.
+        known: whether the silo has said that it is at work on it, so that a reminder does instead of the letter.
     """
 
     silo: int
@@ -48,6 +49,7 @@ class _UnderWay:
     first: float
     again: float
     wait: float
+    known: bool = False
 
 
 class Silence:
@@ -188,9 +190,10 @@ def _push(
     ]
     if not due:
         return 0
+    known = {letter for letter, sent in under_way.items() if sent.known}
     messages = [
         Message(
-            content_of(letter),
+            reminder_of(letter) if letter in known else content_of(letter),
             dst_node_id=nodes[silo],
             message_type=MessageType.QUERY,
         )
@@ -235,6 +238,8 @@ def _pull(
         if reply.has_error():
             _log.warning("silo %d: no answer: %s", sent.silo, foreign(str(reply.error.reason)))
             meter.letter("lost")
+            if sent.known:  # its carrier has begun anew
+                sent.known, wait = False, 0.0
         else:
             try:
                 heard = party.receive(sent.silo, letter_in(reply))
@@ -246,7 +251,7 @@ def _pull(
                 meter.heard(sent.silo)
                 if heard is Heard.SIGN:
                     silence.sign(sent.silo)
-                    wait = _AT_WORK_SECONDS
+                    sent.known, wait = True, _AT_WORK_SECONDS
                 elif heard is Heard.ANSWER:
                     meter.answered(time.monotonic() - sent.first)
         sent.again, sent.wait = min(sent.again, time.monotonic() + wait), resend_after / 2
