@@ -280,6 +280,16 @@ def test_a_ledger_that_is_replaced_while_its_silo_serves_is_refused(tmp_path: Pa
     ledger.close()
 
 
+def test_a_ledger_of_an_older_form_is_refused_with_its_name(tmp_path: Path) -> None:
+    """Before a version was released, a note of a membership had its serial number alone."""
+    with Ledger(tmp_path / LEDGER, unit="user") as older:
+        older.note("membership", "3")
+    (tmp_path / HEAD).write_text(read_head(tmp_path / LEDGER).digest)
+    policy, answers = Policy(epsilon=1.0, clip=1.0), RecordStore(tmp_path / "answers")
+    with pytest.raises(RunFolderError, match=f"{LEDGER} is damaged"):
+        SiloLedger(tmp_path, policy, answers, charter=bytes(32), serial=4)
+
+
 def test_two_processes_on_copies_of_one_state_are_noticed(world: World, tmp_path: Path) -> None:
     """Each goes on by itself, in turn: neither's ledger has what the other charged."""
     assert stopped(world) is None

@@ -151,7 +151,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
 # --- whatever goes wrong ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "seed"), [({}, 4), (SAMPLED, 5)], ids=["all", "sampled"])
+@pytest.mark.parametrize(("method", "seed"), [({}, 7), (SAMPLED, 5)], ids=["all", "sampled"])
 def test_a_hundred_mishaps_change_nothing(
     method: dict[str, Any], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,17 @@ def test_figures_are_computed_once_a_second(
 
 
 def test_a_port_is_on_a_loopback_address_alone(running: RunningFolder, port: int) -> None:
-    for wrong in ("0.0.0.0:9464", "192.0.2.1:9464", "9464", "localhost:9464", "127.0.0.1:0", "127.0.0.1:x"):
+    for wrong in (
+        "0.0.0.0:9464",
+        "192.0.2.1:9464",
+        "9464",
+        "localhost:9464",
+        "127.0.0.1:0",
+        "127.0.0.1:x",
+        "::1:9464",
+        "127.0.0.1:+9464",
+        "[::1%eth0]:9464",
+    ):
         with pytest.raises(ConfigError, match="loopback address and a port"):
             MetricsPage(running, wrong, lambda: True, str)
     assert local_port("[::1]:9464") == ("::1", 9464)

@@ -113,6 +113,23 @@ class Preprocessed:
             ],
         }
 
+    @classmethod
+    def from_json(cls, data: Any, origin: object) -> Preprocessed:
+        """Return the releases of a document.
+
+        Raises:
+            RunFolderError: damaged, or another version's.
+        """
+        with restoring(data, origin):
+            wanted = Wanted.model_validate(data["wanted"])
+            made = tuple(
+                NoisySum.from_json(one, layout.length, origin)
+                for one, layout in zip(data["releases"], wanted.layouts, strict=False)
+            )
+            if not 0 < len(made) == len(data["releases"]):
+                raise RunFolderError(f"{origin} is damaged: it has other releases than were asked for")
+            return cls(run=str(data["run"]), wanted=wanted, made=made)
+
 
 def _named(place: int) -> str:
     """Return what the release after so many is called within the run."""
@@ -128,16 +145,7 @@ def read_preprocessed(folder: Path) -> Preprocessed | None:
     path = folder / PREPROCESSED
     if not path.exists():
         return None
-    data = read_json(path, RunFolderError)
-    with restoring(data, path):
-        wanted = Wanted.model_validate(data["wanted"])
-        made = tuple(
-            NoisySum.from_json(one, layout.length, path)
-            for one, layout in zip(data["releases"], wanted.layouts, strict=False)
-        )
-        if not 0 < len(made) == len(data["releases"]):
-            raise RunFolderError(f"{path} is damaged: it has other releases than were asked for")
-        return Preprocessed(run=str(data["run"]), wanted=wanted, made=made)
+    return Preprocessed.from_json(read_json(path, RunFolderError), path)
 
 
 def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | None:

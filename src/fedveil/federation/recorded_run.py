@@ -281,10 +281,10 @@ class RecordedRun:
         if len(data["silos"]) != len(signed):
             raise IntegrityError(f"{AGREED}: signed twice by one silo")
         missing = [name for number, name in enumerate(membership.silos) if number not in signed]
-        words = "statement and model signed by the coordinator"
+        words = f"statement{' and model' if data['tensors'] else ''} signed by the coordinator"
         others = sorted(self._files.keys() - files - {AGREED, CONTENTS}) if whole else []
         if whole:
-            words = f"statement, model and {len(files)} files signed by the coordinator"
+            words += f", with {len(files)} files"
         if missing:
             raise Unchecked(
                 f"{words}; the statement not by {', '.join(missing)}: they were silent, or refused"
@@ -308,8 +308,8 @@ class RecordedRun:
 
     def _same_tensors(self, tensors: Mapping[str, str]) -> None:
         found = digests_of(self._files[MODEL]) if MODEL in self._files else {}
-        for name, digest in tensors.items():
-            if found.get(name) != digest:
+        for name in sorted(tensors.keys() | found.keys()):
+            if found.get(name) != tensors.get(name):
                 raise IntegrityError(f"{MODEL}: tensor '{name}' is not the one that was signed")
 
     def model(self) -> str:

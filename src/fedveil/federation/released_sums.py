@@ -3,27 +3,35 @@
     one release       SHA-256 of the standard deviation of its noise and its numbers, all float64, little-endian
     several           SHA-256 of their digests in their order; zeros for none
 
-Every figure that is shown follows from these numbers and from what was asked for. A silo is told the numbers of a
-release with the part of the run that follows it, and signs their digest with its round; the sum itself no silo sees.
+Every figure that is shown follows from these numbers and from what was asked of them: which columns, bounds, groups and
+silos. What was asked, as the file says it, is the coordinator's word, and held against nothing that silos signed. A
+silo is told the numbers of a release with the part of the run that follows it, and signs their digest with its round;
+the sum itself no silo sees.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float64
 
 from fedveil.checks import Unchecked
 from fedveil.engine.folder import PREPROCESSED
+from fedveil.engine.preprocessing import Preprocessed
 from fedveil.errors import IntegrityError
 from fedveil.files import parse_json, reading
 from fedveil.foreign import foreign
 from fedveil.statistics.evaluated import FILE as EVALUATED
+from fedveil.statistics.evaluated import Evaluated
 from fedveil.statistics.inference.fitted import FILE as FITTED
+from fedveil.statistics.inference.fitted import Fitted
 from fedveil.statistics.released import FILE as COUNTED
+from fedveil.statistics.released import Released
+from fedveil.statistics.stored import NoisySum, NoisySums
 
 EVALUATING: Final = "checkpoint/evaluation.json"
 """In the run folder: releases of an evaluation that is not whole yet."""
@@ -44,8 +52,40 @@ def digest_of_all(releases: Iterable[bytes]) -> bytes:
     return hashlib.sha256(content).digest() if content else bytes(32)
 
 
-_FILES: Final = (PREPROCESSED, EVALUATED, EVALUATING, COUNTED, FITTED)
-"""What has releases, in their order; an evaluation has a file of its own until it is whole."""
+def _preprocessed(data: Any) -> tuple[NoisySums, Any]:
+    found = Preprocessed.from_json(data, PREPROCESSED)
+    return found.made, found.to_json()
+
+
+def _evaluated(data: Any) -> tuple[NoisySums, Any]:
+    found = Evaluated.from_json(data, EVALUATED)
+    return found.releases, found.to_json()
+
+
+def _evaluating(data: Any) -> tuple[NoisySums, Any]:
+    made = tuple(NoisySum.from_json(one, len(one["vector"]), EVALUATING) for one in data["releases"])
+    return made, {"releases": [one.to_json() for one in made]}
+
+
+def _counted(data: Any) -> tuple[NoisySums, Any]:
+    found = Released.from_json(data, COUNTED)
+    return (found.made,), found.to_json()
+
+
+def _fitted(data: Any) -> tuple[NoisySums, Any]:
+    found = Fitted.from_json(data, FITTED)
+    return found.releases, found.to_json()
+
+
+_FILES: Final[Mapping[str, Callable[[Any], tuple[NoisySums, Any]]]] = {
+    PREPROCESSED: _preprocessed,
+    EVALUATED: _evaluated,
+    EVALUATING: _evaluating,
+    COUNTED: _counted,
+    FITTED: _fitted,
+}
+"""What has releases, in their order, as whoever shows their figures reads it: the sums, and all that the file must have
+with them. An evaluation has a file of its own until it is whole."""
 
 
 def check_releases(files: Mapping[str, bytes], record: Sequence[tuple[str, str]], *, whole: bool) -> str:
@@ -70,7 +110,7 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[tuple[str, str]]
     if len(found) < len(named):
         raise Unchecked(f"numbers of {len(found)} releases are here, as the record has them, of {len(named)}")
     told = ", ".join(part for number, part, _ in named if number < last)
-    words = f"the numbers of {len(named)} releases are those of the record"
+    words = f"the numbers of {len(named)} releases are those of the record; what they are of, the coordinator says"
     if told:
         words += f"; the silos of the next round were told, and signed, {told}"
     if record[last][0]:
@@ -79,16 +119,30 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[tuple[str, str]]
 
 
 def _digests_in(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
-    """Return the releases that files have: the file of each, and its digest in hexadecimal digits."""
+    """Return the releases that files have: the file of each, and its digest in hexadecimal digits.
+
+    Raises:
+        FedveilError: a file is damaged, or has anything else than what its reader makes of it.
+    """
     found = []
-    for name in _FILES:
+    for name, read in _FILES.items():
         if name not in files or (name == EVALUATING and EVALUATED in files):
             continue
         with reading(name, IntegrityError):
             data = parse_json(files[name], name, IntegrityError)
-            for one in (
-                (data,) if name == COUNTED else data["releases"]
-            ):  # as its reader does, and no other key
-                made = float(one["noise_std"]), np.array(one["vector"], dtype=np.float64)
-                found.append((name, digest_of_release(made).hex()))
+            made, whole = read(data)
+        if not _same(data, whole):
+            raise IntegrityError(f"{name}: not what follows from its released numbers and what was asked for")
+        found += [(name, digest_of_release((one.std, one.vector)).hex()) for one in made]
     return found
+
+
+def _same(found: Any, made: Any) -> bool:
+    """Return whether two JSON documents are the same, but for the rounding of another machine."""
+    if isinstance(found, dict) and isinstance(made, dict):
+        return found.keys() == made.keys() and all(_same(found[key], made[key]) for key in found)
+    if isinstance(found, list) and isinstance(made, (list, tuple)):
+        return len(found) == len(made) and all(_same(*pair) for pair in zip(found, made, strict=True))
+    if isinstance(found, float) and isinstance(made, float):
+        return math.isclose(found, made, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(found == made)

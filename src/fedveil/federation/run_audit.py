@@ -30,7 +30,7 @@ BEYOND: Final = (
     "that a silo trained as the method says, drew its noise, and sent what it signed for",
     "that each model is the server's step from the sums: the sums are not kept",
     "that released numbers are the sums: no silo sees one; silos sign what they are told of earlier releases",
-    "figures that a file has beside released numbers: they follow from these, and are computed when they are shown",
+    "what released numbers are of (columns, bounds, groups, silos, order), as their file says: the coordinator's word",
     "that an average of models which was evaluated is that of the rounds' models",
     "that each event is what its round really released",
     "the lines against server and silos, and figures of publications: silos alone compute them again",

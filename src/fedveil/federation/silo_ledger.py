@@ -30,7 +30,7 @@ from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.federation.store import RecordStore
-from fedveil.files import read_content, replace_file
+from fedveil.files import read_content, reading, replace_file
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.privacy.ledger_lines import NoteKind, Origin
@@ -103,8 +103,9 @@ class SiloLedger:
 
     def _serial(self, charter: bytes) -> int:
         """Return the largest serial number under which the silo was served in the federation of a charter."""
-        served = (note.text.split() for note in self._ledger.notes if note.kind == "membership")
-        return max((int(serial) for known, serial in served if known == charter.hex()), default=0)
+        with reading(self._ledger.path, RunFolderError):
+            served = (note.text.split() for note in self._ledger.notes if note.kind == "membership")
+            return max((int(serial) for known, serial in served if known == charter.hex()), default=0)
 
     def names(self, terms: str) -> bool:
         """Return whether a charge was made under some terms, SHA-256 in hexadecimal."""

@@ -56,14 +56,15 @@ def local_port(text: str) -> tuple[str, int]:
     """Return host and port of an address that other hosts do not reach.
 
     Raises:
-        ConfigError: it is another.
+        ConfigError: it is another, or written in another form than a question names it in.
     """
-    host, _, port = text.rpartition(":")
     with suppress(ValueError):
-        if ipaddress.ip_address(host.strip("[]")).is_loopback and 0 < int(port) < 1 << 16:
-            return host.strip("[]"), int(port)
+        host, number = ipaddress.ip_address(text.rpartition(":")[0].strip("[]")), int(text.rpartition(":")[2])
+        named = f"[{host}]:{number}" if host.version == 6 else f"{host}:{number}"
+        if host.is_loopback and 0 < number < 1 << 16 and text == named and "%" not in text:
+            return str(host), number
     raise ConfigError(
-        f'metrics = "{text}": a loopback address and a port are needed, such as "127.0.0.1:9464"'
+        f'metrics = "{text}": a loopback address and a port are needed, such as "127.0.0.1:9464" or "[::1]:9464"'
     )
 
 

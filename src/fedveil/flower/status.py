@@ -81,8 +81,9 @@ def _silo(home: SiloFolder) -> dict[str, Any]:
         "delta": policy.delta,
     }
     if path.exists():
-        head = read_head(path).digest
-        spent = _spent(path, head, policy.accountant, policy.delta)
+        stamp = path.stat()
+        written = stamp.st_ino, stamp.st_size, stamp.st_mtime_ns
+        head, spent = _spent(path, written, policy.accountant, policy.delta)
         found |= {
             "ledger_head": head,
             "spent_epsilon": spent if spent < float("inf") else None,
@@ -92,9 +93,9 @@ def _silo(home: SiloFolder) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _spent(path: Path, head: str, accountant: str, delta: float) -> float:
-    """Return the epsilon of a ledger that ends with a head: computed once, however often it is asked for."""
+def _spent(path: Path, written: tuple[int, ...], accountant: str, delta: float) -> tuple[str, float]:
+    """Return the head and the epsilon of a ledger: read once until it is written again, however often it is asked."""
     counted: Counter[Event] = Counter()
     for entry in read_entries(path):
         counted.update(atoms(entry.event))
-    return make_accountant(accountant).epsilon(compose(counted), delta)
+    return read_head(path).digest, make_accountant(accountant).epsilon(compose(counted), delta)
