@@ -506,31 +506,20 @@ def test_no_repeat_takes_the_room_of_what_is_still_due(
 ) -> None:
     """What is due is the evaluation too: a repeat before it is charged where everything fits, or never."""
     tables(tmp_path)
-    asked: dict[str, Any] = {
-        "evaluation": {},
-        "data": {"table": {"test_share": 0.5}},
-        "budget": {"preprocessing": 0.4},
-    }
+    asked: dict[str, Any] = {"evaluation": {}, "data": {"table": {"test_share": 0.5}}}
     plain = prepared_in(tmp_path, **asked)
-    budget = plain.epsilon_with(Role.READER, 0, plain.before * 3) * 1.001
-    assert plain.epsilon_with(Role.READER, 2, plain.beside) < budget
-    assert budget < plain.epsilon_with(Role.READER, 1, (*plain.beside, *plain.before * 2))
+    repeat = plain.before[:1]
+    budget = plain.epsilon_with(Role.READER, 1, (*plain.beside, *repeat)) * 0.999
+    assert plain.epsilon_with(Role.READER, 1, (*plain.before, *repeat)) < budget  # were there no evaluation
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    prepared = prepared_in(tmp_path, **asked, privacy={"epsilon": 20.0, "budget": budget})
-    folder = tmp_path / "runs" / "hospitals"
-    with monkeypatch.context() as patch:
-        patch.setattr("fedveil.engine.releases.run_preprocessing.noisy_sum", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run(prepared, tmp_path / "runs", Silent())
-        charged = len(read_entries(folder / "ledger.jsonl"))
-        for _ in range(3):
-            with pytest.raises((KeyboardInterrupt, BudgetError)) as ended:
-                resume(folder, Silent())
-        assert ended.type is BudgetError
-        assert "what is due after it and one round would bring epsilon to" in str(ended.value)
-    names = [entry.run for entry in read_entries(folder / "ledger.jsonl")]
-    assert charged <= len(names) < 4
-    assert set(names) == {"hospitals/prep/1"}
+    prepared = prepared_in(tmp_path, **asked, privacy={"budget": budget})
+    monkeypatch.setattr("fedveil.engine.releases.run_preprocessing.noisy_sum", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(prepared, tmp_path / "runs", Silent())
+    with pytest.raises(BudgetError, match="due after it and one round would bring epsilon to"):
+        resume(tmp_path / "runs" / "hospitals", Silent())
+    charged = read_entries(tmp_path / "runs" / "hospitals" / "ledger.jsonl")
+    assert [entry.run for entry in charged] == ["hospitals/prep/1"]
