@@ -326,6 +326,24 @@ def test_a_coordinator_stops_when_a_ledger_goes_back(tmp_path: Path) -> None:
         HeadsSeen(tmp_path / HEADS, bytes(32))
 
 
+def test_a_head_that_could_not_be_written_is_not_taken_for_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, (first, second) = HeadsSeen(tmp_path / HEADS, bytes(32)), (bytes([n]) * 32 for n in (1, 2))
+    heads.hear({"north": first})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(RunFolderError, match="No space left"):
+            heads.hear({"north": second})
+    heads.hear({"north": second})
+    heads.keep()
+    assert HeadsSeen(tmp_path / HEADS, bytes(32)).last("north") == second
+
+
 def test_a_head_costs_a_line_and_half_a_line_is_no_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +361,7 @@ def test_a_head_costs_a_line_and_half_a_line_is_no_head(
     heads = HeadsSeen(path, bytes(32))
     assert heads.last("north") == every[-2]
     heads.hear({"north": every[-1]})
-    assert path.read_bytes().count(b"\n") == 1 + 3  # written anew, without those that are too old
+    assert path.read_bytes().count(b"\n") == 1 + 3 + 1  # written anew, without those that are too old
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert HeadsSeen(path, bytes(32)).last("north") == every[-1]
     assert HeadsSeen(path, bytes([7]) * 32).last("north") == every[0]

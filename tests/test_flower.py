@@ -353,6 +353,23 @@ def test_a_link_has_no_other_key_than_that_of_tls(made: Demonstration, tmp_path:
         LinkFolder(tmp_path)
 
 
+def test_the_link_keeps_no_tree_of_objects(made: Demonstration) -> None:
+    """A member's answer of k objects that name one another twice would be 2^k when the coordinator asks for it."""
+    pytest.importorskip("flwr")
+    from flwr.proto.message_pb2 import ObjectTree
+
+    from fedveil.flower.link import make_app
+
+    app: Any = make_app(CoordinatorFolder(made.provisioned.coordinator).link, bytes(32))
+    state = app.state.linkstate_factory.state()
+    one, other = (ObjectTree(object_id=digit * 64) for digit in "ab")
+    tree = ObjectTree(object_id="c" * 64, children=[one, other])
+    with pytest.raises(ValueError, match="names objects"):
+        state.preregister_object_tree(tree, state.start_session(1))
+    assert len(state.object_store) == 0
+    assert state.preregister_object_tree(one, state.start_session(1)) == ["a" * 64]
+
+
 @pytest.mark.parametrize("loose", ["run", "run/link", "run/secret"])
 def test_a_link_that_every_user_of_the_host_reaches_is_not_used(
     loose: str, made: Demonstration, tmp_path: Path

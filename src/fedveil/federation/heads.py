@@ -157,10 +157,10 @@ class HeadsSeen:
                     f"silo {silo}: its ledger has gone back to where it was before: it ends with {head} again; "
                     "the silo must put back the ledger as it was last"
                 )
-        for silo, head in new:
-            self._note(self._charter, silo, head)
         if new:
             self._write(new)
+        for silo, head in new:  # only now: what could not be written is heard again
+            self._note(self._charter, silo, head)
 
     def keep(self) -> None:
         """Have all that was heard on the disk, whatever becomes of this host.
@@ -190,7 +190,8 @@ class HeadsSeen:
                 with self._path.open("ab") as stream:
                     stream.writelines(_line(self._charter, *one) for one in new)
             else:
-                every = (_line(*key, head) for key, seen in self._all.items() for head in seen)
+                every = [_line(*key, head) for key, seen in self._all.items() for head in seen]
+                every += [_line(self._charter, *one) for one in new]
                 replace_file(self._path, b"".join(every), mode=0o600)
                 self._durable = True
             self._whole = True

@@ -28,7 +28,9 @@ from typing import Any, Final
 
 import uvicorn
 from flwr.common.constant import ISOLATION_MODE_PROCESS, TRANSPORT_TYPE_GRPC_RERE
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.object_store import ObjectStore
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
@@ -171,7 +173,21 @@ def make_app(folder: LinkFolder, secret: bytes) -> App:
         isolation=ISOLATION_MODE_PROCESS,
         runtime_dependency_install=False,
     )
-    return create_app(config, _NothingStarted)
+    app = create_app(config, _NothingStarted)
+    _keep_no_trees(app.state.linkstate_factory.state().object_store)
+    return app
+
+
+def _keep_no_trees(store: ObjectStore) -> None:
+    """Have a store refuse objects that name others: letters are in their messages, and a few names can make 2^k."""
+    register = store.preregister
+
+    def one_alone(run_id: int, object_tree: ObjectTree) -> list[str]:
+        if object_tree.children:
+            raise ValueError("a message names objects; its letter is in the message itself")
+        return register(run_id, object_tree)
+
+    store.preregister = one_alone  # type: ignore[method-assign]
 
 
 def _public_server(folder: LinkFolder, app: App) -> uvicorn.Config:

@@ -85,7 +85,7 @@ def _locked(descriptor: int) -> bool:
 
 
 class RunningFolder:
-    """The folder ``run`` of a party that is served: its sockets, gone when it is not.
+    """The folder ``run`` of a party that is served: its sockets, and what torch makes; gone when it is not.
 
     Its mode is 0700, or 0750 where a group shares the sockets.
 
@@ -108,6 +108,8 @@ class RunningFolder:
             os.close(self._lock)
             raise BusyError(f"{party}: is served already by another process of this host") from None
         self._empty()
+        # torch makes this folder as soon as vmap is used, and would leave it among the temporary files
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.path / "torch"))
 
     def __truediv__(self, name: str) -> Path:
         """Return the path of one of its sockets."""
