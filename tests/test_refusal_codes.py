@@ -22,7 +22,7 @@ from fedveil.protection.parts import Refused
 from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import asked
 
-SOURCES = sorted((Path(fedveil.__file__).parent / "federation").glob("*.py"))
+SOURCES = sorted((Path(fedveil.__file__).parent / "federation").rglob("*.py"))
 
 
 def test_a_refusal_survives_its_bytes_and_has_a_sentence() -> None:
