@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.harness import Row
 from benchmarks.price import trained
-from fedveil.engine.experiment import parse
-from fedveil.engine.run_evaluation import evaluate
+from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.releases.run_evaluation import evaluate
 from fedveil.engine.setup import Populations, prepare
 from fedveil.federation.share import FixedPopulation
 

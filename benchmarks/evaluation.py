@@ -13,9 +13,9 @@ from benchmarks.harness import Row, at_most
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load
 from fedveil.population.schema import Number, Schema
-from fedveil.statistics.binary import ScoreCounts, auc, enough_bins
+from fedveil.statistics.evaluation.binary import ScoreCounts, auc, enough_bins
+from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges
 from fedveil.statistics.preprocessing import Wanted, refined
-from fedveil.statistics.scores import FINE, equal_mass_edges
 from fedveil.statistics.strategy import Strategy
 
 _CODE = Strategy("prefix", len(FINE) + 1, 2)

@@ -10,14 +10,14 @@ import numpy as np
 
 from benchmarks.harness import Row
 from fedveil.population.columns import ColumnTable
-from fedveil.statistics.amounts import Amounts
 from fedveil.statistics.cells import Everybody
-from fedveil.statistics.confusion import Classes
-from fedveil.statistics.evaluator import Evaluator, Group, Placed, Sums
+from fedveil.statistics.evaluation.amounts import Amounts
+from fedveil.statistics.evaluation.confusion import Classes
+from fedveil.statistics.evaluation.evaluator import Evaluator, Group, Placed, Sums
+from fedveil.statistics.evaluation.lifetimes import Lifetimes
+from fedveil.statistics.evaluation.scores import FINE
 from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.lifetimes import Lifetimes
-from fedveil.statistics.scores import FINE
 
 _MULTIPLIERS: Final = {1.0: 3.73, 3.0: 1.39}
 """Noise multipliers of one Gaussian release at delta 1e-5, by epsilon."""

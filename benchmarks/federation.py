@@ -21,10 +21,10 @@ from benchmarks.flower_empty import empty_exchanges, wait_for
 from benchmarks.flower_nodes import free_port, served
 from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.aggregation import MaskedRange
-from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.observer import Unwatched
+from fedveil.engine.rounds.aggregation import MaskedRange
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
@@ -39,9 +39,9 @@ from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.submission import END, Submission, create_run, read_document
 from fedveil.population.records import Population, Records
+from fedveil.protection.masking.secure_aggregation import AggregationPlan
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Model, Relay, Task
-from fedveil.protection.secure_aggregation import AggregationPlan
 
 POLICY = Policy(
     epsilon=1e6,

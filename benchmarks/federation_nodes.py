@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.curves import Place
 from benchmarks.flower_nodes import connected, free_port
 from benchmarks.harness import Row
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.submission import END, Submission, create_run, read_document

@@ -25,8 +25,8 @@ from benchmarks.federation import World
 from benchmarks.flower_empty import empty_exchanges, wait_for
 from benchmarks.flower_nodes import free_port
 from benchmarks.harness import Row, at_most
-from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.federation.share import Share
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.provisioning import Founded, found

@@ -32,8 +32,8 @@ from benchmarks.harness import Row
 from benchmarks.price import pooled, trained, without
 from benchmarks.price_cases import DATA, POOLED, PROFILE, DataCase, PriceCell
 from fedveil import __version__
-from fedveil.engine.experiment import parse
-from fedveil.engine.run_evaluation import evaluate
+from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.releases.run_evaluation import evaluate
 from fedveil.engine.setup import Populations, Prepared, prepare
 from fedveil.federation.share import FixedPopulation
 from fedveil.local.metrics import accuracy

@@ -20,12 +20,12 @@ from torch import Tensor
 from benchmarks.harness import Row
 from benchmarks.price_cases import POOLED, PROFILE, PriceCell, cells
 from fedveil import __version__
-from fedveil.engine.experiment import parse
-from fedveil.engine.parties import Parties
-from fedveil.engine.round import play_round
-from fedveil.engine.run_evaluation import evaluate
+from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.releases.run_evaluation import evaluate
+from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.engine.turn import Turn
 from fedveil.errors import FedveilError
 from fedveil.federation.share import FixedPopulation
 from fedveil.methods.channels import Identity

@@ -15,12 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness import Row
-from fedveil.engine.experiment import Experiment, parse_assignment
-from fedveil.engine.folder import Row as Metrics
+from fedveil.engine.experiments.experiment import Experiment, parse_assignment
+from fedveil.engine.experiments.study import Selection, load_study
 from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import run
+from fedveil.engine.run_folder.folder import Row as Metrics
 from fedveil.engine.setup import prepare
-from fedveil.engine.study import Selection, load_study
 
 _PRESETS = {"HeartDisease": "figure-6-heart-disease", "TcgaBrca": "figure-7-tcga-brca"}
 _PRIVATE = ("protection.name=private-weighting", "protection.n_max=2000")

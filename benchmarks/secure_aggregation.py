@@ -19,7 +19,7 @@ from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.privacy.noise import DiscreteGaussian
-from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
+from fedveil.protection.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.randomness import PrivacyRandomness
 
 _T = TypeVar("_T")

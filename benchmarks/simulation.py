@@ -26,9 +26,9 @@ import torch
 
 from benchmarks.harness import Row, at_most, cpu_seconds
 from benchmarks.pfl_networks import network
-from fedveil.engine.round import play_round
-from fedveil.engine.setting import Setting
-from fedveil.engine.turn import Turn
+from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.setting import Setting
+from fedveil.engine.rounds.turn import Turn
 from fedveil.local.choice import choose_trainer
 from fedveil.local.losses import load_loss
 from fedveil.local.steps import LocalSgd

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.statistics import histograms
-from fedveil.engine.aggregation import MaskedRange
-from fedveil.engine.release_sum import Release, noisy_sum
+from fedveil.engine.releases.release_sum import Release, noisy_sum
+from fedveil.engine.rounds.aggregation import MaskedRange
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import statistic

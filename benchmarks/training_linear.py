@@ -18,7 +18,7 @@ from benchmarks.peers import CLIP, plain_loop, synthetic
 from fedveil.local.loop import steps_per_member
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
-from fedveil.local.span import SpanTrainer
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, TrainJob

@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 import numpy as np
 
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.protection.paillier_weights import PaillierEvaluator
-from fedveil.protection.private_weighting import Evaluator, KeyHolder
-from fedveil.protection.weighting_plan import WeightingPlan
+from fedveil.protection.weighting.paillier_weights import PaillierEvaluator
+from fedveil.protection.weighting.plan import WeightingPlan
+from fedveil.protection.weighting.private_weighting import Evaluator, KeyHolder
 
 _T = TypeVar("_T")
 UNIT: Final = 10**10

@@ -16,10 +16,10 @@ import pytest
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.engine import weighting
-from fedveil.engine.experiment import Experiment, merge, parse
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.experiments.experiment import Experiment, merge, parse
+from fedveil.engine.rounds import weighting
 from fedveil.engine.run import run
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.document import canonical
@@ -39,9 +39,9 @@ from fedveil.privacy import ledger as ledgers
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.paillier_weights import PaillierEvaluator
 from fedveil.protection.parts import Here, Knock, Part, Relay, Task, Terms
 from fedveil.protection.sealed_sums import SealedMessage, SealedServer
+from fedveil.protection.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
 from tests.test_run import Silent
 

@@ -33,13 +33,13 @@ from fedveil.crypto.seal_format import (
     seeded_ciphertext_bytes,
 )
 from fedveil.errors import FedveilError
+from fedveil.federation.audit.run_record import TERMS, read_terms
 from fedveil.federation.document import canonical, read_canonical
-from fedveil.federation.run_record import TERMS, read_terms
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.methods.sending import Coded
 from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.partial_sums import PartialGiven
-from fedveil.protection.weighted_sums import WeightedGiven
+from fedveil.protection.partial.sums import PartialGiven
+from fedveil.protection.weighting.weighted_sums import WeightedGiven
 from fedveil.quantization import decode_any
 from fedveil.quantization.streams import TAG_BYTES
 from tests.federation_world import asked

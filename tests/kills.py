@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedveil.federation.own_session import OwnSession
+from fedveil.federation.own.session import OwnSession
 from fedveil.federation.silo import MODELS
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection import partial_encryption
+from fedveil.protection.partial import encryption as partial_encryption
 from tests.federation_world import Chaos, Moments, World, small_keys
 from tests.test_federation_grammar import ALL, CASES, asked, held_by
 

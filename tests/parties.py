@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedveil.protection.driver import Driver
-from fedveil.protection.partial_plan import PartialPlan
-from fedveil.protection.partial_sums import PartialGiven, PartialResult, PartialSums
+from fedveil.protection.partial.plan import PartialPlan
+from fedveil.protection.partial.sums import PartialGiven, PartialResult, PartialSums
 from fedveil.protection.protocol import Agreement
 from fedveil.protection.transcript import Transcript
-from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
-from fedveil.protection.weighting_plan import CipherSizes, WeightingPlan
+from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
+from fedveil.protection.weighting.weighted_sums import WeightedGiven, WeightedSums
 
 
 class Inside:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from fedveil.engine import choice
+from fedveil.engine.experiments import choice
 from fedveil.registry import members
 
 

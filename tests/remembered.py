@@ -17,7 +17,8 @@ from torch import nn
 
 from fedveil.crypto import paillier
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
-from fedveil.engine import setup, task_choice
+from fedveil.engine import setup
+from fedveil.engine.experiments import task_choice
 from fedveil.federation.membership import Membership
 from fedveil.local.models import MODELS
 from fedveil.privacy import ledger_lines, statement

@@ -15,17 +15,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.engine.experiment import Experiment, merge, parse
-from fedveil.engine.parties import Parties
-from fedveil.engine.round import play_round
+from fedveil.engine.experiments.experiment import Experiment, merge, parse
+from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
-from fedveil.local.span import SpanTrainer
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, TrainJob

@@ -10,10 +10,10 @@ import torch
 
 import fedveil as fv
 from fedveil.engine.advice import advice, advice_of
-from fedveil.engine.documents import RoundRow, read_rows
-from fedveil.engine.experiment import merge, parse
-from fedveil.engine.folder import Checkpoint
+from fedveil.engine.experiments.experiment import merge, parse
 from fedveil.engine.movement import movement
+from fedveil.engine.run_folder.documents import RoundRow, read_rows
+from fedveil.engine.run_folder.folder import Checkpoint
 from fedveil.engine.setup import prepare
 from fedveil.privacy.ledger_lines import Head
 from fedveil.report.page import write_report

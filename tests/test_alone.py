@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedveil.engine.experiment import parse
+from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.setup import Populations, Prepared, prepare, setting_with
 from fedveil.errors import ModelError
 from fedveil.local.alone import _same, alone_in_a_batch
@@ -20,8 +20,8 @@ from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.shapes import unit, whole
 from fedveil.local.silo_sums import SiloSums
-from fedveil.local.span import SpanTrainer
-from fedveil.local.span_plan import Plan
+from fedveil.local.span.plan import Plan
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, TrainJob

@@ -10,11 +10,11 @@ from types import FrameType
 import pytest
 
 import fedveil
-from fedveil.engine.experiment import parse
-from fedveil.engine.parties import Parties
-from fedveil.engine.round import play_round
+from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.setup import prepare
-from fedveil.engine.turn import Turn
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.federation_world import World, asked, population
 

@@ -15,13 +15,13 @@ import pytest
 from scipy import stats
 
 from fedveil.engine.audit import audit
-from fedveil.engine.experiment import merge, parse
+from fedveil.engine.experiments.experiment import merge, parse
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, PrivacyError, RunFolderError
 from fedveil.privacy import audit as attacks
 from fedveil.privacy.audit import canary_bound, lowest_epsilon, membership, refutation
-from tests.test_dp_fed_ls import Silent
 from tests.test_report import rewrite
 
 
@@ -112,7 +112,7 @@ def finished(folder: Path, **changes: Any) -> Path:
         "method": {"name": "dp-fed", "clip": 1.0, "noise_multiplier": 3.0, "client_sampling_rate": 0.5},
         "privacy": {"delta": 1e-3},
     }
-    return run(prepare(parse(merge(base, changes), "test")), folder, Silent()).folder
+    return run(prepare(parse(merge(base, changes), "test")), folder, Unwatched()).folder
 
 
 def test_a_private_run_stands_and_the_attack_is_near_chance(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_an_audit_of_a_run_whose_members_are_unknown_is_refused(tmp_path: Path) 
 
 def test_a_run_does_not_go_on_with_other_records(tmp_path: Path) -> None:
     folder = finished(tmp_path, rounds=1)
-    assert resume(folder, Silent()).rounds == 1
+    assert resume(folder, Unwatched()).rounds == 1
     rewrite(folder / "diagnostics.json", records_sha256="0" * 64)
     with pytest.raises(RunFolderError, match="restore the data"):
-        resume(folder, Silent())
+        resume(folder, Unwatched())

@@ -14,7 +14,7 @@ from benchmarks.price_page import page, plot
 from benchmarks.statistics_page import SOURCES as STATISTICS
 from benchmarks.statistics_page import page as statistics_page
 
-from fedveil.engine.experiment import parse
+from fedveil.engine.experiments.experiment import parse
 
 
 def test_a_line_is_fitted_to_relative_errors() -> None:

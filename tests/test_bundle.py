@@ -30,7 +30,7 @@ from fedveil.bundle.verification import BEYOND
 from fedveil.checks import Verification
 from fedveil.cli import app, main
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.shown import FIELDS, FILES, Kind
+from fedveil.engine.run_folder.shown import FIELDS, FILES, Kind
 from fedveil.privacy.claims import Role
 from fedveil.privacy.statement import Disclosure, Statement
 from tests.test_python import FRAME, X, Y, network, people, train

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedveil.engine.audit import canary_scores
-from fedveil.engine.experiment import merge, parse
+from fedveil.engine.experiments.experiment import merge, parse
 from fedveil.engine.setup import Populations, prepare
 from fedveil.privacy.audit import canary_bound
 from fedveil.randomness import PrivacyRandomness

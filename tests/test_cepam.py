@@ -13,16 +13,16 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.engine.experiment import merge, parse
-from fedveil.engine.parties import Parties
+from fedveil.engine.experiments.experiment import merge, parse
+from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.setting import Setting
+from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.rounds.workload import OwnMessages
 from fedveil.engine.run import over_budget, resume, run
-from fedveil.engine.setting import Setting
 from fedveil.engine.setup import prepare
-from fedveil.engine.turn import Turn
-from fedveil.engine.workload import OwnMessages
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.loop import LoopTrainer
-from fedveil.local.span import SpanTrainer
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.trainer import TrainJob
 from fedveil.local.vectorized import VmapTrainer

@@ -30,8 +30,8 @@ from fedveil.crypto import key_files
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError, IntegrityError
+from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
-from fedveil.federation.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.membership import Membership
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.flower.certificates import Authority, days_left, node_public

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.engine.experiment import Experiment, merge, parse
+from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError

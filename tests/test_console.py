@@ -26,9 +26,9 @@ from fedveil.commands import federation as federation_commands
 from fedveil.commands import training
 from fedveil.console import Terminal, observer, rows_table, transposed_table
 from fedveil.engine import run as run_module
-from fedveil.engine.choice import own_keys
-from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.experiments.choice import own_keys
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RefusedRunError, SilentSiloError
 from fedveil.reference import summary
 from fedveil.registry import members, names

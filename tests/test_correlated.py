@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.past_sums import PastSums
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.rounds.past_sums import PastSums
+from fedveil.engine.rounds.setting import Setting
+from fedveil.engine.rounds.silo_side import trained_sums
+from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
-from fedveil.engine.setting import Setting
 from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.engine.silo_side import trained_sums
-from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model

@@ -19,7 +19,7 @@ from fedveil.local.dropout import SeededDropout
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.memory import floats_per_record
-from fedveil.local.span import SpanTrainer
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Sums, Trainer, TrainJob

@@ -22,15 +22,16 @@ from torch import nn
 
 from fedveil.engine import workers
 from fedveil.engine.distributed import run_together
-from fedveil.engine.experiment import Experiment, merge, parse
-from fedveil.engine.folder import Row
+from fedveil.engine.experiments.experiment import Experiment, merge, parse
+from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import Outcome, resume, run
+from fedveil.engine.run_folder.folder import Row
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError
 from fedveil.local import distributed
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
-from fedveil.local.span import SpanTrainer
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, TrainJob
@@ -38,7 +39,7 @@ from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from tests.children import forking, tell_modules
-from tests.test_dp_fed_ls import Silent, experiment
+from tests.test_dp_fed_ls import experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
 
@@ -61,7 +62,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
     """The run of one process, by trainer."""
-    return cache(lambda trainer: run(prepare(seeded(trainer)), tmp_path_factory.mktemp("alone"), Silent()))
+    return cache(lambda trainer: run(prepare(seeded(trainer)), tmp_path_factory.mktemp("alone"), Unwatched()))
 
 
 def test_processes_that_are_started_give_the_model_of_one(
@@ -80,7 +81,7 @@ def test_processes_that_are_forked_give_the_model_of_one(
 def several_give_the_model_of_one(
     trainer: str, processes: int, tolerance: float, alone: Outcome, tmp_path: Path
 ) -> None:
-    together = run(prepare(seeded(trainer, processes=processes)), tmp_path, Silent())
+    together = run(prepare(seeded(trainer, processes=processes)), tmp_path, Unwatched())
     torch.testing.assert_close(model(together.folder), model(alone.folder), rtol=0, atol=tolerance)
     assert together.row["norms"] == pytest.approx(alone.row["norms"], rel=1e-4)
     assert together.row["contributions"] == alone.row["contributions"]
@@ -102,7 +103,7 @@ def test_messages_of_clients_come_from_several_processes_too(tmp_path: Path) -> 
             "method": {"name": "cepam-gaussian", "clip": 0.5, "noise_multiplier": 0.3},
             "privacy": {"insecure_seed": 5},
         }
-        models.append(model(run(prepare(parse(document, "test")), tmp_path, Silent()).folder))
+        models.append(model(run(prepare(parse(document, "test")), tmp_path, Unwatched()).folder))
     assert torch.equal(models[0], models[1])
 
 
@@ -121,13 +122,13 @@ def test_a_clip_that_moves_is_the_same_in_every_process(tmp_path: Path) -> None:
             "method": {"name": "uldp-avg-w", "clip": {"start": 1.0}, "noise_multiplier": 1.0},
             "privacy": {"insecure_seed": 5},
         }
-        done = run(prepare(parse(document, "test")), tmp_path, Silent())
+        done = run(prepare(parse(document, "test")), tmp_path, Unwatched())
         found.append((model(done.folder), done.row["clip"]))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] != 1.0
 
 
-class Interrupted(Silent):
+class Interrupted(Unwatched):
     def completed(self, row: Row) -> None:
         raise KeyboardInterrupt
 
@@ -139,14 +140,14 @@ def test_an_interrupted_run_leaves_no_process_behind_and_goes_on_over_several(
     with pytest.raises(KeyboardInterrupt):
         run(prepare(seeded("loop", processes=2)), tmp_path, Interrupted())
     assert multiprocessing.active_children() == []
-    resumed = resume(tmp_path / "clients", Silent())
+    resumed = resume(tmp_path / "clients", Unwatched())
     assert torch.equal(model(resumed.folder), model(alone("loop").folder))
 
 
 @pytest.mark.slow
 def test_torchrun_gives_the_model_of_one_process(tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text(seeded("loop").to_toml())
-    alone = run(prepare(seeded("loop")), tmp_path / "alone", Silent())
+    alone = run(prepare(seeded("loop")), tmp_path / "alone", Unwatched())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command += [
         "-m",
@@ -169,7 +170,7 @@ def test_what_cannot_be_dealt_out_is_refused_before_any_training(tmp_path: Path)
         document["method"].pop(key, None)
     document["local"].pop("decay", None)
     with pytest.raises(ConfigError, match="one process"):
-        run_together(prepare(parse(document, "test")), tmp_path, Silent())
+        run_together(prepare(parse(document, "test")), tmp_path, Unwatched())
     with pytest.raises(ConfigError, match=r"trainer\.processes: uldp-group"):
         prepare(parse(merge(document, {"trainer": {"processes": 2}}), "test"))
     with pytest.raises(ConfigError, match=r"trainer\.processes: must be >= 1, not 0"):
@@ -178,7 +179,7 @@ def test_what_cannot_be_dealt_out_is_refused_before_any_training(tmp_path: Path)
 
 def test_processes_under_torchrun_are_torchruns(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="torchrun starts the processes"):
-        run_together(prepare(seeded("loop", processes=2)), tmp_path, Silent())
+        run_together(prepare(seeded("loop", processes=2)), tmp_path, Unwatched())
 
 
 class Emulated:

@@ -21,10 +21,10 @@ import tomlkit
 from typer.testing import CliRunner
 
 from fedveil import cli
-from fedveil.engine.experiment import merge, parse, parse_assignment
-from fedveil.engine.release_document import InferenceDocument
+from fedveil.engine.experiments.experiment import merge, parse, parse_assignment
+from fedveil.engine.experiments.release_document import InferenceDocument
+from fedveil.engine.experiments.study import Selection, load_study, presets
 from fedveil.engine.run import over_budget
-from fedveil.engine.study import Selection, load_study, presets
 from fedveil.engine.sweep import Axis, points
 from fedveil.federation.policy import Policy
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder

@@ -13,9 +13,9 @@ import pytest
 from pydantic import BaseModel
 
 from fedveil import cli, reference
-from fedveil.engine.choice import Choice, Keys
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.study import presets
+from fedveil.engine.experiments.choice import Choice, Keys
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.experiments.study import presets
 from fedveil.local.losses import LOSSES
 from fedveil.local.metrics import METRICS
 from fedveil.local.models import MODELS

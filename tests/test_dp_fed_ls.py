@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiment import Experiment, merge, parse
+from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.observer import Unwatched
-from fedveil.engine.round import play_round
+from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.setting import Setting
+from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import run
-from fedveil.engine.setting import Setting
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, DataError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import GaussianShares

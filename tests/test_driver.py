@@ -11,16 +11,16 @@ import torch
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.parties import Parties
-from fedveil.engine.turn import Turn
-from fedveil.engine.workload import OwnMessages, SiloSums
+from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.rounds.workload import OwnMessages, SiloSums
 from fedveil.protection.driver import Driver, Dropouts
 from fedveil.protection.errors import ProtocolError, SiloVanished
-from fedveil.protection.masked_sums import MaskedSums
+from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.open_sums import OpenClient, OpenServer, OpenSums, OpenVector
-from fedveil.protection.partial_plan import PartialPlan
-from fedveil.protection.partial_sums import PartialGiven, PartialResult, PartialSums
+from fedveil.protection.partial.plan import PartialPlan
+from fedveil.protection.partial.sums import PartialGiven, PartialResult, PartialSums
 from fedveil.protection.protocol import Place
 from fedveil.protection.sealed_sums import SealedMessage, SealedSums
 from fedveil.protection.transcript import Transcript
@@ -213,7 +213,7 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
     )
 
     def played(block: int) -> tuple[np.ndarray, list[int]]:
-        monkeypatch.setattr("fedveil.engine.workload._BLOCK_ELEMENTS", block * length)
+        monkeypatch.setattr("fedveil.engine.rounds.workload._BLOCK_ELEMENTS", block * length)
         work, held = OwnMessages(turn), []
         drawn = work.begin(0)
 

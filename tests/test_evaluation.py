@@ -18,10 +18,10 @@ from sklearn.metrics import roc_auc_score
 import fedveil as fv
 from fedveil.bundle.card import CARD
 from fedveil.bundle.writing import bundle_run
-from fedveil.engine.evaluation import make_evaluation, outputs_of, scored
-from fedveil.engine.experiment import merge, parse
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.experiments.experiment import merge, parse
+from fedveil.engine.releases.evaluation import make_evaluation, outputs_of, scored
 from fedveil.engine.run import Outcome, resume, run
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
@@ -30,11 +30,11 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.report.page import write_report
-from fedveil.statistics.binary import LabelledBins, ScoreCounts, auc, enough_bins
-from fedveil.statistics.counts import accuracy, balanced_accuracy
-from fedveil.statistics.evaluated import FILE, Evaluated, read_evaluated
+from fedveil.statistics.evaluation.binary import LabelledBins, ScoreCounts, auc, enough_bins
+from fedveil.statistics.evaluation.counts import accuracy, balanced_accuracy
+from fedveil.statistics.evaluation.evaluated import FILE, Evaluated, read_evaluated
+from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges, probabilities
 from fedveil.statistics.local import LocalStatistic, silo_sums
-from fedveil.statistics.scores import FINE, equal_mass_edges, probabilities
 from fedveil.statistics.strategy import Strategy
 from tests.doc_examples import BLOCKS
 from tests.test_run import Silent

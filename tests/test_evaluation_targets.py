@@ -36,8 +36,8 @@ from sklearn.metrics import (
 
 import fedveil as fv
 from fedveil.console import outcome_table
-from fedveil.engine.evaluation import outputs_of, scored
-from fedveil.engine.experiment import merge, parse
+from fedveil.engine.experiments.experiment import merge, parse
+from fedveil.engine.releases.evaluation import outputs_of, scored
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError
@@ -46,15 +46,15 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.ledger import read_entries
 from fedveil.report.page import write_report
-from fedveil.statistics.amounts import Amounts
-from fedveil.statistics.binary import TwoClasses
 from fedveil.statistics.cells import Everybody, Silos
-from fedveil.statistics.confusion import Classes, ConfusionCells
-from fedveil.statistics.evaluated import Asked, Evaluated, read_evaluated
-from fedveil.statistics.evaluator import Evaluator
+from fedveil.statistics.evaluation.amounts import Amounts
+from fedveil.statistics.evaluation.binary import TwoClasses
+from fedveil.statistics.evaluation.confusion import Classes, ConfusionCells
+from fedveil.statistics.evaluation.evaluated import Asked, Evaluated, read_evaluated
+from fedveil.statistics.evaluation.evaluator import Evaluator
+from fedveil.statistics.evaluation.lifetimes import ExitCells, ExitCounts, Lifetimes
 from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.lifetimes import ExitCells, ExitCounts, Lifetimes
 from fedveil.statistics.local import LocalStatistic, silo_sums
 from tests.doc_examples import BLOCKS
 from tests.test_run import Silent
@@ -153,7 +153,7 @@ def test_exits_at_a_horizon_have_happened_or_go_on() -> None:
 
 def test_an_area_has_the_gradient_of_two_classes_where_nobody_is_censored() -> None:
     """One horizon, everybody followed: the same table as of two classes, and the same variances."""
-    from fedveil.statistics.binary import ScoreCounts, auc
+    from fedveil.statistics.evaluation.binary import ScoreCounts, auc
 
     rng = np.random.default_rng(2)
     cells = np.zeros((3, 6))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.experiment import merge, parse, parse_assignment
+from fedveil.engine.experiments.experiment import merge, parse, parse_assignment
+from fedveil.engine.experiments.study import Selection, load_study, preset_text, presets
 from fedveil.engine.setup import Populations, prepare
-from fedveil.engine.study import Selection, load_study, preset_text, presets
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
 from fedveil.population.catalogue import catalogue

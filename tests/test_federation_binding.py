@@ -14,6 +14,7 @@ import pytest
 from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.federation import binding, coordinator
+from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.binding import (
     check_asked,
     misled,
@@ -24,11 +25,11 @@ from fedveil.federation.binding import (
 )
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.federation.run_record import RunRecord
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.ledger import read_entries
+from fedveil.protection.masking.recovery_messages import RevealedShares
 from fedveil.protection.messages import SERVER, Envelope, OwnMask, RoundStart
 from fedveil.protection.parts import (
     Asked,
@@ -45,7 +46,6 @@ from fedveil.protection.parts import (
     Terms,
     Totals,
 )
-from fedveil.protection.recovery_messages import RevealedShares
 from fedveil.protection.refusals import Code
 from tests.federation_world import MOVING, World, asked, population, small_keys
 from tests.test_federation_grammar import ALL

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fedveil.crypto.agreement import AgreementKey, RoundId
-from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.federation.audit.run_record import attested
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
-from fedveil.federation.run_record import attested
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore

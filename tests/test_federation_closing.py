@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.side_releases import Spent
-from fedveil.engine.statement import state
-from fedveil.federation import own_statement
+from fedveil.engine.releases.side_releases import Spent
+from fedveil.engine.run_folder.statement import state
+from fedveil.federation.audit.run_record import AGREED, signed_end
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_STATEMENT
-from fedveil.federation.own_session import OwnSession
-from fedveil.federation.own_training import OwnTraining
+from fedveil.federation.own import statement as own_statement
+from fedveil.federation.own.session import OwnSession
+from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.rounds import Rounds
-from fedveil.federation.run_record import AGREED, signed_end
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries

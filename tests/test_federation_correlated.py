@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.past_sums import PastSums
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.rounds.past_sums import PastSums
+from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.setup import prepare
-from fedveil.engine.turn import Turn
-from fedveil.federation.own_statement import _composed
+from fedveil.federation.own.statement import _composed
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore

@@ -15,13 +15,13 @@ pytest.importorskip("tenseal")
 from safetensors.numpy import load_file
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.engine.experiment import Experiment
+from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.own_training import OwnTraining
+from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo import MODELS
@@ -31,13 +31,14 @@ from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection import partial_encryption, partial_server
-from fedveil.protection.ballots import largest
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
-from fedveil.protection.partial_messages import Ballot, PartialUpdate
-from fedveil.protection.partial_server import PartialServer
-from fedveil.protection.partial_sums import Divided, PartialGiven, PartialSumsClient
+from fedveil.protection.partial import encryption as partial_encryption
+from fedveil.protection.partial import server as partial_server
+from fedveil.protection.partial.ballots import largest
+from fedveil.protection.partial.messages import Ballot, PartialUpdate
+from fedveil.protection.partial.server import PartialServer
+from fedveil.protection.partial.sums import Divided, PartialGiven, PartialSumsClient
 from fedveil.protection.refusals import Code
 from tests.federation_world import (
     ADAPTIVE,

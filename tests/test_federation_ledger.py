@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from fedveil.checks import tried
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.federation.audit.ledger_audit import _counted, _signed, export_ledger, verify_ledger
 from fedveil.federation.heads import HEADS, NONE, HeadsSeen
-from fedveil.federation.ledger_audit import _counted, _signed, export_ledger, verify_ledger
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import TERMS, SiloParty
 from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt

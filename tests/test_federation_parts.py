@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.experiment import Experiment, merge, parse
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.run import run
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
+from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.run_audit import verify_run
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.attempts import MOST_ATTEMPTS, Absences
-from fedveil.engine.experiment import Experiment
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.rounds.attempts import MOST_ATTEMPTS, Absences
 from fedveil.errors import CompositionError, IntegrityError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.own_round import Told
+from fedveil.federation.own.round import Told
 from fedveil.federation.rounds import _DRAWN
 from fedveil.federation.silo_ledger import LEDGER, adopt
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.driver import NOBODY, Dropouts
+from fedveil.protection.masking.recovery_server import RecoverableServer
+from fedveil.protection.masking.recovery_silo import RecoverableSilo
 from fedveil.protection.parts import Model, Task
-from fedveil.protection.recovery_server import RecoverableServer
-from fedveil.protection.recovery_silo import RecoverableSilo
 from tests.federation_world import MOVING, TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.test_run import files, same_model
 

@@ -15,13 +15,19 @@ from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.declared import Declared
-from fedveil.engine.folder import RunFolder
-from fedveil.engine.inference import prepare_inference
-from fedveil.engine.release_document import TableDocument, read_inference_document, read_release_document
-from fedveil.engine.release_run import PreparedReleases, make_releases
-from fedveil.engine.releases import prepare_release
+from fedveil.engine.experiments.declared import Declared
+from fedveil.engine.experiments.release_document import (
+    TableDocument,
+    read_inference_document,
+    read_release_document,
+)
+from fedveil.engine.releases.inference import prepare_inference
+from fedveil.engine.releases.release_run import PreparedReleases, make_releases
+from fedveil.engine.releases.releases import prepare_release
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import ConfigError
+from fedveil.federation.audit.run_audit import verify_run
+from fedveil.federation.audit.run_record import ROUNDS, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
@@ -29,8 +35,6 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.opening import open_release
 from fedveil.federation.parts_due import due_of_document
 from fedveil.federation.policy import RELEASES, Policy
-from fedveil.federation.run_audit import verify_run
-from fedveil.federation.run_record import ROUNDS, signed_end
 from fedveil.federation.share import silo_share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty

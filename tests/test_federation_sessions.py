@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.federation import sessions
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.rounds import STATE

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.experiment import merge
+from fedveil.engine.experiments.experiment import merge
+from fedveil.engine.releases.side_releases import Spent
+from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.side_releases import Spent
-from fedveil.engine.statement import state
 from fedveil.errors import CompositionError, FedveilError
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.share import FixedPopulation

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.folder import Checkpoint, RunFolder
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.rounds.silo_side import WeightedTraining
+from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.run_folder.folder import Checkpoint, RunFolder
 from fedveil.engine.setup import prepare
-from fedveil.engine.silo_side import WeightedTraining
-from fedveil.engine.turn import Turn
 from fedveil.federation import exchange
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
@@ -29,8 +29,8 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Counts, Drawn, DrawnUsers, Joined, OwnDraw, Part, Task, Totals
 from fedveil.protection.refusals import Code
-from fedveil.protection.weighted_sums import WeightedClient, WeightedGiven
-from fedveil.protection.weighting_server import WeightingServer
+from fedveil.protection.weighting.server import WeightingServer
+from fedveil.protection.weighting.weighted_sums import WeightedClient, WeightedGiven
 from fedveil.randomness import ExperimentRandomness
 from tests.federation_world import (
     MOVING,

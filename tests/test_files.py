@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.engine.diagnostics import require_same_records
-from fedveil.engine.documents import read_rows
-from fedveil.engine.folder import RunFolder, stored_tensors
 from fedveil.engine.run import run
+from fedveil.engine.run_folder.diagnostics import require_same_records
+from fedveil.engine.run_folder.documents import read_rows
+from fedveil.engine.run_folder.folder import RunFolder, stored_tensors
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.federation.membership import Membership
@@ -40,7 +40,7 @@ from fedveil.population.draft import draft_schema
 from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.privacy.statement import Statement
-from fedveil.protection.weighted_sums import WeightedGiven
+from fedveil.protection.weighting.weighted_sums import WeightedGiven
 from fedveil.report.run_data import load_run
 from tests.federation_world import World, asked, population
 from tests.test_run import Silent

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from benchmarks.flower_nodes import free_port
 
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.demonstration import Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.sockets import address
@@ -231,7 +231,7 @@ def running(process: int) -> bool:
 POOL = """\
 import os, signal, sys
 from types import SimpleNamespace
-from fedveil.engine.partial import PartialRange
+from fedveil.engine.rounds.partial import PartialRange
 if __name__ == "__main__":
     class Owner: pass
     owner = Owner()

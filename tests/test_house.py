@@ -301,9 +301,9 @@ def test_reports_read_documents_and_prepare_nothing() -> None:
             }
             assert {name for name in modules if name.startswith("fedveil.engine")} <= {
                 "fedveil.engine.advice",
-                "fedveil.engine.documents",
+                "fedveil.engine.run_folder.documents",
             }
-    below = set(imports("", trees()["engine/documents.py"]))
+    below = set(imports("", trees()["engine/run_folder/documents.py"]))
     assert below <= BASE | {"privacy"}
 
 

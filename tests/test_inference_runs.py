@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fedveil.cli import main
-from fedveil.engine.inference import prepare_inference
-from fedveil.engine.release_document import read_inference_document
-from fedveil.engine.release_run import make_releases
+from fedveil.engine.experiments.release_document import read_inference_document
+from fedveil.engine.releases.inference import prepare_inference
+from fedveil.engine.releases.release_run import make_releases
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import GaussianEvent
@@ -201,7 +201,7 @@ def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "fatal", ["fedveil.privacy.ledger.Ledger.charge", "fedveil.engine.release_run.noisy_sum"]
+    "fatal", ["fedveil.privacy.ledger.Ledger.charge", "fedveil.engine.releases.release_run.noisy_sum"]
 )
 def test_a_killed_regression_goes_on_under_its_charges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fatal: str

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.run_preprocessing import lengths_of_updates
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.releases.run_preprocessing import lengths_of_updates
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, DataError
 from fedveil.federation.document import canonical
 from fedveil.federation.errors import told
-from fedveil.federation.own_training import OwnTraining
+from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.proposals import own_work
 from fedveil.federation.share import FixedPopulation, Share
 from fedveil.federation.silo_ledger import LEDGER

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from jaxtyping import Float64
 
-from fedveil.statistics.amounts import Amounts
-from fedveil.statistics.confusion import Confusion
-from fedveil.statistics.counts import accuracy, against_majority
-from fedveil.statistics.evaluator import Group, Placed, Sums
+from fedveil.statistics.evaluation.amounts import Amounts
+from fedveil.statistics.evaluation.confusion import Confusion
+from fedveil.statistics.evaluation.counts import accuracy, against_majority
+from fedveil.statistics.evaluation.evaluator import Group, Placed, Sums
 from fedveil.statistics.intervals import Bounded, Estimate, Interval, normal, positive_ratio
 
 TIMES: Final = 600

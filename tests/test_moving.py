@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.errors import BusyError, ConfigError, IntegrityError
-from fedveil.federation.ledger_audit import verify_ledger
+from fedveil.federation.audit.ledger_audit import verify_ledger
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import open_silo
 from fedveil.flower.joining import rotate

@@ -18,10 +18,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedveil.engine.experiment import merge, parse
+from fedveil.engine.experiments.experiment import merge, parse
+from fedveil.engine.rounds.turn import draw_users
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.turn import draw_users
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.share import FixedPopulation

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.experiment import parse
-from fedveil.engine.inference import prepare_inference
-from fedveil.engine.release_document import InferenceDocument, parse_releases
-from fedveil.engine.release_run import make_releases
+from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.experiments.release_document import InferenceDocument, parse_releases
+from fedveil.engine.experiments.sections import PrivacySection
+from fedveil.engine.releases.inference import prepare_inference
+from fedveil.engine.releases.release_run import make_releases
 from fedveil.engine.run import run
-from fedveil.engine.sections import PrivacySection
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.share import FixedPopulation

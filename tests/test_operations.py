@@ -19,7 +19,7 @@ import yaml
 from typer.testing import CliRunner
 
 from fedveil import __version__, cli
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import (
     BudgetError,
     BusyError,

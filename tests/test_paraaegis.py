@@ -13,13 +13,13 @@ import torch
 
 pytest.importorskip("tenseal")
 
-from fedveil.engine.experiment import parse
-from fedveil.engine.partial import PartialRange
-from fedveil.engine.parties import Parties
-from fedveil.engine.round import play_round
+from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.rounds.partial import PartialRange
+from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive

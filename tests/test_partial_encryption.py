@@ -10,11 +10,11 @@ pytest.importorskip("tenseal")
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.ckks import CkksKey, CkksParameters
-from fedveil.protection.ballots import decode_bitmap, encode_bitmap
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, MaskedVector
-from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
-from fedveil.protection.partial_plan import PartialPlan
+from fedveil.protection.partial.ballots import decode_bitmap, encode_bitmap
+from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
+from fedveil.protection.partial.plan import PartialPlan
 from tests.parties import PartialParties
 
 SILOS, LENGTH, LIMIT = 3, 40, 2**20

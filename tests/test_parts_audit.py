@@ -17,15 +17,22 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil import cli
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.federation import parts_due
+from fedveil.federation.audit.released_sums import digest_of_release
+from fedveil.federation.audit.run_audit import verify_run
+from fedveil.federation.audit.run_record import (
+    AGREED,
+    CONTENTS,
+    ROUNDS,
+    by_coordinator,
+    canonical,
+    signed_end,
+)
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.own_release import OwnRelease
-from fedveil.federation.own_session import OwnSession
-from fedveil.federation.own_statement import OwnCharges
-from fedveil.federation.released_sums import digest_of_release
-from fedveil.federation.run_audit import verify_run
-from fedveil.federation.run_record import AGREED, CONTENTS, ROUNDS, by_coordinator, canonical, signed_end
+from fedveil.federation.own.release import OwnRelease
+from fedveil.federation.own.session import OwnSession
+from fedveil.federation.own.statement import OwnCharges
 from fedveil.flower import submission
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import open_silo

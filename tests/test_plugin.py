@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedveil.engine.experiment import merge, parse
+from fedveil.engine.experiments.experiment import merge, parse
+from fedveil.engine.experiments.study import load_study
 from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
-from fedveil.engine.study import load_study
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy

@@ -14,7 +14,7 @@ from fedveil.local.dpsgd import RecordSums
 from fedveil.local.loop import BatchGradient, LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.memory import floats_per_record, records_at_once
-from fedveil.local.span import SpanTrainer
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Sums, Trainer, TrainJob

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from fedveil.bundle.writing import bundle_run
-from fedveil.engine.experiment import merge, parse
-from fedveil.engine.folder import PREPROCESSED, SCHEMA, RunFolder
-from fedveil.engine.preprocessing import read_preprocessed, write_preprocessed
+from fedveil.engine.experiments.experiment import merge, parse
+from fedveil.engine.releases.preprocessing import read_preprocessed, write_preprocessed
+from fedveil.engine.releases.run_preprocessing import lengths_of_updates
 from fedveil.engine.run import Outcome, resume, run
-from fedveil.engine.run_preprocessing import lengths_of_updates
+from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA, RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
@@ -373,7 +373,7 @@ def test_a_run_killed_after_the_charge_charges_the_release_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil.engine.run_preprocessing.noisy_sum", killed)
+        patch.setattr("fedveil.engine.releases.run_preprocessing.noisy_sum", killed)
         with pytest.raises(KeyboardInterrupt):
             run(prepared, tmp_path / "runs", Silent())
     folder = tmp_path / "runs" / "hospitals"

@@ -18,9 +18,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Directory, Envelope, RevealRequest
-from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
-from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
-from fedveil.protection.weighting_messages import (
+from fedveil.protection.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
     EncryptedWeights,
@@ -28,9 +26,11 @@ from fedveil.protection.weighting_messages import (
     SealedSeed,
     WeightingKey,
 )
-from fedveil.protection.weighting_plan import WeightingPlan
-from fedveil.protection.weighting_server import WeightingServer, drawn_places
-from fedveil.protection.weighting_silo import KEY_PURPOSE, WeightingSilo
+from fedveil.protection.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
+from fedveil.protection.weighting.plan import WeightingPlan
+from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
+from fedveil.protection.weighting.server import WeightingServer, drawn_places
+from fedveil.protection.weighting.silo import KEY_PURPOSE, WeightingSilo
 from tests.parties import WeightingParties
 
 FALSE_ALARM = 1e-6

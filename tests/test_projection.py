@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedveil.errors import ConfigError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.projection import project_
-from fedveil.local.span import SpanTrainer
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.trainer import TrainJob
 from fedveil.local.vectorized import VmapTrainer

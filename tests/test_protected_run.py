@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.cli import main
-from fedveil.engine.aggregation import MaskedRange
-from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.rounds.aggregation import MaskedRange
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError

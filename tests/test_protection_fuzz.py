@@ -11,6 +11,17 @@ from fedveil.crypto.agreement import RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import BLOCK, REST, body, integers, many, number, pair
+from fedveil.protection.masking.recovery_messages import (
+    AgreedSurvivors,
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    SignedSurvivors,
+    Survivors,
+)
+from fedveil.protection.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.messages import (
     KINDS,
     SERVER,
@@ -23,21 +34,10 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
+from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.parts import PARTS
-from fedveil.protection.recovery_messages import (
-    AgreedSurvivors,
-    RecoveryDirectory,
-    RecoveryKeys,
-    RelayedShares,
-    RevealedShares,
-    ShareBundle,
-    SignedSurvivors,
-    Survivors,
-)
 from fedveil.protection.sealed_sums import SealedMessage, SealingKey
-from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
-from fedveil.protection.weighting_messages import (
+from fedveil.protection.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
     EncryptedWeights,

@@ -22,8 +22,8 @@ from torch.utils.data import Dataset
 import fedveil as fv
 from fedveil.api.methods import method
 from fedveil.api.objective import model_digest
-from fedveil.engine.choice import own_keys
-from fedveil.engine.experiment import parse
+from fedveil.engine.experiments.choice import own_keys
+from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.run import StopTraining
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, DataError, RunFolderError

@@ -18,14 +18,13 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.recoverable_aggregation import (
+from fedveil.protection.masking.recoverable_aggregation import (
     KEY_PURPOSE,
     SEAL_PURPOSE,
     SHARE_PURPOSE,
     check_threshold,
 )
-from fedveil.protection.recovery_messages import (
+from fedveil.protection.masking.recovery_messages import (
     AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
@@ -34,9 +33,10 @@ from fedveil.protection.recovery_messages import (
     ShareBundle,
     Survivors,
 )
-from fedveil.protection.recovery_server import RecoverableServer
-from fedveil.protection.recovery_silo import RecoverableSilo
-from fedveil.protection.secure_aggregation import MASK_PURPOSE, AggregationPlan
+from fedveil.protection.masking.recovery_server import RecoverableServer
+from fedveil.protection.masking.recovery_silo import RecoverableSilo
+from fedveil.protection.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
+from fedveil.protection.messages import SERVER, Envelope
 
 FALSE_ALARM = 1e-6
 LIMIT = 10**6

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fedveil
-from fedveil.engine.experiment import parse
+from fedveil.engine.experiments.experiment import parse
 from fedveil.errors import BudgetError, ConfigError, RunFolderError
 from fedveil.federation.document import canonical, read_canonical
 from fedveil.federation.errors import RefusalError, told
@@ -22,7 +22,7 @@ from fedveil.protection.parts import Refused
 from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import asked
 
-SOURCES = sorted((Path(fedveil.__file__).parent / "federation").glob("*.py"))
+SOURCES = sorted((Path(fedveil.__file__).parent / "federation").rglob("*.py"))
 
 
 def test_a_refusal_survives_its_bytes_and_has_a_sentence() -> None:

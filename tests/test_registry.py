@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import pytest
 
 from fedveil.commands import lists
-from fedveil.engine.choice import Choice, Chosen, own_keys
-from fedveil.engine.experiment import asked_for, parse
+from fedveil.engine.experiments.choice import Choice, Chosen, own_keys
+from fedveil.engine.experiments.experiment import asked_for, parse
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.federation.errors import RefusalError

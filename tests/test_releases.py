@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fedveil.cli import main
-from fedveil.engine.release_document import ReleaseDocument, read_release_document
-from fedveil.engine.release_run import make_releases
-from fedveil.engine.release_sum import noisy_sum
-from fedveil.engine.releases import PreparedRelease, prepare_release
+from fedveil.engine.experiments.release_document import ReleaseDocument, read_release_document
+from fedveil.engine.releases.release_run import make_releases
+from fedveil.engine.releases.release_sum import noisy_sum
+from fedveil.engine.releases.releases import PreparedRelease, prepare_release
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, State, read_columns
@@ -246,7 +246,7 @@ def test_a_release_killed_after_its_charge_is_charged_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil.engine.release_run.noisy_sum", killed)
+        patch.setattr("fedveil.engine.releases.release_run.noisy_sum", killed)
         with pytest.raises(KeyboardInterrupt):
             make_releases(prepare_release(document), tmp_path / "runs")
     folder = tmp_path / "runs" / "cohort"

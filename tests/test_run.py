@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from fedveil.engine.experiment import Experiment, merge, parse
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.observer import Unwatched
-from fedveil.engine.round import play_round
+from fedveil.engine.rounds.round import play_round
 from fedveil.engine.run import resume, run
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.privacy.ledger import read_entries

@@ -27,10 +27,17 @@ from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.errors import IntegrityError
 from fedveil.federation.attendance import Attendance
+from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
+from fedveil.federation.audit.run_audit import BEYOND, verify_run
+from fedveil.federation.audit.run_record import (
+    AGREED,
+    CONTENTS,
+    MADE_LATER,
+    ROUNDS,
+    by_coordinator,
+    canonical,
+)
 from fedveil.federation.charter import Charter
-from fedveil.federation.ledger_audit import export_ledger, verify_ledger
-from fedveil.federation.run_audit import BEYOND, verify_run
-from fedveil.federation.run_record import AGREED, CONTENTS, MADE_LATER, ROUNDS, by_coordinator, canonical
 from fedveil.federation.share import FixedPopulation
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger

@@ -13,7 +13,8 @@ from fedveil.crypto.agreement import AgreementKey, RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.masked_sums import MaskedSums
+from fedveil.protection.masking.masked_sums import MaskedSums
+from fedveil.protection.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.messages import (
     SERVER,
     Announcement,
@@ -24,7 +25,6 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.protection.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protection.transcript import Transcript
 
 FALSE_ALARM = 1e-6

@@ -14,12 +14,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedveil.engine.coordinator_side import coordinate
-from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.rounds.coordinator_side import coordinate
+from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, ModelError, RunFolderError
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method

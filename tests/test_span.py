@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fedveil.errors import ModelError, PrivacyError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import LOSSES, Loss, RecordLoss
-from fedveil.local.span import SpanTrainer
-from fedveil.local.span_packing import Held, stack_layouts
-from fedveil.local.span_plan import linear_layer
-from fedveil.local.span_sums import Lengths, coefficients, round_to_grid
+from fedveil.local.span.packing import Held, stack_layouts
+from fedveil.local.span.plan import linear_layer
+from fedveil.local.span.sums import Lengths, coefficients, round_to_grid
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalGradient, LocalSgd, LocalStep
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Sums, TrainJob
@@ -283,7 +283,7 @@ def test_weights_outside_the_unit_interval_are_refused() -> None:
 
 
 def test_a_silo_beyond_the_proof_is_refused() -> None:
-    with pytest.raises(PrivacyError, match='trainer = "vmap"'):
+    with pytest.raises(PrivacyError, match=r'trainer\.name = "vmap"'):
         round_to_grid(Clip(norm=1.0), torch.zeros(2, dtype=torch.float64), 2.0**20, 2**20)
 
 

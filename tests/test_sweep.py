@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedveil.cli import main
+from fedveil.engine.experiments.study import Selection
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
-from fedveil.engine.study import Selection
 from fedveil.engine.sweep import ROWS, Axis, points, sweep
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.report.tradeoff import Traded, front, page, write_tradeoff

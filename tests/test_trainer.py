@@ -15,7 +15,7 @@ from fedveil.local.choice import choose_trainer
 from fedveil.local.counters import batch_order, mix
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
-from fedveil.local.span import SpanTrainer
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalGradient, LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, TrainJob

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedveil as fv
-from fedveil.engine.experiment import parse
+from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.setup import prepare
 from fedveil.errors import ModelError
 from fedveil.local.loop import LoopTrainer

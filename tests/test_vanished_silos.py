@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.attempts import MOST_ATTEMPTS, Absences, RetryPolicy
-from fedveil.engine.coordinator_side import coordinate
+from fedveil.engine.rounds.attempts import MOST_ATTEMPTS, Absences, RetryPolicy
+from fedveil.engine.rounds.coordinator_side import coordinate
+from fedveil.engine.rounds.silo_side import members_of
+from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
-from fedveil.engine.silo_side import members_of
-from fedveil.engine.turn import Turn
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
@@ -29,7 +29,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.protection.driver import NOBODY, Driver, Dropouts
 from fedveil.protection.errors import ProtocolError, SiloVanished
-from fedveil.protection.masked_sums import MaskedSums
+from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.contract.test_methods import CLIP, LOCAL, SIGMA
 from tests.made_up import serve_hospitals

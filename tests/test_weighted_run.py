@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.parties import Parties
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.silo_side import WeightedTraining
+from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.rounds.weighting import WeightingRange
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.silo_side import WeightedTraining
-from fedveil.engine.turn import Turn
-from fedveil.engine.weighting import WeightingRange
 from fedveil.engine.workers import split_trainer
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.local.trainer import TrainJob
@@ -32,7 +32,7 @@ from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.transcript import Transcript
-from fedveil.protection.weighting_plan import WeightingPlan
+from fedveil.protection.weighting.plan import WeightingPlan
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.federation_world import small_keys
 from tests.made_up import serve_hospitals

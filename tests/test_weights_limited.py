@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiment import parse
+from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.weights import Weights

@@ -18,9 +18,9 @@ from rich.text import Text
 from fedveil.foreign import foreign, inert
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
-    from fedveil.engine.experiment import Experiment
-    from fedveil.engine.folder import Row
+    from fedveil.engine.experiments.experiment import Experiment
     from fedveil.engine.run import Outcome
+    from fedveil.engine.run_folder.folder import Row
     from fedveil.privacy.statement import Statement
 
 
@@ -83,7 +83,7 @@ class _Advising:
 
     def _advice(self, row: Row) -> str | None:
         from fedveil.engine.advice import advice  # with torch, seconds to import
-        from fedveil.engine.documents import RoundRow
+        from fedveil.engine.run_folder.documents import RoundRow
 
         if self._advised:
             return None
@@ -209,7 +209,7 @@ def epsilon_text(epsilon: float | None) -> str:
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """Return the table a run ends with: metric, epsilon, delta, unit, seconds; last, what a constant answer reaches."""
-    from fedveil.engine.diagnostics import baseline_of  # with torch, seconds to import
+    from fedveil.engine.run_folder.diagnostics import baseline_of  # with torch, seconds to import
 
     metric = next((name for one in outcomes for name in _metrics(one)), "metric")
     table = _Uncut(title=None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from fedveil.engine.choice import own_keys
+from fedveil.engine.experiments.choice import own_keys
 from fedveil.errors import ConfigError
 from fedveil.keys import REQUIRED, Key, limits_of
 from fedveil.registry import KINDS, PACKAGE, Member, members

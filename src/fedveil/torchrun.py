@@ -11,8 +11,8 @@ import torch.distributed as distributed
 
 from fedveil.console import LineObserver, Terminal
 from fedveil.engine.distributed import run_together
+from fedveil.engine.experiments.study import load_study
 from fedveil.engine.setup import prepare
-from fedveil.engine.study import load_study
 from fedveil.errors import FedveilError
 
 

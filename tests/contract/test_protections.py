@@ -16,12 +16,12 @@ import pytest
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.masked_sums import MaskedSums
-from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder
-from fedveil.protection.partial_plan import PartialPlan
-from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
+from fedveil.protection.masking.masked_sums import MaskedSums
+from fedveil.protection.partial.plan import PartialPlan
 from fedveil.protection.transcript import Transcript
-from fedveil.protection.weighting_plan import WeightingPlan
+from fedveil.protection.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
+from fedveil.protection.weighting.plan import WeightingPlan
+from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
 from tests.parties import PartialParties, WeightingParties
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000

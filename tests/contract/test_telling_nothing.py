@@ -25,19 +25,19 @@ from fedveil.crypto.agreement import AgreementKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.privacy.claims import Tells
-from fedveil.protection import partial_encryption
 from fedveil.protection.driver import Driver
-from fedveil.protection.masked_sums import MaskedSums
+from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.protection.messages import Envelope, Message, RoundStart
 from fedveil.protection.open_sums import OpenSums
-from fedveil.protection.paillier_weights import PaillierEvaluator, PaillierKeyHolder
-from fedveil.protection.partial_plan import PartialPlan
-from fedveil.protection.partial_sums import PartialGiven, PartialSums
-from fedveil.protection.rlwe_weights import RlweEvaluator, RlweKeyHolder
+from fedveil.protection.partial import encryption as partial_encryption
+from fedveil.protection.partial.plan import PartialPlan
+from fedveil.protection.partial.sums import PartialGiven, PartialSums
 from fedveil.protection.sealed_sums import SealedSums
 from fedveil.protection.transcript import Transcript
-from fedveil.protection.weighted_sums import WeightedGiven, WeightedSums
-from fedveil.protection.weighting_plan import CipherSizes, WeightingPlan
+from fedveil.protection.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
+from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
+from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
+from fedveil.protection.weighting.weighted_sums import WeightedGiven, WeightedSums
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
 EVERYBODY = tuple(range(SILOS))

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId, derive
-from fedveil.engine.experiment import merge, parse
+from fedveil.engine.experiments.experiment import merge, parse
 from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
@@ -193,9 +193,9 @@ def prepared(name: str, *, whole: bool) -> Prepared:
 def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
     """Run a case; return its pin."""
     with (
-        mock.patch("fedveil.protection.partial_encryption.secret_order", _natural),  # equal votes: the first
-        mock.patch("fedveil.protection.weighting_silo.derive", _known),  # whom the silos draw in private ...
-        mock.patch("fedveil.protection.weighting_server.drawn_places", _first),  # ... and the server hides
+        mock.patch("fedveil.protection.partial.encryption.secret_order", _natural),  # equal votes: the first
+        mock.patch("fedveil.protection.weighting.silo.derive", _known),  # whom the silos draw in private ...
+        mock.patch("fedveil.protection.weighting.server.drawn_places", _first),  # ... and the server hides
     ):
         found = run(prepared(name, whole=whole), folder, Unwatched(), transcript=True).folder
     model = load_file(found / "model.safetensors")

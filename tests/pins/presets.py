@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 import fedveil
-from fedveil.engine.composition import Composition
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.study import Selection, load_study
+from fedveil.engine.experiments.composition import Composition
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.experiments.study import Selection, load_study
 from fedveil.methods.derive import derive
 from fedveil.population.records import Population, Records
 from tests.pins.guarantees import ROLES

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from fedveil.console import number
 from fedveil.engine.advice import advice
-from fedveil.engine.documents import RoundRow
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.folder import Row, RunFolder
+from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.run import Outcome, StopTraining
+from fedveil.engine.run_folder.documents import RoundRow
+from fedveil.engine.run_folder.folder import Row, RunFolder
+from fedveil.engine.run_folder.shown import METRICS, Kind
 from fedveil.engine.setup import Prepared
-from fedveil.engine.shown import METRICS, Kind
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import Statement, show_epsilon
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from fedveil.engine.choice import Choice, own_keys
+from fedveil.engine.experiments.choice import Choice, own_keys
 from fedveil.errors import ConfigError
 from fedveil.keys import Key
 from fedveil.local.steps import LocalSgd

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fedveil.engine.sections import SESSION
-from fedveil.engine.task_choice import defaults_of
+from fedveil.engine.experiments.sections import SESSION
+from fedveil.engine.experiments.task_choice import defaults_of
 from fedveil.errors import ConfigError, FedveilError, ModelError
 from fedveil.local.losses import LOSSES, Loss, Metric, RecordLoss, import_object, load_loss
 from fedveil.local.metrics import load_metric

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from fedveil.api.callbacks import Callback, RoundSummary
-from fedveil.engine.documents import NORM_LEVELS
+from fedveil.engine.run_folder.documents import NORM_LEVELS
 from fedveil.errors import ConfigError
 from fedveil.files import parse_toml, read_text
 from fedveil.privacy.statement import Statement

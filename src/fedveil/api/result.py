@@ -18,13 +18,13 @@ from torch import nn
 from fedveil.api.predictor import Predictor
 from fedveil.bundle.writing import Source, write_bundle
 from fedveil.engine.advice import advice_of
-from fedveil.engine.diagnostics import baseline_of
-from fedveil.engine.folder import RunFolder
 from fedveil.engine.run import Outcome
+from fedveil.engine.run_folder.diagnostics import baseline_of
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.population.records import Population
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.page import write_report
-from fedveil.statistics.evaluated import Evaluated
+from fedveil.statistics.evaluation.evaluated import Evaluated
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,11 +12,11 @@ from fedveil.api.callbacks import Callback, Watch
 from fedveil.api.methods import MethodChoice
 from fedveil.api.objective import LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
-from fedveil.engine.choice import choice_of
-from fedveil.engine.experiment import Experiment, merge, parse
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.experiments.choice import choice_of
+from fedveil.engine.experiments.experiment import Experiment, merge, parse
+from fedveil.engine.experiments.sections import SESSION, TableSection
 from fedveil.engine.run import go_on, run
-from fedveil.engine.sections import SESSION, TableSection
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.federation.share import FixedPopulation

@@ -19,7 +19,7 @@ from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.signing import signatures
 from fedveil.checks import Check, Unchecked, Verification, tried
 from fedveil.errors import FedveilError
-from fedveil.federation.recorded_run import RecordedRun
+from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.privacy.ledger import read_entries, read_head
 from fedveil.privacy.ledger_lines import Head
 from fedveil.privacy.statement_checks import recomputed, same_events

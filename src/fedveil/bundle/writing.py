@@ -15,20 +15,20 @@ from fedveil.bundle import manifest
 from fedveil.bundle.archive import SUMS, sums, write_files
 from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart, Reached
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.folder import Row, RunFolder, stored_tensors
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.experiments.task_choice import defaults_of, task_of
+from fedveil.engine.run_folder.folder import Row, RunFolder, stored_tensors
 from fedveil.engine.setup import load_population
-from fedveil.engine.task_choice import defaults_of, task_of
 from fedveil.errors import RunFolderError
+from fedveil.federation.audit.run_record import AGREED, ROUNDS, TERMS, read_terms
 from fedveil.federation.rounds import STATE
-from fedveil.federation.run_record import AGREED, ROUNDS, TERMS, read_terms
 from fedveil.federation.share import public_table
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
 from fedveil.population.records import Population
 from fedveil.population.schema import Label, read_schema
 from fedveil.privacy.ledger import read_head
 from fedveil.privacy.statement import Statement
-from fedveil.statistics.evaluated import read_evaluated
+from fedveil.statistics.evaluation.evaluated import read_evaluated
 
 _LEDGER: Final = "ledger.jsonl"
 _STATEMENT: Final = "privacy.json"

@@ -15,7 +15,7 @@ from fedveil.commands.options import OUT, Json
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.commands.released import RELEASES
 from fedveil.console import observer, print_json, transposed_table
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.charter import CHARTER
 from fedveil.flower.certificates import CERTIFICATE_DAYS

@@ -10,9 +10,9 @@ import typer
 
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import ends, number, print_json, rows_table
-from fedveil.engine.inference import PreparedInference, prepare_inference
-from fedveil.engine.release_document import INFERENCE, read_inference_document
-from fedveil.engine.release_run import make_releases, resume_releases
+from fedveil.engine.experiments.release_document import INFERENCE, read_inference_document
+from fedveil.engine.releases.inference import PreparedInference, prepare_inference
+from fedveil.engine.releases.release_run import make_releases, resume_releases
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.inference import p_text, write_inference
 from fedveil.report.statistics import stated

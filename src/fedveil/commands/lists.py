@@ -9,7 +9,7 @@ import typer
 
 from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, rows_table
-from fedveil.engine.study import preset_text, presets
+from fedveil.engine.experiments.study import preset_text, presets
 from fedveil.errors import ConfigError
 from fedveil.population.catalogue import catalogue
 from fedveil.population.catalogue.files import store

@@ -8,7 +8,7 @@ from typing import Final
 
 from fedveil.commands.inference import go_on_with_inference, print_inference
 from fedveil.commands.statistics import go_on_with_release, print_release
-from fedveil.engine.release_document import INFERENCE, STATISTICS
+from fedveil.engine.experiments.release_document import INFERENCE, STATISTICS
 
 _Command = Callable[[Path, bool], None]
 

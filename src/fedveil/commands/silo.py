@@ -11,7 +11,7 @@ from fedveil.commands.link import end_by_terminate
 from fedveil.commands.options import OUT, Json
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.console import print_json
-from fedveil.federation.ledger_audit import export_ledger
+from fedveil.federation.audit.ledger_audit import export_ledger
 from fedveil.federation.silo_ledger import adopt
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.joining import accept, join_as_silo, rotate

@@ -11,14 +11,14 @@ from fedveil.commands.figures import print_rows
 from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import print_json, rows_table
-from fedveil.engine.release_document import STATISTICS, read_release_document
-from fedveil.engine.release_run import make_releases, resume_releases
-from fedveil.engine.releases import PreparedRelease, answered, prepare_release
+from fedveil.engine.experiments.release_document import STATISTICS, read_release_document
+from fedveil.engine.releases.release_run import make_releases, resume_releases
+from fedveil.engine.releases.releases import PreparedRelease, answered, prepare_release
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.statistics import stated, write_statistics
 from fedveil.statistics.derived import cross, quantiles
-from fedveil.statistics.evaluated import Evaluated, read_evaluated
+from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
 from fedveil.statistics.figures import Row, rows
 from fedveil.statistics.inference import fitted as inference
 from fedveil.statistics.released import read_released

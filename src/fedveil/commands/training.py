@@ -15,10 +15,10 @@ from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
 from fedveil.commands.released import GO_ON
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.advice import advice_of
-from fedveil.engine.experiment import parse_assignment
+from fedveil.engine.experiments.experiment import parse_assignment
+from fedveil.engine.experiments.study import Selection, Study, load_study
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.engine.study import Selection, Study, load_study
 from fedveil.engine.sweep import Axis, points, spent_together, sweep
 from fedveil.errors import BudgetError, ConfigError
 from fedveil.federation.rounds import STATE

@@ -14,9 +14,9 @@ from fedveil.checks import Verification
 from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError, IntegrityError
-from fedveil.federation.ledger_audit import verify_ledger
-from fedveil.federation.recorded_run import DOCUMENTS
-from fedveil.federation.run_audit import verify_run
+from fedveil.federation.audit.ledger_audit import verify_ledger
+from fedveil.federation.audit.recorded_run import DOCUMENTS
+from fedveil.federation.audit.run_audit import verify_run
 
 
 def verify_command(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from fedveil.engine.documents import RoundRow, read_lines
+from fedveil.engine.run_folder.documents import RoundRow, read_lines
 
 _LEAST: Final = 1.5
 """How many times as far as people noise must move a model for advice to be given."""

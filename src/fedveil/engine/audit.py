@@ -25,13 +25,13 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from fedveil.engine.diagnostics import require_same_records
-from fedveil.engine.documents import read_statement
-from fedveil.engine.folder import RunFolder, stored_tensors
-from fedveil.engine.parties import Parties
-from fedveil.engine.round import play_round
+from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.run_folder.diagnostics import require_same_records
+from fedveil.engine.run_folder.documents import read_statement
+from fedveil.engine.run_folder.folder import RunFolder, stored_tensors
 from fedveil.engine.setup import Prepared, prepare, setting_with
-from fedveil.engine.turn import Turn
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.local.choice import choose_trainer
 from fedveil.local.steps import LocalGradient, LocalSgd

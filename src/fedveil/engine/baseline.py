@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedveil.engine.folder import finite
+from fedveil.engine.run_folder.folder import finite
 from fedveil.engine.setup import Prepared
 
 

@@ -7,9 +7,9 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from fedveil.engine.experiment import Experiment, asked_for
-from fedveil.engine.folder import Row
-from fedveil.engine.sections import SESSION
+from fedveil.engine.experiments.experiment import Experiment, asked_for
+from fedveil.engine.experiments.sections import SESSION
+from fedveil.engine.run_folder.folder import Row
 from fedveil.foreign import foreign
 from fedveil.registry import KINDS, Member, outsiders
 

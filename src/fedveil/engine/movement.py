@@ -15,7 +15,7 @@ import math
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.engine.folder import Checkpoint, Row
+from fedveil.engine.run_folder.folder import Checkpoint, Row
 from fedveil.engine.setup import Prepared
 from fedveil.methods.method import Method
 

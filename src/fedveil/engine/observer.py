@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.folder import Row
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.run_folder.folder import Row
 
 
 class Observer(Protocol):
     """Who is told how a run goes on, and so sees what no guarantee covers.
 
     A line of metrics has test metrics and a simulation's diagnostics, and steps and their times depend on who takes
-    part and with how many records (:mod:`fedveil.engine.shown`). What an observer shows is as private as the records.
+    part and with how many records (:mod:`fedveil.engine.run_folder.shown`). What an observer shows is as
+    private as the records.
     """
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:

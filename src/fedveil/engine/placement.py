@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-from fedveil.engine.sections import Device
+from fedveil.engine.experiments.sections import Device
 from fedveil.errors import ConfigError, ModelError
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.trainer import Cohort, SplitTrainer

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedveil.crypto.ckks import CkksParameters
-from fedveil.engine.folder import Row, finite
+from fedveil.engine.run_folder.folder import Row, finite
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.claims import PublicFacts

@@ -14,21 +14,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from fedveil.engine.attempts import Absences, RetryPolicy
-from fedveil.engine.diagnostics import population_diagnostics, require_same_records
-from fedveil.engine.documents import SCHEMA_VERSION, FailedAttempt, read_lines
 from fedveil.engine.environment import environment
-from fedveil.engine.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.movement import clip_of, movement
 from fedveil.engine.observer import Observer
-from fedveil.engine.parties import Parties
-from fedveil.engine.round import RoundDiagnostics, play_round
-from fedveil.engine.run_evaluation import evaluate, evaluated_already, release_evaluation
-from fedveil.engine.run_preprocessing import preprocessed
+from fedveil.engine.releases.run_evaluation import evaluate, evaluated_already, release_evaluation
+from fedveil.engine.releases.run_preprocessing import preprocessed
+from fedveil.engine.releases.side_releases import SideRelease, spent_of
+from fedveil.engine.rounds.attempts import Absences, RetryPolicy
+from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.round import RoundDiagnostics, play_round
+from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.run_folder.diagnostics import population_diagnostics, require_same_records
+from fedveil.engine.run_folder.documents import SCHEMA_VERSION, FailedAttempt, read_lines
+from fedveil.engine.run_folder.folder import Checkpoint, Row, RunFolder, finite
+from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.side_releases import SideRelease, spent_of
-from fedveil.engine.statement import state
-from fedveil.engine.turn import Turn
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
 from fedveil.privacy.claims import Role
@@ -41,7 +41,7 @@ from fedveil.protection.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import matching
 from fedveil.server.spectrum import spectrum
-from fedveil.statistics.evaluated import Evaluated, read_evaluated
+from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
 
 _TRANSCRIPT: Final = "transcript.jsonl"
 _ATTEMPTS: Final = "attempts.jsonl"

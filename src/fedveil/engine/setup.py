@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.engine.aggregation import MaskedRange
-from fedveil.engine.agreed import Agreed, OpenRange
-from fedveil.engine.composition import Composition
-from fedveil.engine.declared import Declared, declared
 from fedveil.engine.environment import at_their_word
-from fedveil.engine.evaluation import Evaluation, plan_evaluation
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.partial import PartialRange
+from fedveil.engine.experiments.composition import Composition
+from fedveil.engine.experiments.declared import Declared, declared
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.experiments.sections import DataSection, refuse_session
+from fedveil.engine.experiments.task_choice import task_of
 from fedveil.engine.placement import placed
-from fedveil.engine.preprocessing import Preprocessing, plan_preprocessing, read_preprocessed
-from fedveil.engine.sections import DataSection, refuse_session
-from fedveil.engine.setting import Setting
-from fedveil.engine.side_releases import SideRelease, together
-from fedveil.engine.task_choice import task_of
-from fedveil.engine.weighting import WeightingRange
+from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
+from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing, read_preprocessed
+from fedveil.engine.releases.side_releases import SideRelease, together
+from fedveil.engine.rounds.aggregation import MaskedRange
+from fedveil.engine.rounds.agreed import Agreed, OpenRange
+from fedveil.engine.rounds.partial import PartialRange
+from fedveil.engine.rounds.setting import Setting
+from fedveil.engine.rounds.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer

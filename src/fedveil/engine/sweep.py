@@ -18,13 +18,13 @@ from typing import Final
 
 import torch
 
-from fedveil.engine.documents import RoundRow, read_lines
-from fedveil.engine.experiment import Experiment, parse, parse_assignment, read_toml
-from fedveil.engine.folder import Row, RunFolder, finite
+from fedveil.engine.experiments.experiment import Experiment, parse, parse_assignment, read_toml
+from fedveil.engine.experiments.study import Selection, load_study
 from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import Outcome, go_on, run
+from fedveil.engine.run_folder.documents import RoundRow, read_lines
+from fedveil.engine.run_folder.folder import Row, RunFolder, finite
 from fedveil.engine.setup import prepare
-from fedveil.engine.study import Selection, load_study
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.privacy.statement import show_epsilon
 from fedveil.privacy.together import spent_by

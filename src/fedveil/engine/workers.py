@@ -18,7 +18,7 @@ import torch
 import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 
-from fedveil.engine.experiment import Experiment, parse
+from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError
 from fedveil.local.distributed import DistributedTrainer, serve

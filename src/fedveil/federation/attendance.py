@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fedveil.errors import IntegrityError
-from fedveil.federation.run_record import NOTHING, RoundPlace
+from fedveil.federation.audit.run_record import NOTHING, RoundPlace
 from fedveil.files import parse_json, reading
 from fedveil.foreign import foreign
 from fedveil.privacy.ledger_lines import Entry

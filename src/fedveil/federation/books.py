@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.federation.audit.run_record import RoundPlace
 from fedveil.federation.heads import HeadsSeen, check_heads, sign_heads
-from fedveil.federation.run_record import RoundPlace
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.privacy.ledger import Budget

@@ -12,7 +12,7 @@ import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedveil.crypto.keys import PublicIdentity, in_groups
-from fedveil.engine.experiment import read_toml
+from fedveil.engine.experiments.experiment import read_toml
 from fedveil.errors import ConfigError
 from fedveil.validation import problems
 

@@ -22,6 +22,7 @@ from typing import Any, Generic
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import IntegrityError, ModelError
+from fedveil.federation.audit.run_record import RunRecord, known_before
 from fedveil.federation.binding import misled, proposed, round_context, session_context, signed, with_totals
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import (
@@ -39,7 +40,6 @@ from fedveil.federation.exchange import (
 from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import NONE, HeadsSeen
 from fedveil.federation.membership import Membership
-from fedveil.federation.run_record import RunRecord, known_before
 from fedveil.federation.session_plan import CoordinatorRounds, EndingT
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage

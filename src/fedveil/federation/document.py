@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 from typing import Any, Final, cast
 
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.release_document import TableDocument
-from fedveil.engine.sections import TableSection
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.experiments.release_document import TableDocument
+from fedveil.engine.experiments.sections import TableSection
 from fedveil.errors import ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_EXPERIMENT

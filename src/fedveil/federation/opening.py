@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.experiment import Experiment
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.experiments.release_document import TableDocument
 from fedveil.engine.observer import Observer
-from fedveil.engine.release_document import TableDocument
 from fedveil.engine.run import Outcome
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared
+from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.document import as_silos_see
@@ -17,7 +18,6 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.parts_due import phase_of_training
 from fedveil.federation.release_rounds import DueRelease, ReleaseRounds
 from fedveil.federation.rounds import Rounds, identify
-from fedveil.federation.run_record import RunRecord
 from fedveil.federation.session_plan import EndingT
 from fedveil.federation.silo_ledger import UNIT
 from fedveil.privacy.ledger import Ledger

@@ -13,21 +13,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedveil.engine.evaluation import Evaluation
-from fedveil.engine.folder import RunFolder
-from fedveil.engine.preprocessing import read_preprocessed, write_preprocessed
-from fedveil.engine.release_run import PreparedReleases, conclude
+from fedveil.engine.releases.evaluation import Evaluation
+from fedveil.engine.releases.preprocessing import read_preprocessed, write_preprocessed
+from fedveil.engine.releases.release_run import PreparedReleases, conclude
+from fedveil.engine.releases.side_releases import BESIDE, SideRelease, spent_of
 from fedveil.engine.run import Outcome, last_checkpoint, over_budget
 from fedveil.engine.run import conclude as conclude_run
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared
-from fedveil.engine.side_releases import BESIDE, SideRelease, spent_of
 from fedveil.errors import RunFolderError
+from fedveil.federation.audit.released_sums import EVALUATING
 from fedveil.federation.release_rounds import DueRelease, no_model, phase_of
-from fedveil.federation.released_sums import EVALUATING
 from fedveil.files import read_json, reading
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Phase
-from fedveil.statistics.evaluated import FILE
+from fedveil.statistics.evaluation.evaluated import FILE
 from fedveil.statistics.stored import NoisySum, NoisySums
 
 

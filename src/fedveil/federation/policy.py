@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedveil.engine.experiment import Experiment, asked_for, read_toml
+from fedveil.engine.experiments.experiment import Experiment, asked_for, read_toml
 from fedveil.errors import ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER

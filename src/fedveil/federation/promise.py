@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.setting import Setting
+from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.setup import Prepared
 from fedveil.federation.errors import RefusalError
 from fedveil.methods.claims import Guarantee

@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fedveil.engine.declared import Declared
-from fedveil.engine.experiment import Experiment, parse
-from fedveil.engine.inference import prepare_inference
-from fedveil.engine.release_document import InferenceDocument, ReleaseDocument, parse_releases
-from fedveil.engine.release_run import PreparedReleases
-from fedveil.engine.releases import prepare_release
-from fedveil.engine.sections import ModelSection, TrainerSection
+from fedveil.engine.experiments.declared import Declared
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.experiments.release_document import InferenceDocument, ReleaseDocument, parse_releases
+from fedveil.engine.experiments.sections import ModelSection, TrainerSection
+from fedveil.engine.releases.inference import prepare_inference
+from fedveil.engine.releases.release_run import PreparedReleases
+from fedveil.engine.releases.releases import prepare_release
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import PrivacyError
 from fedveil.federation.deployable import check_deployable, check_own_client
 from fedveil.federation.document import read_canonical
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.own_parts import OwnParts
-from fedveil.federation.own_release import OwnRelease, own_release
-from fedveil.federation.own_training import OwnTraining
-from fedveil.federation.own_work import OwnWork
+from fedveil.federation.own.parts import OwnParts
+from fedveil.federation.own.release import OwnRelease, own_release
+from fedveil.federation.own.training import OwnTraining
+from fedveil.federation.own.work import OwnWork
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import FixedPopulation, OwnTable, Share, Tested
 from fedveil.protection.parts import Phase

@@ -9,10 +9,10 @@ from typing import Generic
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from fedveil.engine.release_sum import Release
-from fedveil.federation.own_release import release_plan
-from fedveil.federation.released_sums import digest_of_release
-from fedveil.federation.run_record import RunRecord
+from fedveil.engine.releases.release_sum import Release
+from fedveil.federation.audit.released_sums import digest_of_release
+from fedveil.federation.audit.run_record import RunRecord
+from fedveil.federation.own.release import release_plan
 from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPlan, Start
 from fedveil.population.records import nobodys_groups
 from fedveil.privacy.events import Event

@@ -13,11 +13,13 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.crypto.agreement import RUN_BYTES
-from fedveil.engine.attempts import MOST_ATTEMPTS
-from fedveil.engine.coordinator_side import coordinate
-from fedveil.engine.folder import Checkpoint, Row, RunFolder
 from fedveil.engine.movement import clip_of, movement
 from fedveil.engine.observer import Observer
+from fedveil.engine.releases.run_evaluation import evaluate
+from fedveil.engine.releases.side_releases import spent_of
+from fedveil.engine.rounds.attempts import MOST_ATTEMPTS
+from fedveil.engine.rounds.coordinator_side import coordinate
+from fedveil.engine.rounds.turn import Turn, draw_users
 from fedveil.engine.run import (
     Outcome,
     conclude,
@@ -25,13 +27,11 @@ from fedveil.engine.run import (
     over_budget,
     row_of,
 )
-from fedveil.engine.run_evaluation import evaluate
+from fedveil.engine.run_folder.folder import Checkpoint, Row, RunFolder
 from fedveil.engine.setup import Prepared
-from fedveil.engine.side_releases import spent_of
-from fedveil.engine.turn import Turn, draw_users
 from fedveil.errors import RunFolderError
-from fedveil.federation.own_training import training_plan
-from fedveil.federation.run_record import RunRecord
+from fedveil.federation.audit.run_record import RunRecord
+from fedveil.federation.own.training import training_plan
 from fedveil.federation.session_plan import EVERYBODY, Draw, Start
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
 
-from fedveil.engine.agreed import Agreed
+from fedveil.engine.rounds.agreed import Agreed
 from fedveil.methods.method import Method
 from fedveil.privacy.claims import Role, Sent
 from fedveil.protection.parts import Drawn, DrawnUsers, Model, OwnDraw, Part, Phase, RoundClip

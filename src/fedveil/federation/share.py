@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedveil.engine.declared import Declared
-from fedveil.engine.sections import DataSection
+from fedveil.engine.experiments.declared import Declared
+from fedveil.engine.experiments.sections import DataSection
 from fedveil.engine.setup import Populations
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership

@@ -30,8 +30,8 @@ from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_OPENING
-from fedveil.federation.own_session import OwnSession
-from fedveil.federation.own_work import OwnWork
+from fedveil.federation.own.session import OwnSession
+from fedveil.federation.own.work import OwnWork
 from fedveil.federation.proposals import own_work
 from fedveil.federation.sessions import Reception, session_run
 from fedveil.federation.share import Share

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from fedveil.errors import ConfigError, IntegrityError
+from fedveil.federation.audit.ledger_audit import export_ledger
 from fedveil.federation.charter import CHARTER
-from fedveil.federation.ledger_audit import export_ledger
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import FedveilError
 from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.certificates import node_key_pem

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
-from fedveil.engine.experiment import read_toml
+from fedveil.engine.experiments.experiment import read_toml
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.files import reading
 from fedveil.validation import problems

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil import __version__
-from fedveil.engine.documents import read_rows
-from fedveil.engine.folder import RunFolder
+from fedveil.engine.run_folder.documents import read_rows
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import ConfigError
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.certificates import days_left

@@ -9,30 +9,30 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.engine.declared import Declared
-from fedveil.engine.documents import read_rows
-from fedveil.engine.experiment import Experiment, parse, read_toml
-from fedveil.engine.folder import RunFolder
-from fedveil.engine.inference import prepare_inference
-from fedveil.engine.observer import Observer, Unwatched
-from fedveil.engine.preprocessing import read_preprocessed
-from fedveil.engine.release_document import (
+from fedveil.engine.experiments.declared import Declared
+from fedveil.engine.experiments.experiment import Experiment, parse, read_toml
+from fedveil.engine.experiments.release_document import (
     INFERENCE,
     STATISTICS,
     TableDocument,
     read_inference_document,
     read_release_document,
 )
-from fedveil.engine.release_run import PreparedReleases
-from fedveil.engine.releases import prepare_release
+from fedveil.engine.observer import Observer, Unwatched
+from fedveil.engine.releases.inference import prepare_inference
+from fedveil.engine.releases.preprocessing import read_preprocessed
+from fedveil.engine.releases.release_run import PreparedReleases
+from fedveil.engine.releases.releases import prepare_release
+from fedveil.engine.run_folder.documents import read_rows
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
+from fedveil.federation.audit.run_record import members_at_end, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.opening import open_release, open_training
 from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
 from fedveil.federation.release_rounds import DueRelease
-from fedveil.federation.run_record import members_at_end, signed_end
 from fedveil.federation.share import FixedPopulation, public_table
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest

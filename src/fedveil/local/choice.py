@@ -15,9 +15,9 @@ from torch import nn
 from fedveil.errors import ConfigError, ModelError
 from fedveil.local.alone import WIDTHS, alone_in_a_batch, trains_alone, vmappable
 from fedveil.local.loop import LoopTrainer
-from fedveil.local.span import SpanTrainer
-from fedveil.local.span_plan import linear_layer
-from fedveil.local.span_steps import spannable
+from fedveil.local.span.plan import linear_layer
+from fedveil.local.span.steps import spannable
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalStep, as_sgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, SplitTrainer

@@ -46,7 +46,7 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.protection.partial_messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
+from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.parts import Learned, Relay
 from fedveil.stage import Moves, Published
 

@@ -86,7 +86,7 @@ class ProtectionStage(Stage):
         )
 
     def agree(self, method: Any, public: Any) -> Any:
-        """Return what the parties of a run agree on before any training (``fedveil.engine.agreed.Agreed``).
+        """Return what the parties of a run agree on before any training (``fedveil.engine.rounds.agreed.Agreed``).
 
         None leaves it to the house: messages in the open, or one of its own protocols by the facts above.
         """

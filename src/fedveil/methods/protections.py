@@ -17,6 +17,16 @@ from fedveil.keys import Count
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round, unmaskable
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
+from fedveil.protection.masking.recovery_messages import (
+    AgreedSurvivors,
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    SignedSurvivors,
+    Survivors,
+)
 from fedveil.protection.messages import (
     Announcement,
     Directory,
@@ -27,18 +37,8 @@ from fedveil.protection.messages import (
 )
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import Drawn, Relay
-from fedveil.protection.recovery_messages import (
-    AgreedSurvivors,
-    RecoveryDirectory,
-    RecoveryKeys,
-    RelayedShares,
-    RevealedShares,
-    ShareBundle,
-    SignedSurvivors,
-    Survivors,
-)
 from fedveil.protection.sealed_sums import SealedMessage, SealingKey
-from fedveil.protection.weighting_messages import (
+from fedveil.protection.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
     EncryptedWeights,
@@ -49,7 +49,7 @@ from fedveil.protection.weighting_messages import (
     TransferRequests,
     WeightingKey,
 )
-from fedveil.protection.weighting_plan import rounded_sensitivity
+from fedveil.protection.weighting.plan import rounded_sensitivity
 from fedveil.stage import Moves
 
 _MOST_PLACES: Final = 64

@@ -319,7 +319,7 @@ class Attested(Part):
     """A silo signs the round that it has ended, or the statement of a run, for whoever checks the run later.
 
     Attributes:
-        signature: of what it was asked and answered for (:mod:`fedveil.federation.run_record`); of no record.
+        signature: of what it was asked and answered for (:mod:`fedveil.federation.audit.run_record`); of no record.
     """
 
     signature: bytes = sent_as(fixed(SIGNATURE_BYTES), Tells.NOTHING)

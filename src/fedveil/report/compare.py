@@ -12,7 +12,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from fedveil.engine.documents import SCHEMA_VERSION, JsonObject, JsonValue
+from fedveil.engine.run_folder.documents import SCHEMA_VERSION, JsonObject, JsonValue
 from fedveil.errors import RunFolderError
 from fedveil.report import comparison_plots
 from fedveil.report.document import Section, document, figures, joined, notice, table, write_document

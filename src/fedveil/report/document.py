@@ -21,7 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from markupsafe import escape as escaped
 
-from fedveil.engine.documents import JsonValue
+from fedveil.engine.run_folder.documents import JsonValue
 from fedveil.errors import RunFolderError
 from fedveil.foreign import inert
 from fedveil.privacy.statement import Statement

@@ -8,7 +8,7 @@ from fedveil.report.document import Section, figures, notice, table
 from fedveil.report.drawing import Plot, blank, line
 from fedveil.report.run_data import RunData
 from fedveil.report.statistics import HEAD, row_cells
-from fedveil.statistics.evaluated import Evaluated
+from fedveil.statistics.evaluation.evaluated import Evaluated
 
 
 def evaluation_section(run: RunData) -> Section | None:

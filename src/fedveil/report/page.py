@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fedveil.engine.advice import advice
-from fedveil.engine.documents import JsonValue, RoundRow
+from fedveil.engine.run_folder.documents import JsonValue, RoundRow
 from fedveil.privacy.statement import Statement, show_lower_bound
 from fedveil.report import plots
 from fedveil.report.document import (

@@ -7,7 +7,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from fedveil.engine.documents import JsonValue
+from fedveil.engine.run_folder.documents import JsonValue
 from fedveil.report import comparison_plots
 from fedveil.report.document import Section, document, figures, table, write_document
 from fedveil.report.drawing import Curve, Plot, show, show_epsilon

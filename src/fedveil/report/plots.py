@@ -2,7 +2,7 @@
 
 import math
 
-from fedveil.engine.documents import NORM_LEVELS, Diagnostics, Spectrum
+from fedveil.engine.run_folder.documents import NORM_LEVELS, Diagnostics, Spectrum
 from fedveil.report.drawing import (
     PALETTE,
     Plot,

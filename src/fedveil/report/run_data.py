@@ -1,7 +1,7 @@
 """A run folder, read back: the only way a report learns anything about a run.
 
 Nothing here prepares an experiment: a report can be made on another machine, long after the run, from the files alone.
-What each file holds is told by :mod:`fedveil.engine.documents`.
+What each file holds is told by :mod:`fedveil.engine.run_folder.documents`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fedveil.engine.documents import (
+from fedveil.engine.run_folder.documents import (
     AuditRecord,
     Diagnostics,
     Document,
@@ -28,7 +28,7 @@ from fedveil.engine.documents import (
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, parse_toml, read_text
 from fedveil.privacy.statement import Statement
-from fedveil.statistics.evaluated import Evaluated, read_evaluated
+from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
 
 _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 EVEN = 0.7

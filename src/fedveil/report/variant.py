@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from fedveil.engine.documents import RoundRow
+from fedveil.engine.run_folder.documents import RoundRow
 from fedveil.privacy.claims import Role
 from fedveil.privacy.statement import Statement
 from fedveil.report.drawing import Curve, show

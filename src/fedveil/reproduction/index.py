@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from fedveil.engine.experiment import read_toml
+from fedveil.engine.experiments.experiment import read_toml
 
 
 class IndexItem(BaseModel):

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedveil.engine.experiment import parse, parse_assignment, read_toml
-from fedveil.engine.study import Selection, study_documents
+from fedveil.engine.experiments.experiment import parse, parse_assignment, read_toml
+from fedveil.engine.experiments.study import Selection, study_documents
 from fedveil.errors import ConfigError
 from fedveil.files import read_content
 from fedveil.reproduction.results import Values, digest

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.engine.agreed import OpenRange
+from fedveil.engine.rounds.agreed import OpenRange
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
 from fedveil.privacy.claims import Role, Sent
 from fedveil.protection.open_sums import OpenVector

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedveil.engine.experiment import parse
+from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.experiments.study import Selection, study_documents
 from fedveil.engine.setup import prepare
-from fedveil.engine.study import Selection, study_documents
 from fedveil.reproduction.results import Values
 
 

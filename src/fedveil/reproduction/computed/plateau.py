@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
-from fedveil.engine.experiment import parse
-from fedveil.engine.run_evaluation import evaluate
+from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.experiments.study import Selection, study_documents
+from fedveil.engine.releases.run_evaluation import evaluate
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.study import Selection, study_documents
 from fedveil.reproduction.results import Values
 
 _ROUNDS, _STEPS, _RATE, _MOMENTUM = 80, 15, 0.01, 0.5

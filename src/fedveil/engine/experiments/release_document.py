@@ -1,0 +1,166 @@
+"""Documents of releases from tables: which tables, what is asked of them, and under which guarantee."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+
+import tomlkit
+from pydantic import Field, ValidationError, model_validator
+
+from fedveil.engine.experiments.choice import Choice, Chosen, flat
+from fedveil.engine.experiments.experiment import read_toml
+from fedveil.engine.experiments.sections import DataSection, PrivacySection, Section
+from fedveil.errors import ConfigError
+from fedveil.statistics.inference.request import (
+    Inference,
+    LinearInference,
+    LogisticInference,
+    PoissonInference,
+    SurvivalInference,
+)
+from fedveil.statistics.request import (
+    ColumnRelease,
+    CorrelationRelease,
+    CrossRelease,
+    Request,
+    SurvivalRelease,
+)
+from fedveil.validation import plain
+
+STATISTICS: Final = "statistics.toml"
+INFERENCE: Final = "inference.toml"
+"""Names of the documents in run folders."""
+
+
+class TableDocument(Section):
+    """Releases from your own tables. `[data]`, `[privacy]` and `[protection]` are those of an experiment."""
+
+    file: ClassVar[str]
+
+    schema_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
+    data: DataSection
+    privacy: PrivacySection
+    protection: Annotated[Choice, Chosen("protections")] = Choice("protections", "none")
+
+    @model_validator(mode="after")
+    def _one_release(self) -> TableDocument:
+        if self.data.table is None:
+            raise ValueError(
+                "data.table: statistics are of your own tables, whose schema declares bounds and categories"
+            )
+        if self.privacy.epsilon is None:
+            raise ValueError("privacy.epsilon: needed; it is what the release may spend")
+        if self.privacy.budget is not None:
+            raise ValueError("privacy.budget: belongs to training; a release spends privacy.epsilon at once")
+        if self.protection.get("dropout_rate"):
+            raise ValueError("protection.dropout_rate: belongs to the simulation of training")
+        return self
+
+    def to_toml(self) -> str:
+        """Return the complete document."""
+        return tomlkit.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+class ReleaseDocument(TableDocument):
+    """One release of statistics, complete."""
+
+    file: ClassVar[str] = STATISTICS
+
+    statistics: Request
+
+
+class InferenceDocument(TableDocument):
+    """One regression, complete."""
+
+    file: ClassVar[str] = INFERENCE
+
+    inference: Inference
+
+
+def read_release_document(path: Path) -> ReleaseDocument:
+    """Read a document; the paths of its tables are taken relative to it.
+
+    Raises:
+        ConfigError: unreadable, or a key that is wrong, by its path.
+    """
+    return _read(path, ReleaseDocument)
+
+
+def read_inference_document(path: Path) -> InferenceDocument:
+    """Read a document of a regression, as :func:`read_release_document` does.
+
+    Raises:
+        ConfigError: as there.
+    """
+    return _read(path, InferenceDocument)
+
+
+_Document = TypeVar("_Document", bound=TableDocument)
+
+
+def parse_releases(document: dict[str, Any], kind: type[_Document], origin: object) -> _Document:
+    """Validate a document of releases.
+
+    Raises:
+        ConfigError: keys that are wrong, by their paths.
+    """
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        problems = dict.fromkeys(_told(kind, *found) for found in flat(error.errors(include_url=False)))
+        raise ConfigError(f"{origin}: {'; '.join(problems)}") from None
+
+
+def _read(path: Path, kind: type[_Document]) -> _Document:
+    found = parse_releases(read_toml(path), kind, path)
+    table = found.data.table
+    assert table is not None
+    data = found.data.model_copy(update={"table": table.anchored(path.parent.absolute())})
+    return found.model_copy(update={"data": data})
+
+
+def _told(
+    kind: type[TableDocument], path: tuple[int | str, ...], problem: Any, known: list[str] | None
+) -> str:
+    """Return a key's path and what is wrong there."""
+    place = [str(part) for part in path]
+    table: Any = _table(kind, place)
+    for before, depth, kinds in _TAGGED:
+        if tuple(place[: len(before)]) == before and len(place) > depth:
+            table = kinds.get(place.pop(depth), table)  # where pydantic puts the kind
+    message = plain(problem, tuple(table.model_fields) if known is None else known)
+    return f"{'.'.join(place)}: {message}" if place else message
+
+
+def _table(kind: type[TableDocument], place: list[str]) -> Any:
+    """Return the table in which a problem lies."""
+    field = kind.model_fields.get(place[0]) if len(place) > 1 else None
+    found = kind if field is None else field.annotation
+    return found if hasattr(found, "model_fields") else kind
+
+
+_TAGGED: tuple[tuple[tuple[str, ...], int, dict[str, Any]], ...] = (
+    (
+        ("statistics", "release"),
+        3,
+        {
+            "column": ColumnRelease,
+            "survival": SurvivalRelease,
+            "cross": CrossRelease,
+            "correlation": CorrelationRelease,
+        },
+    ),
+    (
+        ("inference",),
+        1,
+        {
+            "logistic": LogisticInference,
+            "linear": LinearInference,
+            "poisson": PoissonInference,
+            "survival": SurvivalInference,
+        },
+    ),
+)
+"""Tables that have one of several kinds: how their path begins, where pydantic puts the kind, and the kinds."""

@@ -1,0 +1,150 @@
+"""A study: one experiment in several scenarios and variants, over several seeds.
+
+A preset is a study that ships with the package. A TOML document is a study if it has a table ``[experiment]``, and a
+single experiment otherwise::
+
+    title = "what it shows"
+    [experiment]            # what all runs share
+    [scenarios.NAME]        # optional: laid over it, one after the other (the settings of a figure);
+                            # its own table "variants" is laid over single variants in this scenario
+    [variants.NAME]         # optional: laid over that (the methods that are compared)
+    [quick]                 # --quick: which scenarios and variants (lists of names) ...
+    [quick.experiment]      # ... and what is laid over them, where they have such a table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedveil.engine.experiments.experiment import Experiment, merge, parse, read_toml
+from fedveil.errors import ConfigError
+
+_TABLES = {"title", "experiment", "scenarios", "variants", "quick"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A named set of experiments that belong together."""
+
+    name: str
+    title: str
+    experiments: tuple[Experiment, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which part of a study to run: None means all."""
+
+    scenarios: tuple[str, ...] | None = None
+    variants: tuple[str, ...] | None = None
+    seeds: int = 1
+    quick: bool = False
+    overrides: tuple[dict[str, Any], ...] = ()
+
+
+def presets() -> dict[str, str]:
+    """Return the title of every preset by name."""
+    return {name: read_toml(path).get("title", "") for name, path in sorted(_preset_files().items())}
+
+
+def preset_text(name: str) -> str:
+    """Return the TOML text of a preset."""
+    return _locate(name).read_text(encoding="utf-8")
+
+
+def load_study(name_or_path: str, selection: Selection = Selection()) -> Study:
+    """Read a preset or a TOML file into validated experiments, in the order of the document."""
+    path, name, document = _read(name_or_path)
+    folder = Path.cwd() if name_or_path in _preset_files() else path.parent
+    return Study(
+        name=name,
+        title=document.get("title", name),
+        experiments=tuple(
+            parse(one, f"{path.name} ({one['name']})").anchored(folder)
+            for one in _merged(path.name, name, document, selection)
+        ),
+    )
+
+
+def study_documents(name_or_path: str, selection: Selection = Selection()) -> list[dict[str, Any]]:
+    """Return the document of every experiment, as written: merged and named, but neither validated nor completed."""
+    path, name, document = _read(name_or_path)
+    return _merged(path.name, name, document, selection)
+
+
+def _read(name_or_path: str) -> tuple[Path, str, dict[str, Any]]:
+    """Return the file of a study, its name and its tables."""
+    path = _locate(name_or_path)
+    document = read_toml(path)
+    name = path.stem
+    if "experiment" not in document:
+        document = {"experiment": document}
+        name = str(document["experiment"].get("name", name))
+    unknown = sorted(set(document) - _TABLES)
+    if unknown:
+        raise ConfigError(
+            f"{path.name}: {unknown[0]}: no such table; known here: {', '.join(sorted(_TABLES))}"
+        )
+    return path, name, document
+
+
+def _merged(origin: str, name: str, document: dict[str, Any], selection: Selection) -> list[dict[str, Any]]:
+    quick = document.get("quick", {}) if selection.quick else {}
+    if selection.quick and "quick" not in document:
+        raise ConfigError(f"{origin}: has no [quick] table; run it without --quick")
+    scenarios = _chosen(origin, "scenario", document, selection.scenarios or quick.get("scenarios"))
+    variants = _chosen(origin, "variant", document, selection.variants or quick.get("variants"))
+    documents = []
+    for scenario, of_scenario in scenarios:
+        for variant, of_variant in variants:
+            shared = {key: value for key, value in of_scenario.items() if key != "variants"}
+            merged = merge(merge(document["experiment"], shared), of_variant)
+            merged = merge(merged, of_scenario.get("variants", {}).get(variant, {}))
+            merged = merge(merged, _fitting(quick.get("experiment", {}), merged))
+            for override in selection.overrides:
+                merged = merge(merged, override)
+            label = "-".join(part for part in (scenario, variant) if part) or merged.get("name", name)
+            first = merged.get("seed", 0)
+            for seed in range(first, first + selection.seeds):
+                suffix = f"-seed{seed}" if selection.seeds > 1 else ""
+                documents.append({**merged, "name": f"{label}{suffix}", "seed": seed})
+    return documents
+
+
+def _fitting(changes: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """Return the changes without [local] where the document has none (a method that does not train locally)."""
+    return {key: value for key, value in changes.items() if key != "local" or "local" in document}
+
+
+def _chosen(
+    origin: str, kind: str, document: dict[str, Any], wanted: Sequence[str] | None
+) -> list[tuple[str, dict[str, Any]]]:
+    tables = document.get(f"{kind}s") or {"": {}}
+    if wanted is None:
+        return list(tables.items())
+    for name in wanted:
+        if name not in tables:
+            known = ", ".join(one for one in tables if one) or "none"
+            raise ConfigError(f"{origin}: no {kind} '{name}'; there are: {known}")
+    return [(name, tables[name]) for name in wanted]
+
+
+def _preset_files() -> dict[str, Path]:
+    folder = Path(str(resources.files("fedveil") / "presets"))
+    return {path.stem: path for path in folder.glob("*.toml")}
+
+
+def _locate(name_or_path: str) -> Path:
+    known = _preset_files()
+    if name_or_path in known:
+        return known[name_or_path]
+    path = Path(name_or_path)
+    if path.suffix == ".toml":
+        return path
+    raise ConfigError(
+        f"{name_or_path}: neither a preset nor a .toml file; presets: {', '.join(sorted(known)) or 'none'}"
+    )

@@ -1,0 +1,145 @@
+"""One regression: three releases of one estimating equation, planned, charged one by one, and written down.
+
+The coefficients at which a release is made follow from the releases before it, so they are public. Everything that can
+be refused is refused from public numbers, before the tables are read; a charge is on disk before its release is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fedveil.engine.experiments.declared import Declared, declared
+from fedveil.engine.experiments.release_document import InferenceDocument
+from fedveil.engine.releases.release_method import release_builder
+from fedveil.engine.releases.release_run import PreparedReleases
+from fedveil.engine.releases.release_series import Guaranteed, calibrated
+from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.methods.derive import derive
+from fedveil.methods.method import Method
+from fedveil.methods.statistic import noise_of
+from fedveil.statistics.inference.equation import Equation
+from fedveil.statistics.inference.fitted import FILE, Fitted, read_begun
+from fedveil.statistics.inference.plan import PlannedEffect, check, planned
+from fedveil.statistics.limits import unit_of
+from fedveil.statistics.stored import NoisySums
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedInference(PreparedReleases):
+    """A regression, ready to be made; public numbers alone.
+
+    Attributes:
+        asked: what was asked for.
+        fitted: the regression without any release.
+        multiplier: of all releases together.
+        build: the method of a release by its local step and its noise multiplier.
+        plan: what is predicted of every coefficient.
+    """
+
+    asked: InferenceDocument
+    fitted: Fitted
+    multiplier: float
+    build: Callable[[Equation, float], Method]
+    plan: tuple[PlannedEffect, ...]
+
+    @property
+    def document(self) -> InferenceDocument:
+        """What was asked for."""
+        return self.asked
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Under which conditions intervals hold."""
+        return NOTES
+
+    @property
+    def figures(self) -> frozenset[str]:
+        """The family of the regression."""
+        return frozenset({f"{self.fitted.family.name}-regression"})
+
+    @property
+    def by_silo(self) -> bool:
+        """No coefficient is a silo's."""
+        return False
+
+    def release(self, before: NoisySums) -> Release:
+        """Return the release after these: at the coefficients that follow from them."""
+        return self._release(self._with(before))
+
+    def read(self, folder: RunFolder) -> NoisySums:
+        """Return what a folder has of the releases."""
+        if not (folder / FILE).exists():
+            return ()
+        return read_begun(folder.path).releases
+
+    def write(self, folder: RunFolder, made: NoisySums) -> None:
+        """Put the releases on the disk."""
+        folder.write_json(FILE, self._with(made).to_json())
+
+    def _with(self, made: NoisySums) -> Fitted:
+        return replace(self.fitted, releases=made)
+
+    def _release(self, fitted: Fitted) -> Release:
+        place, public = len(fitted.releases), self.public
+        step = fitted.equation(place)
+        method = self.build(step, fitted.parts[place].multiplier(self.multiplier))
+        return Release(
+            method=method, step=step, n_silos=public.n_silos, n_users=public.n_users, number=place + 1
+        )
+
+
+def prepare_inference(document: InferenceDocument, of: Declared | None = None) -> PreparedInference:
+    """Compose the releases and find their noise, from the document and the schema; no table is opened.
+
+    Args:
+        document: what is asked for.
+        of: what is declared of the tables; None: what the files say that the document names.
+
+    Raises:
+        FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.
+    """
+    request = document.inference
+    assert document.data.table is not None, "TableDocument asks for it"
+    of = declared(document.data.table) if of is None else of
+    schema, silos = of.schema, of.silos
+    fitted = Fitted(name=document.name, request=request, schema=schema, silos=silos)
+    steps = tuple(fitted.equation(place) for place in range(len(fitted.parts)))
+
+    def build(step: Equation, multiplier: float) -> Method:
+        return release_builder(document, request.silos, step, of, key="inference.silos")(multiplier)
+
+    def guaranteed(multiplier: float) -> Guaranteed:
+        return [
+            (derive(build(step, part.multiplier(multiplier)), of.facts(step.length)), step.length)
+            for step, part in zip(steps, fitted.parts, strict=True)
+        ]
+
+    multiplier, series = calibrated(document.privacy, guaranteed)
+    noises = [
+        noise_of(build(step, part.multiplier(multiplier)), len(silos))
+        for step, part in zip(steps, fitted.parts, strict=True)
+    ]
+    people = schema.n_users * unit_of(request.silos, len(silos))
+    plan = planned(list(zip(steps, noises, strict=True)), people)
+    check(plan, multiplier, series.declared_for)
+    return PreparedInference(
+        asked=document,
+        declared=of,
+        fitted=fitted,
+        multiplier=multiplier,
+        build=build,
+        series=series,
+        plan=plan,
+    )
+
+
+NOTES: Final = (
+    "a person counts 1, spread over her records; two ids for one person count 2 and are protected as two",
+    "records without a value in the target or in one of the features are left out",
+    "intervals hold if the mean is as the model says (otherwise they are of the coefficients that fit best), if how "
+    "many records somebody has tells nothing beyond her features, and for a linear target with symmetric errors",
+    "p-values and intervals are of one regression that was chosen before looking; another one is charged anew",
+)

@@ -1,0 +1,235 @@
+"""What is declared, refined by releases before training: planned, charged, made, and written into the run folder.
+
+    declared schema ─► release of columns ─► preprocessing.json, schema.toml ─► the run is prepared again, on that one
+    declared clip   ─► release of the lengths of updates ─► preprocessing.json ─► prepared again, with that clip
+
+Nothing else is read from records: scaling, encoding and the model's width follow from the refined schema. A resumed
+run, an audit and a bundle read the same files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import tomlkit
+
+from fedveil.engine.experiments.declared import Declared
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.releases.release_method import release_builder, usual_silos
+from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.side_releases import SideRelease, multiplier_of, side_release, whole_of
+from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA, RunFolder
+from fedveil.errors import CompositionError, ConfigError, RunFolderError
+from fedveil.files import read_json
+from fedveil.methods.method import Method
+from fedveil.population.schema import Schema
+from fedveil.statistics.layout import Layout
+from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.preprocessing import LENGTH, Wanted, cdf_noise, quantile_of_lengths, refined
+from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+
+MOST_NOISE: Final = 0.2
+"""Largest predicted noise on a sum of leading bins, as a share of all people: bounds have no tail to go by beyond."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Preprocessing:
+    """A preprocessing, ready to be made; public numbers alone.
+
+    Attributes:
+        wanted: what it is of.
+        releases: in their order; the last is of lengths of updates where a clip is asked for.
+        noise: predicted standard deviation of a sum of leading bins, as a share of all people.
+        clip: the bound of an update that was found; None: it is as it was declared.
+    """
+
+    wanted: Wanted
+    releases: tuple[SideRelease, ...]
+    noise: float
+    clip: float | None = None
+
+    def release_of(self, experiment: Experiment, before: NoisySums) -> Release:
+        """Return the release after these."""
+        return self.releases[len(before)].after(experiment.rounds)
+
+    def preprocessed(self, experiment: Experiment, made: NoisySums) -> Preprocessed:
+        """Return what follows from the released sums."""
+        return Preprocessed(run=experiment.name, wanted=self.wanted, made=made)
+
+    def check(self, method: Method) -> None:
+        """Refuse to count lengths of updates by person where an update is not one person's.
+
+        Raises:
+            CompositionError: says what would do.
+        """
+        if self.wanted.clip is not None and method.contribution.per != "pair":
+            raise CompositionError(
+                "preprocessing.clip: counts people by the lengths of their updates, one for every (silo, user) pair; "
+                f"contributions of {method.name} are those of a {method.contribution.per}: take a method of pairs, "
+                "such as uldp-avg, or give method.clip alone"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Preprocessed:
+    """What a preprocessing released so far.
+
+    Attributes:
+        run: its name.
+        wanted: what it is of.
+        made: the released sums.
+    """
+
+    run: str
+    wanted: Wanted
+    made: NoisySums
+
+    @property
+    def schema(self) -> Schema:
+        """The refined schema; as declared where no column is looked at."""
+        if self.wanted.numbers or self.wanted.pool:
+            return refined(self.wanted, self.made[0].vector, self.made[0].std)
+        return self.wanted.schema_
+
+    @property
+    def clip(self) -> float | None:
+        """The bound of an update that was found; None where none is, or not yet."""
+        if self.wanted.clip is None or len(self.made) < len(self.wanted.layouts):
+            return None
+        return quantile_of_lengths(self.wanted, self.made[-1].vector, self.made[-1].std)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the releases as JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "run": self.run,
+            "wanted": self.wanted.model_dump(mode="json", exclude_none=True),
+            "clip": self.clip,
+            "releases": [
+                {"provenance": f"{self.run}/{_named(place)}"} | one.to_json()
+                for place, one in enumerate(self.made)
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, origin: object) -> Preprocessed:
+        """Return the releases of a document.
+
+        Raises:
+            RunFolderError: damaged, or another version's.
+        """
+        with restoring(data, origin):
+            wanted = Wanted.model_validate(data["wanted"])
+            made = tuple(
+                NoisySum.from_json(one, layout.length, origin)
+                for one, layout in zip(data["releases"], wanted.layouts, strict=False)
+            )
+            if not 0 < len(made) == len(data["releases"]):
+                raise RunFolderError(f"{origin} is damaged: it has other releases than were asked for")
+            return cls(run=str(data["run"]), wanted=wanted, made=made)
+
+
+def _named(place: int) -> str:
+    """Return what the release after so many is called within the run."""
+    return f"prep/{place + 1}"
+
+
+def read_preprocessed(folder: Path) -> Preprocessed | None:
+    """Return what a run's preprocessing released; None where there is nothing of it.
+
+    Raises:
+        RunFolderError: a damaged one.
+    """
+    path = folder / PREPROCESSED
+    if not path.exists():
+        return None
+    return Preprocessed.from_json(read_json(path, RunFolderError), path)
+
+
+def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | None:
+    """Plan the preprocessing that an experiment asks for, if it does; no table is opened.
+
+    Args:
+        experiment: what asks for it.
+        of: what is declared of its tables.
+
+    Raises:
+        ConfigError: columns that cannot be refined, or a budget that is too small, with what would do.
+    """
+    section = experiment.preprocessing
+    if section is None:
+        return None
+    wanted = Wanted(
+        schema_=of.first,
+        silo_names=of.silos,
+        silos=section.silos or usual_silos(experiment),
+        bounds=section.bounds,
+        impute=section.impute,
+        pool=section.pool,
+        clip=None if section.clip is None else _middle(experiment),
+    )
+    looked_at = [len(layout.blocks) for layout in wanted.layouts]
+    releases = tuple(
+        _planned(experiment, wanted, of, place, many / sum(looked_at)) for place, many in enumerate(looked_at)
+    )
+    noise = max(
+        cdf_noise(layout, wanted.unit, one.std) for one, layout in zip(releases, wanted.layouts, strict=True)
+    )
+    share = noise / of.schema.n_users
+    if share > MOST_NOISE:
+        raise ConfigError(
+            f"preprocessing: the noise on a number of people below a bound would be {share:.0%} of all people, and "
+            f"{MOST_NOISE:.0%} is allowed; give fewer columns, or a larger privacy.epsilon or budget.preprocessing"
+        )
+    return Preprocessing(wanted=wanted, releases=releases, noise=share, clip=of.clip)
+
+
+def _middle(experiment: Experiment) -> float:
+    """Return the declared clip, around which the grid of lengths lies."""
+    clip = experiment.method.get("clip")
+    if not isinstance(clip, int | float):
+        raise ConfigError(
+            "preprocessing.clip: method.clip must be a number, around which lengths of updates are counted; a clip "
+            "that moves follows a quantile of them by itself"
+        )
+    return float(clip)
+
+
+def _planned(experiment: Experiment, wanted: Wanted, of: Declared, place: int, share: float) -> SideRelease:
+    """Return one of the releases, which has a share of the preprocessing's budget."""
+    layout: Layout = wanted.layouts[place]
+    step, facts = LocalStatistic(layout=layout), of.facts(layout.length)
+    build = release_builder(experiment, wanted.silos, step, of, key="preprocessing.silos")
+    multiplier = multiplier_of(share * experiment.shares.preprocessing, whole_of(experiment.privacy))
+    of_updates = LENGTH in layout.columns
+    purpose = (
+        "people by the length of their updates, which the clip follows from"
+        if of_updates
+        else "histograms of columns, which bounds, medians and pooled categories follow from"
+    )
+    return side_release(_named(place), purpose, step, build(multiplier), facts, of_model=of_updates)
+
+
+def check_declared(experiment: Experiment, folder: RunFolder) -> None:
+    """Refuse to refine what another run has refined: it is planned on what that run declared, which lies beside it.
+
+    Raises:
+        ConfigError: the schema that is named is such a one.
+    """
+    table = experiment.data.table
+    assert table is not None, "Experiment asks for it"
+    beside = table.schema_file.parent
+    if (beside / PREPROCESSED).exists() and beside.resolve() != folder.path.resolve():
+        raise ConfigError(
+            f"data.table.schema_file: {table.schema_file} was refined by another run; remove [preprocessing] to train "
+            "on it, or copy it out of that run's folder to refine it further; nothing was charged"
+        )
+
+
+def write_preprocessed(folder: RunFolder, found: Preprocessed) -> None:
+    """Put a preprocessing on the disk, and the schema that follows from it."""
+    folder.write_json(PREPROCESSED, found.to_json())
+    document = found.schema.model_dump(mode="json", exclude_none=True)
+    folder.write(SCHEMA, tomlkit.dumps(document).encode())

@@ -1,0 +1,149 @@
+"""The releases of one document, made one after another: each charged, made and written before the next.
+
+    charge on disk ─► sum of all silos ─► released sums on disk ─► the next, whose step follows from them ─► statement
+
+A kill between any two of them loses no release: :func:`resume_releases` makes what is missing. What was charged and not
+written is charged again, since nothing shows that nobody saw it; only noise from a seed makes the same release again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fedveil.engine.experiments.declared import Declared
+from fedveil.engine.experiments.release_document import TableDocument
+from fedveil.engine.releases.release_series import Series
+from fedveil.engine.releases.release_sum import Release, noisy_sum
+from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.methods.claims import PublicFacts
+from fedveil.population.columns import ColumnTable, read_columns
+from fedveil.privacy.ledger import Ledger
+from fedveil.statistics.stored import NoisySums
+
+STATEMENT: Final = "privacy.json"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedReleases(ABC):
+    """The releases of a document, ready to be made; public numbers alone.
+
+    Attributes:
+        series: what they guarantee together.
+        declared: of the tables.
+    """
+
+    series: Series
+    declared: Declared
+
+    @property
+    @abstractmethod
+    def document(self) -> TableDocument:
+        """What was asked for."""
+
+    @property
+    @abstractmethod
+    def notes(self) -> tuple[str, ...]:
+        """What else a reader of the statement should know."""
+
+    @property
+    @abstractmethod
+    def figures(self) -> frozenset[str]:
+        """What is to be shown, in the words in which a silo's policy allows it."""
+
+    @property
+    @abstractmethod
+    def by_silo(self) -> bool:
+        """Whether figures of single silos are to be shown."""
+
+    @abstractmethod
+    def release(self, before: NoisySums) -> Release:
+        """Return the release after these; its length and its norm do not depend on them."""
+
+    @abstractmethod
+    def read(self, folder: RunFolder) -> NoisySums:
+        """Return what a folder has of the releases.
+
+        Raises:
+            RunFolderError: a damaged one, or another document's.
+        """
+
+    @abstractmethod
+    def write(self, folder: RunFolder, made: NoisySums) -> None:
+        """Put what was released on the disk: then, and not before, it counts as released."""
+
+    def part(self, made: int) -> str:
+        """Return the name of the release after so many."""
+        return str(made + 1)
+
+    @property
+    def count(self) -> int:
+        """How many releases there are."""
+        return len(self.series.guarantees)
+
+    @property
+    def public(self) -> PublicFacts:
+        """How many people and silos there are."""
+        return PublicFacts(n_silos=len(self.declared.silos), n_users=self.declared.schema.n_users)
+
+
+def read_records(prepared: PreparedReleases) -> ColumnTable:
+    """Return the records of all silos, in the columns that the releases read.
+
+    Raises:
+        DataError: what is wrong with the tables.
+    """
+    table = prepared.document.data.table
+    assert table is not None, "TableDocument asks for it"
+    return read_columns(prepared.declared.schema, table.files, prepared.release(()).step.columns)
+
+
+def make_releases(prepared: PreparedReleases, parent: Path) -> Path:
+    """Make all releases in a new folder under ``parent``, and return it.
+
+    Raises:
+        FedveilError: what is wrong with the tables; a ledger that cannot be written. Nothing more is released then.
+    """
+    records = read_records(prepared)
+    folder = RunFolder.create(parent, prepared.document)
+    _go_on(prepared, folder, records)
+    return folder.path
+
+
+def resume_releases(prepared: PreparedReleases, path: Path) -> None:
+    """Make the releases that a folder lacks; one that is made is stated again, nothing else.
+
+    Raises:
+        FedveilError: as :func:`make_releases`; a damaged folder.
+    """
+    folder = RunFolder(path)
+    lacking = len(prepared.read(folder)) < prepared.count
+    _go_on(prepared, folder, read_records(prepared) if lacking else None)
+
+
+def _go_on(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable | None) -> None:
+    """Make the releases that a folder lacks, of these records; none are needed where it lacks none."""
+    series, made = prepared.series, prepared.read(folder)
+    with series.ledger(folder) as ledger:
+        charged = Counter(entry.round for entry in ledger.entries)
+        while len(made) < prepared.count:
+            release = prepared.release(made)
+            times = charged[release.number]
+            if not times or series.secure:
+                event = series.guarantees[len(made)].event
+                ledger.charge(run=prepared.document.name, round=release.number, attempt=times, event=event)
+            assert records is not None
+            made = (*made, noisy_sum(release, records, series.privacy.randomness()))
+            prepared.write(folder, made)
+        conclude(prepared, folder, ledger)
+
+
+def conclude(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger) -> None:
+    """Write the statement of what a ledger has."""
+    times = Counter(entry.round for entry in ledger.entries)
+    charged = [times[number] for number in range(1, prepared.count + 1)]
+    statement = prepared.series.statement(prepared.document.name, charged, prepared.public, prepared.notes)
+    folder.write_json(STATEMENT, statement.to_json())

@@ -1,0 +1,153 @@
+"""One release of statistics as its parties play it: what they agree on, what a silo gives, and the sum of all.
+
+A simulation plays all silos in one process (:func:`noisy_sum`); between institutions a silo gives by itself what
+:class:`ReleaseWork` gives for it here, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from fedveil.engine.rounds.aggregation import MaskedRange
+from fedveil.engine.rounds.agreed import Agreed, OpenRange
+from fedveil.engine.rounds.weighting import WeightingRange
+from fedveil.methods.method import Method
+from fedveil.methods.sending import Sender
+from fedveil.methods.statistic import noise_of
+from fedveil.population.columns import ColumnTable
+from fedveil.population.records import Groups
+from fedveil.privacy.bounds import FixedVector
+from fedveil.protection.driver import Driver
+from fedveil.protection.weighting.silo import SEED_BYTES
+from fedveil.randomness import PrivacyRandomness
+from fedveil.statistics.local import LocalStep, Progress, silo_sums
+from fedveil.statistics.stored import NoisySum
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Release:
+    """One release; public numbers alone.
+
+    Attributes:
+        method: the composition of the statistic.
+        step: its local step.
+        n_silos: |S|.
+        n_users: |U|.
+        number: which release this is, so that repeatable noise is not that of another one.
+    """
+
+    method: Method
+    step: LocalStep
+    n_silos: int
+    n_users: int
+    number: int = 1
+
+    @property
+    def bound(self) -> FixedVector:
+        """What every vector is held to."""
+        assert isinstance(self.method.bound, FixedVector), "methods of statistics have this one"
+        return self.method.bound
+
+    def std(self, summed: int | None = None) -> float:
+        """Return the standard deviation of the noise on every number of a sum of so many silos; None: of all."""
+        return noise_of(self.method, self.n_silos, summed)
+
+    def agreed(self, groups: Groups) -> Agreed:
+        """Return what the parties agree on; under private weighting with the counts of these (silo, user) pairs."""
+        method, length = self.method, self.step.length
+        if method.protection.weighs:
+            people = {"n_silos": self.n_silos, "n_users": self.n_users}
+            return WeightingRange.of(method, groups, **people, length=length, rounds=1)
+        if method.protection.masks:
+            return MaskedRange.of(method, n_silos=self.n_silos, n_users=self.n_users, length=length)
+        return OpenRange(method=method, clients=self.n_silos, length=length)
+
+
+class ReleaseWork:
+    """What silos give to a release, of the records in a table: those of all silos, or a silo's own.
+
+    Args:
+        release: the release.
+        table: the records.
+        privacy: where noise comes from.
+        progress: is told between chunks how far the sums are.
+    """
+
+    def __init__(
+        self,
+        release: Release,
+        table: ColumnTable,
+        privacy: PrivacyRandomness,
+        progress: Progress | None = None,
+    ) -> None:
+        self._release, self._table, self._privacy, self._attempt = release, table, privacy, 0
+        self._progress = progress
+        self._groups = table.pairs()
+        self.agreed = release.agreed(self._groups)
+
+    def begin(self, attempt: int) -> None:
+        """Begin an attempt at the release, with noise of its own."""
+        self._attempt = attempt
+
+    def give(self, silo: int) -> Any:
+        """Return what a silo gives, as the protocol takes it."""
+        release, agreed = self._release, cast(Any, self.agreed)
+        protection = release.method.protection
+        if protection.weighs:
+            source = self._privacy.stream("dither", release.number, silo, self._attempt)
+            dither = source.uint64(SEED_BYTES // 8).tobytes()
+            return agreed.given(self._vectors(silo), self._sent(np.zeros(release.step.length), silo), dither)
+        message = self._sent(self._sums[silo], silo)
+        return agreed.units(message) if protection.masks else message
+
+    def _sent(self, vector: Float64[np.ndarray, " d"], silo: int) -> Float64[np.ndarray, " d"]:
+        """Return a silo's vector with its share of the noise."""
+        release = self._release
+        at = Sender(
+            number=silo,
+            senders=release.n_silos,
+            round=release.number,
+            attempt=self._attempt,
+            grid=release.bound.grid,
+            privacy=self._privacy,
+        )
+        return release.method.channel.send(vector, at).numbers
+
+    @cached_property
+    def _sums(self) -> Float64[np.ndarray, "silos d"]:
+        release = self._release
+        weights = release.method.weights.of(self._groups, release.n_silos, release.n_users)
+        return silo_sums(release.step, self._table, weights, release.bound, self._progress)
+
+    def _vectors(self, silo: int) -> Float64[np.ndarray, "m d"]:
+        """Return a silo's people's vectors of weight 1, on the grid: a person's counts stay with her silos."""
+        step, bound = self._release.step, self._release.bound
+        condensed, _, mixed = step.pairs(self._table)
+        found = [np.zeros((0, step.length))]
+        own = mixed[np.flatnonzero(self._groups.silo == silo)]
+        for some, vectors in step.vectors(condensed, own):
+            if self._progress is not None:
+                self._progress(some.start, own.shape[0])
+            weights = torch.ones(len(vectors), dtype=torch.float64)
+            found.append(bound.quantize_(vectors, bound.norms(vectors), weights).numpy() * bound.grid)
+        return np.concatenate(found)
+
+
+def noisy_sum(release: Release, table: ColumnTable, privacy: PrivacyRandomness) -> NoisySum:
+    """Return the sum of all silos' messages, as the server learns it under the method's protection.
+
+    Args:
+        release: the release.
+        table: the records of all silos.
+        privacy: where noise and keys come from.
+    """
+    work = ReleaseWork(release, table, privacy)
+    driver: Driver[Any, Any] = Driver(work.agreed.protocol(privacy), kinds=release.method.kinds)
+    result, summed = driver.play((1, 0), tuple(range(release.n_silos)), None, work.give)
+    return NoisySum(work.agreed.vector(result), release.std(summed))

@@ -1,0 +1,142 @@
+"""One release of statistics: planned from public numbers; what a release shows is decoded from its file.
+
+Everything that can be refused is refused from public numbers, before the tables are read
+(:mod:`fedveil.engine.releases.release_run` says in which order a release is made).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil.engine.experiments.declared import Declared, declared
+from fedveil.engine.experiments.release_document import STATISTICS, ReleaseDocument, read_release_document
+from fedveil.engine.releases.release_method import release_builder
+from fedveil.engine.releases.release_run import PreparedReleases
+from fedveil.engine.releases.release_series import calibrated
+from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.methods.derive import derive
+from fedveil.methods.method import Method
+from fedveil.methods.statistic import noise_of
+from fedveil.statistics.compose import compose
+from fedveil.statistics.limits import SiloWeights, unit_of
+from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.plan import Planned, check, planned
+from fedveil.statistics.released import FILE, Released, read_released
+from fedveil.statistics.stored import NoisySums
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedRelease(PreparedReleases):
+    """A release, ready to be made; public numbers alone.
+
+    Attributes:
+        asked: what was asked for.
+        method: the composition.
+        step: its local step.
+        plan: what is predicted of every block.
+    """
+
+    asked: ReleaseDocument
+    method: Method
+    step: LocalStatistic
+    plan: tuple[Planned, ...]
+
+    @property
+    def document(self) -> ReleaseDocument:
+        """What was asked for."""
+        return self.asked
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is counted."""
+        return (_counted(self.asked.statistics.silos, len(self.declared.silos)),)
+
+    @property
+    def figures(self) -> frozenset[str]:
+        """What is to be shown of any column, or of several together."""
+        return frozenset(name for one in self.asked.statistics.release.values() for name in one.figures)
+
+    @property
+    def by_silo(self) -> bool:
+        """Whether silos are groups."""
+        return "silo" in self.asked.statistics.by
+
+    def release(self, before: NoisySums) -> Release:
+        """Return the one release."""
+        assert not before, "there is no second release"
+        public = self.public
+        return Release(method=self.method, step=self.step, n_silos=public.n_silos, n_users=public.n_users)
+
+    def read(self, folder: RunFolder) -> NoisySums:
+        """Return what a folder has of the release."""
+        if not (folder / FILE).exists():
+            return ()
+        return (read_released(folder.path).made,)
+
+    def write(self, folder: RunFolder, made: NoisySums) -> None:
+        """Put the release on the disk."""
+        (found,) = made
+        released = Released(
+            name=self.asked.name,
+            request=self.asked.statistics,
+            schema=self.declared.schema,
+            silos=self.declared.silos,
+            noise_multiplier=self.method.channel.nominal(),
+            made=found,
+        )
+        folder.write_json(FILE, released.to_json())
+
+
+def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> PreparedRelease:
+    """Compose a release and find its noise, from the document and the schema; no table is opened.
+
+    Args:
+        document: what is asked for.
+        of: what is declared of the tables; None: what the files say that the document names.
+
+    Raises:
+        FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.
+    """
+    assert document.data.table is not None, "TableDocument asks for it"
+    of = declared(document.data.table) if of is None else of
+    step = compose(document.statistics, of.schema, of.silos)
+    facts, silos = of.facts(step.length), document.statistics.silos
+    build = release_builder(document, silos, step, of, key="statistics.silos")
+    multiplier, series = calibrated(document.privacy, lambda z: ((derive(build(z), facts), step.length),))
+    method = build(multiplier)
+    plan = planned(
+        document.statistics,
+        step.layout,
+        n_users=of.schema.n_users,
+        noise_std=noise_of(method, len(of.silos)),
+        unit=unit_of(silos, len(of.silos)),
+    )
+    check(plan, multiplier, series.declared_for)
+    return PreparedRelease(asked=document, declared=of, method=method, step=step, series=series, plan=plan)
+
+
+def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:
+    """Return a folder whose release has every cell that is asked for, of the same tables; None if there is none."""
+    for path in sorted(parent.glob(f"*/{FILE}")):
+        before, stored = read_release_document(path.parent / STATISTICS), read_released(path.parent)
+        of = prepared.declared
+        same = (before.data, stored.schema, stored.silos) == (document.data, of.schema, of.silos)
+        asked, had = document.statistics, stored.request
+        alike = (asked.combine, asked.order, asked.silos) == (had.combine, had.order, had.silos)
+        cells = {(block.encoder, block.groups) for block in stored.layout.blocks}
+        if same and alike and {(one.encoder, one.groups) for one in prepared.step.layout.blocks} <= cells:
+            return path.parent
+    return None
+
+
+def _counted(silos: SiloWeights, n_silos: int) -> str:
+    if silos == "uniform" and n_silos > 1:
+        return (
+            "what is counted is person-silo pairs: a person counts 1 in every silo that has a record of hers, and is "
+            "protected in all of them together"
+        )
+    return (
+        "a person counts 1, spread over her records; two ids for one person count 2 and are protected as two"
+    )

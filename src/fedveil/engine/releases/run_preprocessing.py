@@ -1,0 +1,129 @@
+"""The preprocessing of a run: each release charged, made, written down, and the run prepared again on what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from fedveil.engine.releases.preprocessing import (
+    Preprocessing,
+    check_declared,
+    read_preprocessed,
+    write_preprocessed,
+)
+from fedveil.engine.releases.release_sum import noisy_sum
+from fedveil.engine.releases.side_releases import SideRelease, charge, spent_of
+from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.engine.setup import Prepared, prepare
+from fedveil.errors import BudgetError
+from fedveil.local.trainer import Progress
+from fedveil.population.columns import ColumnTable, Numbers, State, read_columns
+from fedveil.population.records import Population
+from fedveil.privacy.claims import Role
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.statement import show_epsilon
+from fedveil.randomness import ExperimentRandomness
+from fedveil.statistics.preprocessing import LENGTH
+from fedveil.statistics.stored import NoisySums
+
+
+def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
+    """Return a run on what its preprocessing gives, which is released first where an experiment asks for it.
+
+    What is charged and not written yet is charged again, unless its noise is from a seed.
+
+    Raises:
+        ConfigError: the declared schema is one that another run has refined.
+        BudgetError: charging it again would exceed the budget.
+    """
+    planned, asked, guarantee = prepared.preprocessing, prepared.experiment, prepared.guarantee
+    if planned is None:
+        return prepared
+    check_declared(asked, folder)
+    with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
+        found = read_preprocessed(folder.path)
+        made: NoisySums = () if found is None else found.made
+        while len(made) < len(planned.releases):
+            due = planned.releases[len(made)]
+            _check_budget(prepared, (*spent_of(ledger, asked.name, planned.releases).beside, due))
+            charge(ledger, asked.name, [due], repeats=not prepared.secure)
+            table, privacy = _records(prepared, planned, len(made)), asked.privacy.randomness()
+            made = (*made, noisy_sum(planned.release_of(asked, made), table, privacy))
+            write_preprocessed(folder, planned.preprocessed(asked, made))
+            prepared = prepare(folder.refined(asked))
+    return prepared
+
+
+def _check_budget(prepared: Prepared, beside: Sequence[SideRelease]) -> None:
+    budget = prepared.experiment.privacy.budget
+    if budget is None:
+        return
+    needed = prepared.epsilon_with(Role.READER, 0, beside)
+    if needed > budget:
+        raise BudgetError(
+            f"{beside[-1].name} was charged, and making it again would bring epsilon to {show_epsilon(needed)}, above "
+            f"the budget of {budget:g}"
+        )
+
+
+def _records(prepared: Prepared, planned: Preprocessing, made: int) -> ColumnTable:
+    """Return the records that are trained on, as the release after so many reads them; held-out ones have no part."""
+    population, table = prepared.population, prepared.experiment.data.table
+    if planned.releases[made].of_model:
+        return lengths_of_updates(prepared, prepared.task.initial())
+    assert table is not None, "Experiment asks for it"
+    found = read_columns(planned.wanted.schema_, table.files, planned.releases[made].step.columns)
+    if population.test_rows is None:
+        return found
+    return found.take(np.setdiff1d(np.arange(len(found)), population.test_rows))
+
+
+def trained_on(population: Population) -> ColumnTable:
+    """Return whose the records are that are trained on, without a column."""
+    records = population.train
+    return ColumnTable(
+        columns={},
+        silo=records.silo,
+        user=records.user,
+        n_users=population.n_users,
+        silo_names=population.silo_names,
+    )
+
+
+def lengths_of_updates(
+    prepared: Prepared, model: Float32[Tensor, " d"], progress: Progress | None = None
+) -> ColumnTable:
+    """Return the records that are trained on with the length of the update of each one's (silo, user) pair.
+
+    The update is that of a first round: a function of the pair's records, of the model and of public things alone. A
+    pair without weight is not trained, and has no length.
+
+    Args:
+        prepared: what runs.
+        model: that the updates begin with.
+        progress: called between chunks of local training.
+    """
+    experiment, setting = prepared.experiment, prepared.setting
+    turn = Turn(
+        setting=setting,
+        model=model,
+        round_number=1,
+        experiment=ExperimentRandomness(experiment.seed),
+        privacy=experiment.privacy.randomness(),
+        progress=progress,
+    )
+    groups, table = setting.cohort.groups, trained_on(prepared.population)
+    members = torch.from_numpy(np.flatnonzero(setting.weights.cpu().numpy() > 0))
+    norms, values = np.zeros(len(groups)), np.zeros(len(table))
+    job = turn.job(members, setting.method.local_bound)
+    norms[members.numpy()] = turn.trainer.sums(job, progress).norms.cpu().numpy()
+    values[groups.order] = np.repeat(norms, groups.size)
+    counted = np.isfinite(values) & (values > 0)
+    state = np.where(counted, State.VALID, State.MISSING).astype(np.int8)
+    return replace(table, columns={LENGTH: Numbers(values=np.where(counted, values, 0.0), state=state)})

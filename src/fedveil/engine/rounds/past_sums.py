@@ -1,0 +1,59 @@
+"""The sums of a silo's last rounds, which it sends parts of again where noise is correlated over rounds.
+
+They are private and carry no noise: they are in memory alone, and in no file. A process that does not have them, since
+a run was resumed, trains them again from the models that these rounds began with, which are released and stand in the
+checkpoint; local training is a function of the model, the records and the experiment's seed, so they are the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedveil.engine.rounds.turn import Turn
+
+
+class PastSums:
+    """Every silo's sums of the last rounds of one run, newest known by number."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Float32[Tensor, " d"], Float64[Tensor, "silos length"]]] = {}
+
+    def __len__(self) -> int:
+        """Return of how many rounds the sums are known."""
+        return len(self._kept)
+
+    def keep(self, turn: Turn, sums: Float64[Tensor, "silos length"]) -> None:
+        """Keep a round's sums with the model that it began with, and forget those that no round needs any more."""
+        memory, number = turn.setting.method.channel.memory, turn.round_number
+        self._kept = {one: kept for one, kept in self._kept.items() if number - memory < one < number}
+        if memory:
+            self._kept[number] = turn.model, sums
+
+    def before(
+        self, turn: Turn, trained: Callable[[Turn], Float64[Tensor, "silos length"]]
+    ) -> list[Float64[Tensor, "silos length"]]:
+        """Return the sums of the rounds before a turn that its messages have parts of, newest first.
+
+        Args:
+            turn: what the round begins with.
+            trained: trains a round, for those that are not known.
+        """
+        method, stream = turn.setting.method, turn.setting.method.stream_of(turn.state)
+        found = []
+        for back in range(1, min(method.channel.memory, turn.round_number - 1) + 1):
+            number, model = turn.round_number - back, stream["models"][back - 1]
+            kept = self._kept.get(number)
+            if kept is None or not torch.equal(kept[0].cpu(), model):
+                bound = method.bound.measured_in(float(stream["units"][back - 1]))
+                setting = replace(turn.setting, method=replace(method, bound=bound))
+                again = replace(turn, setting=setting, model=model.to(turn.model.device), round_number=number)
+                kept = model, trained(again)
+            found.append(kept[1])
+        return found

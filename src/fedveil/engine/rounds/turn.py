@@ -1,0 +1,91 @@
+"""What a round begins with, whoever plays a part in it, and who takes part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Float64, Int64
+from torch import Tensor
+
+from fedveil.engine.rounds.past_sums import PastSums
+from fedveil.engine.rounds.setting import Setting
+from fedveil.local.trainer import Progress, Trainer, TrainJob
+from fedveil.methods.method import Method
+from fedveil.methods.sending import Sender
+from fedveil.privacy.bounds import Bound
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.optimizers import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What a round begins with.
+
+    Attributes:
+        setting: the method at work, as it is in this round.
+        model: (d,) the global model.
+        state: of the server's stages.
+        round_number: counts from 1.
+        experiment: of the experiment's seed.
+        privacy: for sampling and noise.
+        progress: called between chunks of local training.
+        measured: whether costs of messages say what these could cost at least, which takes long.
+        past: the silos' own sums of the rounds before, where messages have parts of them.
+    """
+
+    setting: Setting
+    model: Float32[Tensor, " d"]
+    state: State = field(default_factory=dict)
+    round_number: int
+    experiment: ExperimentRandomness
+    privacy: PrivacyRandomness
+    progress: Progress | None = None
+    measured: bool = True
+    past: PastSums = field(default_factory=PastSums)
+
+    @property
+    def length(self) -> int:
+        """How many numbers a message has: those of an update, and what the bound adds beside it."""
+        return len(self.model) + self.setting.method.bound.extra
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer with this round's learning rate."""
+        return self.setting.trainer.at_round(self.round_number)
+
+    def job(
+        self, members: Int64[Tensor, " m"], bound: Bound, weights: Float64[Tensor, " m"] | None = None
+    ) -> TrainJob:
+        """Return what is asked of local training of these contributions in this round; weights are 1 unless given."""
+        weights = torch.ones(len(members), dtype=torch.float64) if weights is None else weights
+        path = ("round", self.round_number)
+        return TrainJob(self.model, self.setting.cohort, members, weights, bound, self.experiment, path)
+
+    def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
+        """Draw who takes part in an attempt."""
+        return draw_users(self.setting.method, self.setting.n_users, self.privacy, self.round_number, attempt)
+
+    def sender(self, number: int, attempt: int) -> Sender:
+        """Return a silo or client as its channel needs to know it."""
+        setting = self.setting
+        return Sender(
+            number=number,
+            senders=setting.cohort.n_silos,
+            round=self.round_number,
+            attempt=attempt,
+            grid=setting.method.bound.grid,
+            privacy=self.privacy,
+            measured=self.measured,
+        )
+
+
+def draw_users(
+    method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int, attempt: int = 0
+) -> Bool[np.ndarray, " users"] | None:
+    """Return which users (or clients) take part in an attempt at a round; None where contributions are whole silos."""
+    if not method.contribution.by_user:
+        return None
+    path = ("participants", round_number, *(("attempt", attempt) if attempt else ()))
+    return method.sampler.draw(n_users, privacy.stream(*path))

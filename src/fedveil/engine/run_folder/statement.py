@@ -1,0 +1,125 @@
+"""The privacy statement of a run, from the guarantee that was derived and the events that the ledger charged."""
+
+from __future__ import annotations
+
+from fedveil.engine.releases.side_releases import SideRelease, Spent, charged_often, together
+from fedveil.engine.run_folder.folder import finite
+from fedveil.engine.run_folder.shown import uncovered
+from fedveil.engine.setup import Prepared
+from fedveil.privacy.claims import Role, Tells
+from fedveil.privacy.events import NoGuarantee, atoms
+from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
+from fedveil.statistics.preprocessing import CLIP_QUANTILE
+
+
+def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
+    """Return what a run of so many complete rounds guarantees.
+
+    Args:
+        prepared: the experiment that ran.
+        rounds: complete rounds.
+        ledger: what was charged: once a round, and again for every attempt that may have released its sum before silos
+            vanished (a crash may have charged one more), and every release beside the rounds.
+    """
+    guarantee, privacy = prepared.guarantee, prepared.experiment.privacy
+    delta, spent, charges = privacy.delta, ledger.event, ledger.charges
+    reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
+    if not prepared.secure:
+        reasons.append("the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it")
+    _, loss = together(None, guarantee.grid_loss_after(charges, prepared.length), ledger.beside, Role.READER)
+    again = charges - rounds
+    epsilon = None if reasons else prepared.epsilon_with(Role.READER, rounds, ledger.beside, again)
+    return Statement(
+        unit=guarantee.unit,
+        adjacency=guarantee.adjacency,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=prepared.accountant.name,
+        epsilons=epsilons_by_accountant(
+            spent,
+            delta,
+            guarantee.adjacency,
+            loss=loss,
+        ),
+        event=spent,
+        units=prepared.population.n_users,
+        mechanisms=(
+            *guarantee.mechanisms,
+            f"{rounds} rounds of this{_besides(again)}, composed adaptively",
+            *(line for one in dict.fromkeys(ledger.beside) for line in _told(prepared, one, ledger)),
+        ),
+        trust=tuple(
+            Disclosure(
+                role=view.role,
+                party=view.party,
+                sees=view.sees,
+                epsilon=_against(prepared, view.role, rounds, ledger),
+            )
+            for view in guarantee.views
+        ),
+        randomness=_randomness(prepared),
+        secure_randomness=prepared.secure,
+        uncovered=(*prepared.uncovered, *uncovered(exact_metrics=prepared.evaluation is None)),
+        notes=(*prepared.population.notes, *_fitted(prepared)),
+        as_published=tuple(
+            AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
+            for claim in guarantee.published
+            if rounds > 0
+        ),
+        reasons=tuple(reasons),
+        released="models and statistics" if ledger.beside else "models",
+    )
+
+
+def _besides(again: int) -> str:
+    return f", and {again} that were charged and begun again or not completed" if again else ""
+
+
+def _randomness(prepared: Prepared) -> str:
+    """Return where noise and sampling came from, in words."""
+    if not prepared.secure:
+        return "noise and sampling derived from a seed, for repetition only"
+    if prepared.method.channel.content is Tells.KEYED:
+        return (
+            "sampling, and a key for every message, drawn from the operating system's cryptographic generator; noise "
+            "from a ChaCha20 stream under that key"
+        )
+    return "noise and sampling drawn from the operating system's cryptographic generator by exact samplers"
+
+
+def _against(prepared: Prepared, role: Role, rounds: int, ledger: Spent) -> float | None:
+    """Return the epsilon of all charges against one party; None if nothing is guaranteed."""
+    if not prepared.secure:
+        return None
+    return finite(prepared.epsilon_with(role, rounds, ledger.beside, ledger.charges - rounds))
+
+
+def _told(prepared: Prepared, release: SideRelease, ledger: Spent) -> tuple[str, ...]:
+    """Return what a release beside the rounds is, and its own mechanisms."""
+    name, length = release.of_run(prepared.experiment.name), release.step.layout.length
+    return (
+        f"release {name}: {length} numbers, {release.purpose}; one person moves their sum over "
+        f"{prepared.population.n_silos} silos by at most 1 (l2){charged_often(ledger.beside.count(release))}",
+        *release.guarantee.mechanisms,
+    )
+
+
+def _fitted(prepared: Prepared) -> tuple[str, ...]:
+    """Return what comes from releases beside the rounds, and from which."""
+    found, run = [], prepared.experiment.name
+    if prepared.preprocessing is not None:
+        wanted, releases = prepared.preprocessing.wanted, prepared.preprocessing.releases
+        if columns := ", ".join(dict.fromkeys((*wanted.numbers, *wanted.pool))):
+            found.append(
+                f"How {columns} are scaled or encoded comes from the release {releases[0].of_run(run)}; no other "
+                "number was read"
+            )
+        if wanted.clip is not None:
+            found.append(
+                f"The clip comes from the release {releases[-1].of_run(run)}: the quantile {CLIP_QUANTILE:g} of the "
+                "lengths of updates from the initial model"
+            )
+    if prepared.evaluation is not None:
+        names = " and ".join(f"release {one.of_run(run)}" for one in prepared.evaluation.releases)
+        found.append(f"Test metrics come from {names}: they are noisy, and covered.")
+    return tuple(found)

@@ -1,0 +1,309 @@
+"""A silo's ledger for an auditor: one signed file with every line, what was asked for, and what it comes to.
+
+Claim: an export that holds is what the silo's key signed; its lines are one unbroken chain; its epsilon is what the
+charges cost by every accountant, so that the auditor's sum is the silo's; and for every charge of version 2 it has the
+letter by which the coordinator asked for it, signed by the coordinator that the line names.
+``tests/test_federation_ledger.py`` changes every line and every field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fedveil.checks import Check, Unchecked, Verification, tried
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import IdentityKey, PublicIdentity
+from fedveil.errors import FedveilError, IntegrityError, RunFolderError
+from fedveil.federation.audit.run_record import RoundPlace
+from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.membership import Membership
+from fedveil.federation.policy import counted
+from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.silo import TERMS
+from fedveil.federation.silo_ledger import LEDGER
+from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file
+from fedveil.foreign import foreign
+from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
+from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.ledger_lines import Entry, Line, Note, now, parse_lines
+from fedveil.privacy.statement import show_epsilon
+from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import Terms, only
+
+_SIGNED_AS: Final = b"fedveil/2/ledger export"
+BEYOND: Final = (
+    "that each charge is what its round really released",
+    "that no charge was made after the export, and that nothing else was released from the same records",
+    "what lines that an adoption names as missing had charged",
+)
+
+
+def export_ledger(
+    state: Path, target: Path, *, identity: IdentityKey, membership: Membership, number: int, delta: float
+) -> Path:
+    """Write a silo's ledger as one signed JSON file; the silo may be served meanwhile.
+
+    Args:
+        state: the silo's state folder.
+        target: the file to write.
+        identity: the silo's key.
+        membership: the federation.
+        number: the silo's own.
+        delta: at which epsilon is told.
+
+    Raises:
+        RunFolderError: there is no ledger, it is damaged, or the file cannot be written.
+    """
+    path = state / LEDGER
+    content = read_content(path, RunFolderError, largest=LARGEST_FILE)
+    lines, _, complete = parse_lines(path, content)
+    letters = {
+        origin: read_content(state / TERMS / f"{origin}.letter", RunFolderError).hex()
+        for origin in sorted({one.origin.terms for one in _charges(lines) if one.origin is not None})
+    }
+    document = {
+        "schema_version": 1,
+        "silo": membership.silos[number],
+        "number": number,
+        "public": identity.public.raw.hex(),
+        "coordinator": membership.coordinator.raw.hex(),
+        "before": [one.identity.raw.hex() for one in membership.revoked],
+        "membership": membership.digest.hex(),
+        "time": now(),
+        "lines": content[:complete].decode().splitlines(),
+        "terms": letters,
+        "delta": delta,
+        "epsilon": _spent(lines, delta),
+    }
+    document["signature"] = identity.sign(_signed(document)).hex()
+    try:
+        replace_file(target, (json.dumps(document, indent=1) + "\n").encode())
+    except OSError as error:
+        raise RunFolderError(f"{target}: cannot be written: {error.strerror}") from None
+    return target
+
+
+@dataclass(frozen=True)
+class LedgerExport:
+    """An exported ledger that the key in it has signed, and whose lines are one chain.
+
+    Attributes:
+        document: all of it.
+        lines: of the ledger.
+        digests: of the lines.
+    """
+
+    document: dict[str, Any]
+    lines: tuple[Line, ...]
+    digests: list[str]
+
+    @classmethod
+    def read(cls, path: Path) -> LedgerExport:
+        """Read an export.
+
+        Raises:
+            FedveilError: it is none, or was changed.
+        """
+        document = parse_json(read_content(path, IntegrityError, largest=LARGEST_FILE), path, IntegrityError)
+        with reading(path, IntegrityError):
+            _check_signature(path, document)
+            lines, digests, _ = parse_lines(path, "".join(f"{line}\n" for line in document["lines"]).encode())
+        return cls(document, lines, digests)
+
+    @property
+    def public(self) -> PublicIdentity:
+        """The silo's key."""
+        return PublicIdentity(bytes.fromhex(self.document["public"]))
+
+    def rounds_of(self, run: str) -> list[RoundPlace]:
+        """Return the rounds of all parts of a run that were charged, once for each charge."""
+        return [place for place, _ in self._charged(run, self.lines)]
+
+    def terms_of(self, run: str) -> set[str]:
+        """Return the terms under which parts of a run were charged; "" where none is told."""
+        return {"" if one.origin is None else one.origin.terms for _, one in self._charged(run, self.lines)}
+
+    def after_end(self, run: str) -> list[RoundPlace]:
+        """Return those of them that were charged after the silo had signed the end of the run."""
+        for number, line in enumerate(self.lines):
+            if isinstance(line, Note) and line.kind == "ended" and line.text.startswith(run):
+                return [place for place, _ in self._charged(run, self.lines[number:])]
+        return []
+
+    def charged(self, run: str, place: RoundPlace, terms: str, head: str) -> bool:
+        """Return whether a round of a run was charged, under these terms, when the ledger ended with a head."""
+        if head not in self.digests:
+            return False
+        lines = self.lines[: self.digests.index(head) + 1]
+        return (place, terms) in [
+            (one, line.origin.terms) for one, line in self._charged(run, lines) if line.origin is not None
+        ]
+
+    def _charged(self, run: str, lines: Sequence[Line]) -> Iterator[tuple[RoundPlace, Entry]]:
+        for line in _charges(lines):
+            named, _, part = line.run.partition("/")
+            if named == run:
+                yield (part, line.round), line
+
+
+def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | None = None) -> Verification:
+    """Check an exported ledger; a failure is a check that fails, never an error.
+
+    Args:
+        path: the file.
+        trusted: public keys, 64 hexadecimal digits each, one of which must be the silo's.
+        membership: as the founder sealed it, which must have the silo's key and the coordinator's.
+    """
+    found: list[Check] = []
+    try:
+        export = LedgerExport.read(path)
+    except FedveilError as error:
+        found.append(Check(name="file", outcome="fails", detail=str(error)))
+    else:
+        document, lines = export.document, export.lines
+        found.append(Check(name="file", outcome="holds", detail=f"{len(lines)} lines, one chain, signed"))
+        found.append(tried("signature", lambda: _whose(document, trusted)))
+        found.append(tried("membership", lambda: _member(path, document, membership)))
+        found.append(tried("epsilon", lambda: _same_epsilon(path, document, lines)))
+        found.append(tried("counted", lambda: _counted(path, lines)))
+        found.append(tried("terms", lambda: _terms(path, document, lines)))
+        found.append(tried("adopted", lambda: _adopted(lines)))
+    beyond = (
+        Check(name=f"beyond {number}", outcome="unchecked", detail=detail)
+        for number, detail in enumerate(BEYOND, start=1)
+    )
+    return Verification(path=path, checks=(*found, *beyond))
+
+
+def _charges(lines: Sequence[Line]) -> list[Entry]:
+    return [line for line in lines if isinstance(line, Entry)]
+
+
+def _spent(lines: Sequence[Line], delta: float) -> dict[str, float | None]:
+    """Return epsilon by every accountant; None: nothing is guaranteed."""
+    counted: Counter[Event] = Counter()
+    for entry in _charges(lines):
+        counted.update(atoms(entry.event))
+    values = {name: make_accountant(name).epsilon(compose(counted), delta) for name in sorted(ACCOUNTANTS)}
+    return {name: value if value < float("inf") else None for name, value in values.items()}
+
+
+def _signed(document: dict[str, Any]) -> bytes:
+    content = {key: value for key, value in document.items() if key != "signature"}
+    return _SIGNED_AS + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _check_signature(path: Path, document: dict[str, Any]) -> None:
+    if document["schema_version"] != 1:
+        raise IntegrityError(f"{path}: no export of a ledger that this fedveil reads")
+    try:
+        public = PublicIdentity(bytes.fromhex(document["public"]))
+        public.verify(_signed(document), bytes.fromhex(document["signature"]))
+    except CryptoError as error:
+        raise IntegrityError(f"{path}: {error}: it was changed after it was written") from None
+
+
+def _whose(document: dict[str, Any], trusted: Sequence[str]) -> str:
+    public = str(document["public"])
+    if trusted and public not in trusted:
+        raise IntegrityError(f"signed by {public}, which is no trusted key")
+    if not trusted:
+        raise Unchecked(
+            f"signed by {public}; whose key that is was not asked: --trust names the keys you know"
+        )
+    return f"of the trusted key {public}"
+
+
+def _member(path: Path, document: dict[str, Any], membership: Path | None) -> str:
+    """Check that the silo and the coordinator who asked for the charges belong to a federation."""
+    with reading(path, IntegrityError):
+        silo, public, coordinator = (str(document[key]) for key in ("silo", "public", "coordinator"))
+    if membership is None:
+        raise Unchecked(
+            f"whose the coordinator's key {coordinator[:16]}... is was not asked: --membership names them"
+        )
+    known = Membership.read(membership)
+    if silo not in known.silos or known.roster[known.silos.index(silo)].raw.hex() != public:
+        raise IntegrityError(f"{membership}: its silo '{foreign(silo)}' has another key, or there is none")
+    revoked = {one.identity.raw.hex() for one in known.revoked}
+    if known.coordinator.raw.hex() != coordinator or not revoked.issuperset(document["before"]):
+        raise IntegrityError(f"{path}: names another coordinator than {membership}")
+    return f"silo and coordinator are those of serial {known.serial} ({known.fingerprint})"
+
+
+def _same_epsilon(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
+    with reading(path, IntegrityError):
+        delta, stated = float(document["delta"]), dict(document["epsilon"])
+        if not 0 < delta < 1:
+            raise IntegrityError(f"{path}: delta = {delta} is no probability")
+        found = _spent(lines, delta)
+        if found.keys() != stated.keys() or any(
+            (value is None) != (stated[name] is None)
+            or (value is not None and value > stated[name] * (1 + 1e-9))
+            for name, value in found.items()
+        ):
+            raise IntegrityError(f"{path}: its charges cost another epsilon than it states")
+    shown = ", ".join(f"{show_epsilon(value)} by {name}" for name, value in found.items())
+    return f"{len(_charges(lines))} charges cost {shown} at delta {delta:g}, computed again"
+
+
+def _counted(path: Path, lines: Sequence[Line]) -> str:
+    """Say what the charges count, as the policies have it under which they were made."""
+    views = Counter[tuple[str, str]]()
+    view = ("what an earlier release counted", "")
+    for line in lines:
+        if isinstance(line, Entry):
+            views[view] += 1
+        elif line.kind == "policy":
+            with reading(path, IntegrityError):
+                view = counted(parse_json(line.text, path, IntegrityError))
+    found = "; ".join(f"{many} charges count {seen}" for (seen, _), many in views.items())
+    left = "; ".join(dict.fromkeys(but for _, but in views if but))
+    if left:
+        raise Unchecked(f"{found}. Epsilon here does not count {left}")
+    return found or "nothing was charged"
+
+
+def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
+    """Check every charge against the letter that asked for it."""
+    asked = set[str]()
+    coordinators = {bytes.fromhex(one) for one in (document["coordinator"], *document["before"])}
+    named = {hashlib.sha256(raw).hexdigest(): PublicIdentity(raw) for raw in coordinators}
+    charges = _charges(lines)
+    with reading(path, IntegrityError):
+        for entry in charges:
+            origin = entry.origin
+            if origin is None or origin.terms in asked:
+                continue
+            if origin.coordinator not in named:
+                raise Unchecked(
+                    f"line {entry.index + 1} was asked for by a coordinator before the present one"
+                )
+            letter = SignedMessage.open(
+                bytes.fromhex(document["terms"][origin.terms]),
+                sender=SERVER,
+                identity=named[origin.coordinator],
+                recipient=int(document["number"]),
+                largest=LARGEST_LETTER,
+            )
+            if only(letter.parts, Terms, SERVER).digest.hex() != origin.terms:
+                raise IntegrityError(f"{path}: line {entry.index + 1} names other terms than its letter has")
+            asked.add(origin.terms)
+    silent = sum(entry.origin is None for entry in charges)
+    said = f"{len(asked)} proposals, each signed by the coordinator"
+    return said + (f"; {silent} charges of version 1 name none" if silent else "")
+
+
+def _adopted(lines: Sequence[Line]) -> str:
+    adopted = [line for line in lines if isinstance(line, Note) and line.kind == "adopted"]
+    if adopted:
+        raise Unchecked(
+            f"lines are missing, and more was spent than is told: adopted on {adopted[0].time} ({adopted[0].text})"
+        )
+    return "no line is known to be missing"

@@ -1,0 +1,400 @@
+"""The files of a run, and what each must show of the others, as :mod:`~fedveil.federation.audit.run_audit` claims."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fedveil.checks import Check, Unchecked, tried
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.keys import PublicIdentity
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.experiments.release_document import (
+    INFERENCE,
+    STATISTICS,
+    InferenceDocument,
+    ReleaseDocument,
+    TableDocument,
+    parse_releases,
+)
+from fedveil.errors import IntegrityError
+from fedveil.federation.attendance import Attendance, but_trainer
+from fedveil.federation.audit.ledger_audit import LedgerExport
+from fedveil.federation.audit.released_sums import check_releases, digest_of_all
+from fedveil.federation.audit.run_record import (
+    AGREED,
+    CONTENTS,
+    MADE_LATER,
+    MODEL,
+    NOTHING,
+    ROUNDS,
+    STATEMENT,
+    TERMS,
+    RoundPlace,
+    arrays_of,
+    attested,
+    by_coordinator,
+    canonical,
+    concluded,
+    digests_of,
+    read_terms,
+)
+from fedveil.federation.charter import Charter
+from fedveil.federation.document import as_silos_see
+from fedveil.federation.membership import Membership
+from fedveil.federation.rounds import STATE
+from fedveil.files import as_text, parse_json, parse_toml, reading
+from fedveil.foreign import foreign
+from fedveil.privacy.ledger_lines import Entry, parse_lines
+from fedveil.privacy.statement import Statement
+from fedveil.privacy.statement_checks import same_events
+from fedveil.protection.parts import Closing
+
+LEDGER: Final = "ledger.jsonl"
+EXPERIMENT: Final = "experiment.toml"
+DOCUMENTS: Final[Mapping[str, Callable[[dict[str, Any], str], Experiment | TableDocument]]] = {
+    EXPERIMENT: parse,
+    STATISTICS: lambda document, place: parse_releases(document, ReleaseDocument, place),
+    INFERENCE: lambda document, place: parse_releases(document, InferenceDocument, place),
+}
+"""What a run is of, by the one file of these that its folder has."""
+
+CHECKPOINT: Final = "checkpoint/state.safetensors"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of the record whose own signatures hold.
+
+    Attributes:
+        content: its bytes.
+        data: what it says.
+    """
+
+    content: bytes
+    data: Mapping[str, Any]
+
+
+class RecordedRun:
+    """The files of a run, by their names; those that a bundle has of it will do.
+
+    Args:
+        files: their bytes.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self._terms: dict[str, tuple[Membership, str]] = {}
+        self._lines: list[_Line] = []
+        self._unplayed = frozenset[RoundPlace]()
+
+    # --- what any run has --------------------------------------------------------------------------------------
+
+    @property
+    def stated(self) -> Statement:
+        """The statement.
+
+        Raises:
+            FedveilError: none, or damaged.
+        """
+        return Statement.from_json(parse_json(self._file(STATEMENT), STATEMENT, IntegrityError), STATEMENT)
+
+    @property
+    def charges(self) -> tuple[Entry, ...]:
+        """The run's charges.
+
+        Raises:
+            FedveilError: no ledger, or a damaged one.
+        """
+        lines, _, complete = parse_lines(Path(LEDGER), self._file(LEDGER))
+        if complete != len(self._file(LEDGER)):
+            raise IntegrityError(f"{LEDGER}: its last line is torn")
+        return tuple(line for line in lines if isinstance(line, Entry))
+
+    def ledger(self) -> str:
+        """Check that the ledger is one chain."""
+        return f"{len(self.charges)} charges, one chain"
+
+    def statement(self) -> str:
+        """Check that the statement is of what the ledger charged."""
+        if STATEMENT not in self._files:
+            raise Unchecked("the run has not ended: it has no statement")
+        return same_events(self.stated, self.charges)
+
+    # --- what the parties of a federation signed -----------------------------------------------------------------
+
+    @property
+    def federated(self) -> bool:
+        """Whether it is the run of a federation."""
+        return bool({STATE, ROUNDS, AGREED} & self._files.keys())
+
+    def signed(self, charter: Path | None, *, whole: bool) -> Sequence[Check]:
+        """Check all signatures; of a run in one process there are none.
+
+        Args:
+            charter: of the federation, None: the seal is not checked.
+            whole: whether all files of the run are here.
+        """
+        if not self.federated:
+            return (
+                Check(
+                    name="signatures", outcome="unchecked", detail="a run in one process: nobody signed it"
+                ),
+            )
+        found = [
+            tried("membership", lambda: self._memberships(charter)),
+            tried("rounds", self._rounds),
+            tried("end", lambda: self._end(whole)),
+        ]
+        record = [(line.data["part"], line.data["next"]) for line in self._lines]
+        if any(part for part, _ in record):
+            found.append(tried("releases", lambda: check_releases(self._files, record, whole=whole)))
+        return found
+
+    def _memberships(self, charter: Path | None) -> str:
+        self._terms = read_terms(self._file(TERMS))
+        found = [membership for membership, _ in self._terms.values()]
+        if not found:
+            raise IntegrityError("the terms of the run are missing")
+        words = ", ".join(f"serial {one.serial} ({one.fingerprint})" for one in found)
+        if charter is None:
+            raise Unchecked(
+                f"{words}; whose seal it has was not asked: --charter names the one you were handed"
+            )
+        for one in found:
+            one.check_seal(Charter.read(charter))
+        return f"{words}, sealed by the charter's founder"
+
+    def same_document(self) -> str:
+        """Check that the experiment, or the document of releases, is the one that the silos were asked for."""
+        place = next((name for name in DOCUMENTS if name in self._files), EXPERIMENT)
+        text = as_text(self._file(place), place, IntegrityError)
+        document = DOCUMENTS[place](parse_toml(text, place, IntegrityError), place)
+        if not self.federated:
+            raise Unchecked(f"{document.name}: nobody else holds a copy of it")
+        for membership, asked in read_terms(self._file(TERMS)).values():
+            if but_trainer(as_silos_see(document, membership.silos)) != but_trainer(asked):
+                raise IntegrityError(f"{place}: another one than the silos were asked for")
+        return f"{document.name}: the one that the silos were asked for"
+
+    def _rounds(self) -> str:
+        previous, model, trained, signatures = NOTHING, None, 0, 0
+        released: list[str] = []
+        content = self._files.get(ROUNDS, b"")
+        if content and not content.endswith(b"\n"):
+            raise IntegrityError(f"{ROUNDS}: its last line is torn")
+        heads = parse_lines(Path(LEDGER), self._file(LEDGER))[1]
+        charged = {self._place(entry): heads[entry.index] for entry in self.charges}
+        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+            place = f"{ROUNDS}, line {number}"
+            with reading(place, IntegrityError):
+                data = parse_json(line, place, IntegrityError)
+                trained += data["part"] == ""
+                due = trained if data["part"] == "" else 1
+                if canonical(data) != line or (data["schema_version"], data["round"]) != (1, due):
+                    raise IntegrityError(f"{place}: not as it was written")
+                if bytes.fromhex(data["previous"]) != previous:
+                    raise IntegrityError(f"{place}: does not continue the line before it")
+                if model is not None and data["part"] == "" and data["model"] != model:
+                    raise IntegrityError(
+                        f"{place}: begins with another model than the round before it ended with"
+                    )
+                membership, experiment = self._terms_of(place, data)
+                attendance = Attendance.of(experiment, len(membership.silos))
+                before = [line.data["part"] for line in self._lines]
+                if fault := attendance.misplaced(data["part"], before, data["model"], model):
+                    raise IntegrityError(f"{place}: {fault}")
+                if data["released"] != digest_of_all(map(bytes.fromhex, released)).hex():
+                    raise IntegrityError(f"{place}: silos were told other releases than those before it")
+                at = data["part"], due
+                if charged.pop(at, None) != data["ledger"]:
+                    raise IntegrityError(f"{place}: {LEDGER} does not charge {_named(at)} as the line says")
+                self._check_line(place, data)
+                signatures += len(data["silos"])
+            previous = hashlib.sha256(line).digest()
+            model = data["next"] if data["part"] == "" else model
+            released += [data["next"]] if data["part"] else []
+            self._lines.append(_Line(line, data))
+        self._unplayed = frozenset(charged)
+        return f"{len(self._lines)} rounds, one chain; {signatures} signatures of silos, and the coordinator's on each"
+
+    def _check_line(self, place: str, data: Mapping[str, Any]) -> None:
+        membership, experiment = self._terms_of(place, data)
+        run, terms, asked = (bytes.fromhex(data[key]) for key in ("run", "terms", "asked"))
+        known = bytes.fromhex(data["model"]) + bytes.fromhex(data["released"])
+        if run.hex() != self._run():
+            raise IntegrityError(f"{place}: of another run")
+        _verify(f"{place}: the coordinator", membership.coordinator, by_coordinator(data), data["signature"])
+        numbers = [one["silo"] for one in data["silos"]]
+        silos = len(membership.silos)
+        if not numbers or numbers != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] < silos:
+            raise IntegrityError(f"{place}: signed by no silo, twice by one, or by none of the {silos}")
+        least = Attendance.of(experiment, silos).least
+        if len(numbers) < least:
+            raise IntegrityError(f"{place}: signed by {len(numbers)} silos, and a round needs {least}")
+        for one in data["silos"]:
+            name = membership.silos[one["silo"]]
+            head = bytes.fromhex(one["head"])
+            content = attested(run, terms, (data["part"], data["round"]), asked, known, head)
+            _verify(f"{place}: silo {name}", membership.roster[one["silo"]], content, one["signature"])
+
+    def _end(self, whole: bool) -> str:
+        if AGREED not in self._files:
+            raise Unchecked("nobody has signed a statement: the run has not ended, and can go on")
+        content = self._files[AGREED]
+        with reading(AGREED, IntegrityError):
+            data = parse_json(content, AGREED, IntegrityError)
+            if canonical(data) != content or data["schema_version"] != 1 or data["run"] != self._run():
+                raise IntegrityError(f"{AGREED}: not as it was written, or of another run")
+            membership, _ = self._terms_of(AGREED, data)
+            _verify(
+                f"{AGREED}: the coordinator", membership.coordinator, by_coordinator(data), data["signature"]
+            )
+            last = hashlib.sha256(self._lines[-1].content).hexdigest() if self._lines else NOTHING.hex()
+            if (data["round"], data["line"]) != (len(self._trained), last):
+                raise IntegrityError(f"{AGREED}: the record of rounds does not end where it says")
+            if missing := sorted(part for part, _ in self._unplayed if part):
+                raise IntegrityError(
+                    f"{ROUNDS}: no line for release {foreign(missing[0])}, which was charged"
+                )
+            if hashlib.sha256(self._file(STATEMENT)).hexdigest() != data["statement"]:
+                raise IntegrityError(f"{STATEMENT}: not the statement that was signed")
+            files = self._contents(data["contents"]) if whole else frozenset[str]()
+            self._same_tensors(data["tensors"])
+            closing = Closing(
+                round=data["round"],
+                charges=data["charges"],
+                line=bytes.fromhex(data["line"]),
+                statement=as_text(self._file(STATEMENT), STATEMENT, IntegrityError),
+            )
+            for one in data["silos"]:
+                name = membership.silos[one["silo"]]
+                told = concluded(bytes.fromhex(data["run"]), bytes.fromhex(data["terms"]), closing)
+                _verify(f"{AGREED}: silo {name}", membership.roster[one["silo"]], told, one["signature"])
+            signed = {one["silo"] for one in data["silos"]}
+            if not signed <= set(range(len(membership.silos))):
+                raise IntegrityError(f"{AGREED}: signed by a silo that does not exist")
+        if len(data["silos"]) != len(signed):
+            raise IntegrityError(f"{AGREED}: signed twice by one silo")
+        missing = [name for number, name in enumerate(membership.silos) if number not in signed]
+        words = f"statement{' and model' if data['tensors'] else ''} signed by the coordinator"
+        others = sorted(self._files.keys() - files - {AGREED, CONTENTS}) if whole else []
+        if whole:
+            words += f", with {len(files)} files"
+        if missing:
+            raise Unchecked(
+                f"{words}; the statement not by {', '.join(missing)}: they were silent, or refused"
+            )
+        if others:
+            words += f"; made later, and signed by nobody: {', '.join(others)}"
+        return f"{words}; the statement by {len(signed)} silos, who computed it again and held it against their charges"
+
+    def _contents(self, digest: str) -> frozenset[str]:
+        """Return the files that were there when the run was signed; they are there, and as they were."""
+        if hashlib.sha256(self._file(CONTENTS)).hexdigest() != digest:
+            raise IntegrityError(f"{CONTENTS}: was changed after the run was signed")
+        files = parse_json(self._file(CONTENTS), CONTENTS, IntegrityError)["files"]
+        for name, said in files.items():
+            if hashlib.sha256(self._file(name)).hexdigest() != said:
+                raise IntegrityError(f"{name}: was changed after the run was signed")
+        added = sorted(self._files.keys() - files.keys() - MADE_LATER)
+        if added:
+            raise IntegrityError(f"{added[0]}: was not there when the run was signed")
+        return frozenset(files)
+
+    def _same_tensors(self, tensors: Mapping[str, str]) -> None:
+        found = digests_of(self._files[MODEL]) if MODEL in self._files else {}
+        for name in sorted(tensors.keys() | found.keys()):
+            if found.get(name) != tensors.get(name):
+                raise IntegrityError(f"{MODEL}: tensor '{name}' is not the one that was signed")
+
+    def model(self) -> str:
+        """Check that the model in the checkpoint is the one that the last round ended with."""
+        if not self._trained:
+            raise Unchecked("no round was signed")
+        said = self._trained[-1]["next"]
+        if said == NOTHING.hex():
+            raise Unchecked("the silos alone have the model")
+        model = arrays_of(self._file(CHECKPOINT), CHECKPOINT).get("model")
+        if model is None or hashlib.sha256(model.astype("<f4").tobytes()).hexdigest() != said:
+            raise IntegrityError(f"{CHECKPOINT}: not the model that round {len(self._trained)} ended with")
+        return f"the checkpoint has the model that round {len(self._trained)} ended with"
+
+    def in_ledger(self, path: Path) -> str:
+        """Check that a silo's exported ledger has the charges of the rounds that it signed, and no more of the run."""
+        export = LedgerExport.read(path)
+        rounds = 0
+        for line in self._lines:
+            place = line.data["part"], line.data["round"]
+            membership, _ = self._terms_of(ROUNDS, line.data)
+            for one in line.data["silos"]:
+                if membership.roster[one["silo"]] != export.public:
+                    continue
+                if not export.charged(line.data["run"], place, line.data["terms"], one["head"]):
+                    raise IntegrityError(
+                        f"{path}: does not charge {_named(place)} before the head that was signed"
+                    )
+                rounds += 1
+        for membership, experiment in self._terms.values():
+            owed = Attendance.of(experiment, len(membership.silos)).owed(export.rounds_of(self._run()))
+            if more := owed - Counter(self._place(entry) for entry in self.charges):
+                raise IntegrityError(
+                    f"{path}: charges {_named(min(more))} of this run more often than {LEDGER}: the run went on, or "
+                    "hides what this silo gave"
+                )
+        if export.terms_of(self._run()) - self._terms.keys():
+            raise IntegrityError(f"{path}: has charges of this run under terms that {TERMS} does not have")
+        if late := export.after_end(self._run()):
+            raise IntegrityError(f"{path}: charges {_named(late[0])} after the end of this run was signed")
+        if not rounds:
+            raise IntegrityError(f"{path}: of a silo that signed no round of this run")
+        return f"charges the {rounds} rounds that this silo signed, and no other of this run"
+
+    @property
+    def _trained(self) -> list[Mapping[str, Any]]:
+        """The lines of rounds of training."""
+        return [line.data for line in self._lines if line.data["part"] == ""]
+
+    def _place(self, entry: Entry) -> RoundPlace:
+        """Return which round a charge is of; all terms of a run name it alike."""
+        for membership, experiment in self._terms.values():
+            return Attendance.of(experiment, len(membership.silos)).place(entry)
+        raise IntegrityError(f"{TERMS}: the terms of the run are missing")
+
+    # --- what is there ------------------------------------------------------------------------------------------
+
+    def _file(self, name: str) -> bytes:
+        if name not in self._files:
+            raise IntegrityError(f"{name}: is missing")
+        return self._files[name]
+
+    def _run(self) -> str:
+        if STATE in self._files:
+            with reading(STATE, IntegrityError):
+                return str(parse_json(self._files[STATE], STATE, IntegrityError)["run"])
+        with reading(AGREED, IntegrityError):
+            return str(parse_json(self._file(AGREED), AGREED, IntegrityError)["run"])
+
+    def _terms_of(self, place: str, data: Mapping[str, Any]) -> tuple[Membership, str]:
+        if data["terms"] not in self._terms:
+            raise IntegrityError(f"{place}: the terms that it names are missing")
+        return self._terms[data["terms"]]
+
+
+def _named(place: RoundPlace) -> str:
+    part, number = place
+    return f"release {foreign(part)}" if part else f"round {number}"
+
+
+def _verify(who: str, identity: PublicIdentity, content: bytes, signature: str) -> None:
+    raw = bytes.fromhex(signature)
+    if raw.hex() != signature:
+        raise IntegrityError(f"{who}: the signature is not as it was written")
+    try:
+        identity.verify(content, raw)
+    except CryptoError:
+        raise IntegrityError(f"{who} did not sign this") from None

@@ -1,0 +1,77 @@
+"""Check what a run left: who signed what of every round, one chain, and the statement that the recorded events give.
+
+A run is an experiment, with what is released beside its rounds, or a document of releases.
+
+Claim: of the files that a run's end lists, no byte is changed unnoticed by who lacks the coordinator's key. No round of
+any part is changed, put in, or taken out before the last by who lacks the keys of as many silos as a round needs, the
+coordinator included; where all silos have signed the end, the statement charges every round that an honest one gave
+anything to, and none of them has given anything since. Released numbers are those of the record: silos are told those
+of every release but the last, and sign them with the next round; the last stands in the record's last line, and of a
+run an honest silo signs one such line. Not so what the coordinator wrote there before: it can leave out the line of a
+round of training that it ended, and must state its charge, which an exported ledger shows; or write another last
+release, or last model, than the sum gave. Condition: the membership is the right one, which its founder's seal shows to
+whoever has the charter. It shows who agreed to what: not that a silo trained honestly (:data:`BEYOND`).
+``tests/test_run_audit.py`` and ``tests/test_parts_audit.py`` flip bytes of every file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from fedveil.checks import Check, Verification, tried
+from fedveil.errors import FedveilError
+from fedveil.federation.audit.recorded_run import EXPERIMENT, RecordedRun
+from fedveil.federation.audit.run_record import files_of
+from fedveil.privacy.statement_checks import recomputed
+
+BEYOND: Final = (
+    "that a silo trained as the method says, drew its noise, and sent what it signed for",
+    "that each model is the server's step from the sums: the sums are not kept",
+    "that released numbers are the sums: no silo sees one; silos sign what they are told of earlier releases",
+    "what released numbers are of (columns, bounds, groups, silos, order), as their file says: the coordinator's word",
+    "that an average of models which was evaluated is that of the rounds' models",
+    "that each event is what its round really released",
+    "the lines against server and silos, and figures of publications: silos alone compute them again",
+    "that a silo which signed the end, and does not follow the protocol, gave nothing to the run since",
+    "what else was, or will be, released from the same records: other runs add to epsilon",
+)
+
+
+def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] = ()) -> Verification:
+    """Check a run folder; a failure is a check that fails, never an error.
+
+    Args:
+        path: the folder.
+        charter: of the federation, as whoever checks was handed it; None: the founder's seal is not checked.
+        ledgers: that silos of the run exported.
+    """
+    found: list[Check] = []
+    try:
+        files = files_of(path)
+    except FedveilError as error:
+        found.append(Check(name="files", outcome="fails", detail=str(error)))
+    else:
+        run = RecordedRun(files)
+        found.append(tried("experiment", run.same_document))
+        found.append(tried("ledger", run.ledger))
+        found.append(tried("statement", run.statement))
+        found.extend(epsilons(run))
+        found.extend(run.signed(charter, whole=True))
+        if EXPERIMENT in files:
+            found.append(tried("model", run.model))
+        found.extend(tried(f"ledger {one}", lambda one=one: run.in_ledger(one)) for one in ledgers)  # type: ignore[misc]
+    beyond = (
+        Check(name=f"beyond {number}", outcome="unchecked", detail=detail)
+        for number, detail in enumerate(BEYOND, start=1)
+    )
+    return Verification(path=path, checks=(*found, *beyond))
+
+
+def epsilons(run: RecordedRun) -> Sequence[Check]:
+    """Compute the epsilons of a statement again; nothing where there is none."""
+    try:
+        return tuple(recomputed(run.stated))
+    except FedveilError:  # said already
+        return ()

@@ -1,0 +1,161 @@
+"""A silo's work in the parts of a run with releases beside its rounds: prep/1, training, eval/1, eval/2.
+
+Claim: what the schema is refined to, and where the bins of scores lie, is computed by every silo from the released
+numbers; the whole run (rounds and releases) is held against the silo's budget before the first of it is charged.
+Conditions and enforcement as in :mod:`~.own_release`. Held-out records are chosen by a hash of their user's id, the
+same in a silo's own table as in a table of all, and have no part in training or in the release that refines the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float32
+
+from fedveil.engine.releases.evaluation import Evaluation, groups_of, outputs_of, with_outputs
+from fedveil.engine.releases.preprocessing import Preprocessing
+from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.run_preprocessing import lengths_of_updates, trained_on
+from fedveil.engine.releases.side_releases import SideRelease
+from fedveil.engine.setup import Prepared
+from fedveil.federation.allowance import Deadline
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.own.release import OwnRelease, release_plan, sums_of
+from fedveil.federation.own.round import as_tensor
+from fedveil.federation.own.statement import check_training
+from fedveil.federation.own.training import OwnTraining
+from fedveil.federation.own.work import OwnWork
+from fedveil.federation.policy import Policy
+from fedveil.federation.share import OwnTable
+from fedveil.population.columns import ColumnTable
+from fedveil.privacy.events import ComposedEvent, Event
+from fedveil.protection.parts import Phase
+from fedveil.protection.refusals import Code
+from fedveil.statistics.stored import NoisySums
+
+
+class OwnParts:
+    """A silo's work in the parts of one run.
+
+    Args:
+        policy: the silo's.
+        table: its own, under the declared schema.
+        prepare: the experiment over a table.
+    """
+
+    def __init__(self, policy: Policy, table: OwnTable, prepare: Callable[[OwnTable], Prepared]) -> None:
+        self._policy, self._table, self._prepare = policy, table, prepare
+        self._prepared = prepare(table)
+
+    def work(self, phase: Phase) -> OwnWork:
+        """Return what the silo would do in a part.
+
+        Args:
+            phase: which part, and what was released before it.
+
+        Raises:
+            RefusalError: what the policy does not allow, or what does not fit what was released before.
+            DataError: a table that does not fit the schema.
+        """
+        told, planned = phase.released, self._prepared.preprocessing
+        if planned is not None:
+            experiment, releases = self._prepared.experiment, planned.releases
+            made = sums_of(told[: len(releases)], lambda before: planned.release_of(experiment, before))
+            if made:
+                found = planned.preprocessed(experiment, made)
+                self._table = self._table.refined(found.schema, found.clip)
+                self._prepared = self._prepare(self._table)
+            if len(made) < len(releases):
+                if phase.name != releases[len(made)].name:
+                    raise RefusalError(Code.RELEASED)
+                return self._refinement(planned, made, phase)
+            told = told[len(releases) :]
+        if not phase.name and not told:
+            return self._training(phase)
+        evaluation = self._prepared.evaluation
+        if evaluation is None or len(told) >= len(evaluation.releases):
+            raise RefusalError(Code.RELEASED)
+        if phase.name != evaluation.releases[len(told)].name:
+            raise RefusalError(Code.RELEASED)
+        experiment = self._prepared.experiment
+        return self._evaluation(
+            evaluation, sums_of(told, lambda before: evaluation.release_of(experiment, before)), phase
+        )
+
+    def _training(self, phase: Phase) -> OwnTraining:
+        prepared, policy = self._prepared, self._policy
+        event = policy.event(prepared.guarantee)
+        found = OwnTraining(prepared, event, policy.round_seconds, phase)
+        found.whole, found.rounds = self._whole()
+        return found
+
+    def _refinement(self, planned: Preprocessing, made: NoisySums, phase: Phase) -> OwnRelease:
+        """Return the work of the next release of a preprocessing: of the records that are trained on."""
+        prepared, side = self._prepared, planned.releases[len(made)]
+        release = planned.release_of(prepared.experiment, made)
+        if side.of_model:
+
+            def lengths(model: Float32[np.ndarray, " d"]) -> ColumnTable:
+                return lengths_of_updates(prepared, as_tensor(model), Deadline(self._policy.round_seconds))
+
+            return self._release(side, release, phase, (trained_on(prepared.population), lengths))
+        own, tested = self._table.columns(release.step.columns), prepared.population.test_rows
+        if tested is not None:
+            own = own.take(np.setdiff1d(np.arange(len(own)), tested))
+        return self._release(side, release, phase, (own, lambda _: own))
+
+    def _evaluation(self, evaluation: Evaluation, made: NoisySums, phase: Phase) -> OwnRelease:
+        """Return the work of a release of the evaluation: of the records that are held out, as the model is sent."""
+        prepared, asked = self._prepared, evaluation.asked
+        own, tested = self._table.columns(groups_of(asked)), prepared.population.test_rows
+        assert tested is not None, "records are held out where metrics are released"
+
+        def scored(model: Float32[np.ndarray, " d"]) -> ColumnTable:
+            deadline = Deadline(self._policy.round_seconds)
+            outputs = outputs_of(prepared.task, prepared.population, as_tensor(model), deadline)
+            return with_outputs(asked, own, prepared.population, outputs)
+
+        release = evaluation.release_of(prepared.experiment, made)
+        return self._release(evaluation.releases[len(made)], release, phase, (own.take(tested), scored))
+
+    def _release(
+        self,
+        side: SideRelease,
+        release: Release,
+        phase: Phase,
+        records: tuple[ColumnTable, Callable[[Float32[np.ndarray, " d"]], ColumnTable]],
+    ) -> OwnRelease:
+        """Return the work of a release.
+
+        Args:
+            side: as it was planned.
+            release: as its parties play it.
+            phase: which part it is.
+            records: whose they are, and what its step reads of them, given the model that is sent.
+        """
+        prepared, policy = self._prepared, self._policy
+        policy.check_release(release.step.length, release.std())
+        whose, read = records
+        dimension = prepared.task.dimension if side.of_model else 0
+        whole, rounds = self._whole()
+        source = prepared.experiment.privacy.randomness()
+        return OwnRelease(
+            plan=release_plan(release, whose.pairs(), source, phase, dimension),
+            whole=whole,
+            rounds=rounds,
+            release=release,
+            charged=policy.event(side.guarantee),
+            records=read,
+            states=partial(check_training, prepared),
+            seconds=policy.round_seconds,
+        )
+
+    def _whole(self) -> tuple[Event, int]:
+        """Return what the silo's ledger would count of the whole run, and how many charges that is."""
+        prepared, policy = self._prepared, self._policy
+        rounds = prepared.experiment.rounds
+        training = prepared.guarantee.after(policy.event(prepared.guarantee), rounds)
+        beside = (policy.event(one.guarantee) for one in prepared.beside)
+        return ComposedEvent(events=(training, *beside)), rounds + len(prepared.beside)

@@ -1,0 +1,301 @@
+"""A silo in one session of a run: it reads the parts of letters, and plays rounds from what it keeps on its disk.
+
+What a silo gives to a round is charged first, then kept, and only then leaves (:attr:`Place.keep`). Where the silos
+alone have the models, they make the server's step: a round has ended for a silo once the next model is on its disk, and
+the coordinator sees that all have the same by a tag that tells nothing of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from safetensors.numpy import save
+
+from fedveil.crypto.agreement import RoundId
+from fedveil.federation.audit.run_record import attested, concluded, known_before
+from fedveil.federation.binding import check_asked, round_context, session_context, sign_asked, with_totals
+from fedveil.federation.books import Books
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.grammar import Conversation, Grammar
+from fedveil.federation.limits import LARGEST_OPENING
+from fedveil.federation.own.round import Told
+from fedveil.federation.own.statement import OwnCharges
+from fedveil.federation.own.work import OwnWork
+from fedveil.federation.session_plan import MODEL
+from fedveil.federation.store import RoundRecord
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import SERVER
+from fedveil.protection.parts import (
+    Asked,
+    AskedOfAll,
+    Attested,
+    Closing,
+    Counts,
+    Drawn,
+    DrawnUsers,
+    Heads,
+    Joined,
+    Learned,
+    Model,
+    OwnDraw,
+    Part,
+    Relay,
+    RoundClip,
+    Task,
+    Terms,
+    Totals,
+    only,
+)
+from fedveil.protection.protocol import Agreement, Place
+from fedveil.protection.refusals import Code
+
+_TOLD: Final = (Model, RoundClip, DrawnUsers, OwnDraw, Drawn)
+"""What stands before a task and belongs to it."""
+
+
+class OwnSession:
+    """What a silo knows of the session it is in, and does in it.
+
+    Args:
+        work: what it does in the session.
+        place: the silo's in the session; what it gives is kept by the session itself.
+        terms: on which the session began.
+        agreed: T, of them and of the part of the run that is played.
+        session: its name.
+        books: where it writes down what it spends and gives.
+
+    Raises:
+        ProtocolError: the silo's records do not fit what the parties agree on.
+    """
+
+    def __init__(
+        self,
+        *,
+        work: OwnWork,
+        place: Place,
+        terms: Terms,
+        agreed: bytes,
+        session: bytes,
+        books: Books,
+    ) -> None:
+        self.work, self.number = work, place.number
+        self._books, self._run = books, place.run
+        self._session, self._place = session, place
+        self.proposed, self._terms = terms.digest, agreed
+        self._round, self._known = ("", 0), b""
+        self._context = session_context(session, agreed)
+        self._asked, self._identity, self._roster = b"", place.identity, place.roster
+        plan = work.plan
+        self._agreement: Agreement[Any, Any] = plan.agreed.protocol(plan.privacy)
+        whole = self._agreement.least if self._agreement.repeats else place.least
+        self._least = self._agreement.least
+        self.client = self._agreement.client(replace(place, least=whole, keep=self._keep))
+        self.client.bind(self._context)
+        self.talk = Conversation(Grammar.of(plan, self._agreement.exchanges(place.number)))
+        self.told = Told()
+        self._task: Task | None = None
+        self._record: RoundRecord | None = None
+        self._ended = True
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest letter of the session: a model, totals of users, and messages of the protocol."""
+        plan, (_, down) = self.work.plan, self._agreement.largest
+        return LARGEST_OPENING + down + 4 * (plan.dimension + plan.n_users)
+
+    def join(self) -> list[Part]:
+        """Return what the silo says when it joins."""
+        answers: list[Part] = [Joined(heads=self._books.speak(self._session, self._place))]
+        if self.work.plan.method.shows_counts:
+            answers.append(Counts(counts=self.work.scores()))
+        first = self.client.announce()
+        return answers if first is None else [*answers, Relay(message=first)]
+
+    def answer(self, parts: Sequence[Part]) -> list[Part]:
+        """Return the answer to a letter whose shape is due; what it asks of all is bound before any of it is read.
+
+        Raises:
+            FedveilError: a request that the silo does not grant, or a message that must not be accepted.
+        """
+        begins = any(isinstance(part, Task) for part in parts)
+        if begins:
+            self._terms = with_totals(self._terms, parts)
+            self._asked = round_context(self._context, self._terms, parts)
+            self._round, self._known = (
+                (self._books.part, only(parts, Task, SERVER).round),
+                known_before(parts, self.work.plan.phase),
+            )
+            self.client.bind(self._asked)
+        answers = [answer for part in parts for answer in self._read(part)]
+        if begins and self.talk.signs:
+            answers.append(Asked(signed=sign_asked(self._identity, self._asked, self._books.ledger.head)))
+        if self.talk.attests:
+            answers.append(Attested(signature=self._identity.sign(self._of_round())))
+        return answers
+
+    def sign_statement(self, closing: Closing) -> Attested:
+        """Return the silo's signature of what the run states, computed again; it gives to no round of the run then.
+
+        Where a round that is asked for again is the same, the coordinator charges it once, and a silo again only for
+        its own crash; where it is another release, the coordinator charges before every time that a silo does.
+
+        Raises:
+            RefusalError: it states something else than the terms give, or fewer charges than the silo's ledger shows;
+                or the silo has signed another end of the run.
+        """
+        books, agreement = self._books, self._agreement
+        places = books.places()
+        times = Counter(set(places) if agreement.repeats else places)
+        self.work.check_statement(
+            closing, OwnCharges(times=times, whole=agreement.least == agreement.clients)
+        )
+        books.ledger.end(books.run.hex(), closing.line.hex())
+        return Attested(signature=self._identity.sign(concluded(books.run, self.proposed, closing)))
+
+    def _of_round(self) -> bytes:
+        """Return what the silo signs at the end of a round."""
+        books = self._books
+        return attested(books.run, self.proposed, self._round, self._asked, self._known, books.ledger.head)
+
+    def _read(self, part: Part) -> list[Part]:
+        """Read a part of a letter whose shape is due; return what follows.
+
+        Raises:
+            FedveilError: a request that the silo does not grant, or a message that must not be accepted.
+        """
+        if isinstance(part, _TOLD):
+            self.told.add(part)
+            return []
+        if isinstance(part, Totals):
+            self.work.weigh(part.counts)
+            return []
+        if isinstance(part, Heads):
+            self._books.hear(part, self._session, self._place, least=self._least - 1)
+            return []
+        if isinstance(part, AskedOfAll):
+            check_asked(self._roster, self._asked, part.signatures, self._least)
+            self._books.note({silo: head for silo, (head, _) in part.signatures if silo != self.number})
+            return []
+        if isinstance(part, Relay):
+            try:
+                replies: list[Part] = [Relay(message=reply) for reply in self.client.receive(part.message)]
+            except ArithmeticError as error:  # numbers that no party of the protocol sends
+                raise ProtocolError(str(error)) from error
+            return [*replies, *self._learn(), *self._contribute()]
+        if isinstance(part, Task):
+            self._task = part
+            return self._contribute()
+        raise RefusalError(Code.SHAPE)
+
+    # --- a round ---------------------------------------------------------------------------------------------
+
+    def _contribute(self) -> list[Part]:
+        """Return the silo's part of the round, as soon as its task is there and the protocol has come to it."""
+        task = self._task
+        if task is None or not self.client.awaits_input:
+            return []
+        self._task = None
+        round_id = RoundId(run=self._run, round=task.round, attempt=0)
+        self.client.check_round(round_id)
+        given = self._given(task)
+        self.told, self._ended = Told(), False
+        return [Relay(message=message) for message in self.client.contribute(round_id, given)]
+
+    def _given(self, task: Task) -> Any:
+        """Return what the silo gives to a round: what it kept of it, or something new that is charged first.
+
+        A round that was charged and not kept (a crash between the two) is charged again: new noise is never free. So is
+        one that the protocol does not repeat: whose users are drawn anew in every session, or that may be summed over
+        other silos.
+        """
+        books, repeats, plan = self._books, self._agreement.repeats, self.work.plan
+        if not 1 <= task.round <= plan.rounds:
+            raise RefusalError(Code.NO_SUCH_ROUND, plan.rounds)
+        if books.ledger.ended(books.run.hex()) is not None:
+            raise RefusalError(Code.RUN_OVER)
+        asked = self._terms + task.encode() + self.told.encode()
+        request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
+        last = books.records.read(books.place)
+        charged = books.charged()
+        _check_state(charged, 0 if last is None else last.round, repeats)
+        if repeats and last is not None and task.round == last.round:
+            if request != last.request:
+                raise RefusalError(Code.ASKED_OTHERWISE, task.round)
+            if binding != last.binding:
+                raise RefusalError(Code.OTHER_BINDING, task.round)
+            self._record = last
+            return self._agreement.unpack(last.given)
+        self._check_follows(last, task.round)
+        before = self.work.after(last)
+        start, drawn = (
+            self.told.start(plan, task.round, before.get(MODEL)),
+            self.told.drawn(plan, self.number),
+        )
+        again = charged.count(task.round)
+        books.ledger.charge(
+            run=books.name,
+            round=task.round,
+            attempt=again,
+            event=self.work.event(task.round, again=again > 0),
+            budget=books.budget,
+            origin=books.origin,
+        )
+        kept = {**before, **start.tensors()} if before else {}
+        self._record = RoundRecord(
+            round=task.round, request=request, binding=binding, head=books.ledger.head, before=kept
+        )
+        workload = self.work.workload(task.round, start, drawn, before)
+        workload.begin(0 if repeats else again)
+        return workload.give(self.number)
+
+    def _keep(self, given: Any) -> None:
+        """Put what the silo gives to the round on its disk, before anything of it leaves."""
+        content = self._agreement.pack(given)
+        assert self._record is not None
+        if content != self._record.given:
+            self._record = replace(self._record, given=content)
+            self._books.records.write(self._books.place, self._record)
+
+    def _check_follows(self, last: RoundRecord | None, number: int) -> None:
+        """Refuse a round that does not follow the last one: the next, or a later one that was played without the silo.
+
+        One that the protocol does not repeat may be asked for again.
+        """
+        done = 0 if last is None else last.round
+        agreement = self._agreement
+        if number == done and not agreement.repeats:
+            return
+        if agreement.least < agreement.clients:
+            if number < done:
+                raise RefusalError(Code.ROUND_OVER, number, done)
+        elif number != done + 1:
+            raise RefusalError(Code.ROUND_AHEAD, number, done)
+
+    def _learn(self) -> list[Part]:
+        """Make the server's step from the sum, once it has arrived; keep the next model, and say so."""
+        if self._ended or not self.client.learned:
+            return []
+        record = self._record
+        assert record is not None
+        after, model = self.work.step(record, self.client.result())
+        if not record.after:
+            self._record = replace(record, after=after)
+            self._books.records.write(self._books.place, self._record)
+        elif save(dict(record.after)) != save(dict(after)):
+            raise RefusalError(Code.OTHER_SUM, record.round)
+        self._books.models.put(model)
+        self._ended = True
+        content = struct.pack(">I", record.round) + save(dict(after))
+        return [Learned(tag=self.client.tag(content))]
+
+
+def _check_state(charged: list[int], done: int, repeats: bool) -> None:
+    """Refuse to go on where ledger and records of a run tell of different pasts."""
+    known = set(range(1, done + 1)) if repeats else {done} - {0}
+    if not known <= set(charged) or (repeats and set(charged) - set(range(1, done + 2))):
+        raise RefusalError(Code.REPLACED)

@@ -1,0 +1,202 @@
+"""A silo's work in rounds of training: its weights, its updates, and the server's step where the silos make it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64
+from torch import Tensor
+
+from fedveil.engine.rounds.coordinator_side import coordinate
+from fedveil.engine.rounds.past_sums import PastSums
+from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.rounds.workload import Workload
+from fedveil.engine.setup import Prepared
+from fedveil.federation.allowance import Deadline
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.own.round import OwnTurn, as_tensor
+from fedveil.federation.own.statement import OwnCharges, check_training
+from fedveil.federation.own.work import OwnWork
+from fedveil.federation.promise import Promise
+from fedveil.federation.session_plan import MODEL, UNIT, SessionPlan, Start
+from fedveil.federation.store import RoundRecord, Tensors
+from fedveil.privacy.events import Event
+from fedveil.protection.parts import Closing, Phase
+from fedveil.protection.refusals import Code
+from fedveil.randomness import ExperimentRandomness
+from fedveil.server.optimizers import State, matching
+
+_WEIGHTS: Final = "weights"
+"""The name of the silo's weights in what is kept of a round whose user is in others too."""
+_STATE: Final = "state."
+"""Before the names of the optimiser's tensors in what is kept of a round."""
+
+
+def training_plan(prepared: Prepared, phase: Phase | None = None) -> SessionPlan:
+    """Return what a session of an experiment's training plays."""
+    return SessionPlan(
+        method=prepared.method,
+        agreed=prepared.agreed,
+        rounds=prepared.experiment.rounds,
+        n_users=prepared.population.n_users,
+        dimension=prepared.task.dimension,
+        privacy=prepared.experiment.privacy.randomness(),
+        phase=phase,
+    )
+
+
+class OwnTraining(OwnWork):
+    """A silo's work in rounds of training.
+
+    Args:
+        prepared: the experiment as the silo holds it.
+        event: what its ledger counts of a round.
+        seconds: that the training of a round may take.
+        phase: which part of a run it is; None: all of one that does nothing else.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        event: Event,
+        seconds: float,
+        phase: Phase | None = None,
+    ) -> None:
+        self.prepared, self._seconds = prepared, seconds
+        self.plan = training_plan(prepared, phase)
+        self.promise = Promise.of(prepared, event)
+        self.rounds = prepared.experiment.rounds
+        self.whole = prepared.guarantee.after(event, self.rounds)
+        self._past = PastSums()
+
+    def event(self, number: int, *, again: bool) -> Event:
+        """Return what a round is charged as, if it is trained with the weights of its guarantee."""
+        return self.promise.of_round(self.prepared.setting, number, again=again)
+
+    def workload(
+        self,
+        number: int,
+        start: Start,
+        drawn: Bool[np.ndarray, " users"] | None,
+        before: Tensors,
+    ) -> Workload:
+        """Return what trains, and makes the silo's message or its contributions.
+
+        A session that begins in the middle of a stream trains the rounds again that it sends parts of: they take as
+        long, each, as a round may.
+        """
+        rounds = 1 if self._past else min(number, 1 + self.prepared.method.channel.memory)
+        turn = OwnTurn.of(self.prepared, number, start, drawn, self.plan.privacy)
+        turn = replace(turn, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds))
+        return self.prepared.agreed.workload(turn, self.prepared.task.initial())
+
+    def scores(self) -> Int64[np.ndarray, " users"]:
+        """Return (|U|,) what weighs every user's records here: their number, or a power of it."""
+        share = self.prepared.population
+        counts = np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)
+        return self.prepared.method.weights.scores(counts, share.n_silos)
+
+    def weigh(self, totals: Int64[np.ndarray, " users"]) -> None:
+        """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos."""
+        prepared, users, silos = self.prepared, self.plan.n_users, self.prepared.population.n_silos
+        if len(totals) != users:
+            raise RefusalError(Code.USERS, len(totals), users)
+        groups = prepared.setting.cohort.groups
+        scores = prepared.method.weights.scores(groups.size, silos)
+        self.promise = self.promise.by_records(groups, scores, totals)
+        assert self.promise.weights is not None
+        setting = replace(prepared.setting, weights=self.promise.weights.clone())
+        self.prepared = replace(prepared, setting=setting)
+
+    def check_statement(self, closing: Closing, own: OwnCharges) -> None:
+        """Return if a run states what its terms give, and charges what the silo's ledger shows."""
+        check_training(self.prepared, closing, own)
+
+    def after(self, last: RoundRecord | None) -> Tensors:
+        """Return what a silo itself has to know of the rounds before the next one.
+
+        Raises:
+            RefusalError: the next round does not go on from the last one.
+        """
+        method = self.prepared.method
+        if method.protection.divides:
+            return self._own_model(last)
+        return {} if method.sampler.period == 1 else self._stream(last)
+
+    # --- where a user's rounds belong together -----------------------------------------------------------------
+
+    def _stream(self, last: RoundRecord | None) -> Tensors:
+        """Return how the rounds before the next one began that its message has parts of, and what must stay as it was.
+
+        The guarantee is about a stream: a round is charged for what it adds to those before, so a user's weights are
+        the same in all of them.
+
+        Raises:
+            RefusalError: her totals, or her records here, are others than in the rounds before.
+        """
+        method, weights = self.prepared.method, self.prepared.setting.weights.cpu().numpy()
+        stays = {_WEIGHTS: weights}
+        if last is None:
+            return {**stays, **_named(method.undecoded(self.prepared.task.initial()))}
+        if not np.array_equal(weights, last.before[_WEIGHTS]):
+            raise RefusalError(Code.WEIGHTS)
+        played, model = method.clipped_to(float(last.before[UNIT][0])), as_tensor(last.before[MODEL])
+        _, state = played.decoded(np.zeros(0), model, _state(last.before))
+        return {**stays, **_named(state)}
+
+    # --- where the silos alone have the models -----------------------------------------------------------------
+
+    def _own_model(self, last: RoundRecord | None) -> Tensors:
+        """Return what the next round begins with, model and optimiser's state: the first, or those of the last round.
+
+        Raises:
+            RefusalError: the sum of that round has not arrived here, so it is still the round to play.
+        """
+        initial, method = self.prepared.task.initial().cpu(), self.prepared.method
+        if last is None:
+            return _kept(initial, method.init(initial))
+        if MODEL not in last.after:
+            raise RefusalError(Code.UNENDED, last.round)
+        after = last.after[MODEL]
+        if len(after) != len(initial):
+            raise RefusalError(Code.OTHER_LENGTH, last.round, len(after), len(initial))
+        if not matching(method, as_tensor(after), _state(last.after)):
+            raise RefusalError(Code.OTHER_SERVER, last.round)
+        return last.after
+
+    def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
+        """Make the server's step from the sum; return what to keep of it, and the model's tensors."""
+        prepared, played = self.prepared, self.prepared.setting
+        turn = Turn(
+            setting=replace(played, method=played.method.at_round(record.round)),
+            model=as_tensor(record.before[MODEL]),
+            state=_state(record.before),
+            round_number=record.round,
+            experiment=ExperimentRandomness(prepared.experiment.seed),
+            privacy=self.plan.privacy,
+        )
+        silos = prepared.population.n_silos
+        total = prepared.agreed.vector(result)
+        made, state = coordinate(turn, total, n_silos=silos, summed=silos, drawn=played.n_users)
+        return _kept(made, state), prepared.task.state(turn.setting.method.model_of(made, state))
+
+
+def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:
+    """Return what a silo keeps of a model and of its optimiser's state, by name."""
+    return {MODEL: model.cpu().numpy(), **_named(state)}
+
+
+def _named(state: State) -> Tensors:
+    return {_STATE + name: value.cpu().numpy() for name, value in state.items()}
+
+
+def _state(kept: Tensors) -> State:
+    """Return the optimiser's state of what was kept."""
+    return {
+        name.removeprefix(_STATE): torch.from_numpy(value.copy())
+        for name, value in kept.items()
+        if name.startswith(_STATE)
+    }

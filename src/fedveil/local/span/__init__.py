@@ -1,0 +1,1 @@
+"""The trainer of linear models: contributions live in the span of their own records."""

@@ -1,0 +1,117 @@
+"""The passes of span training over the features: logits, Gram matrices and the weighted sum of records.
+
+Everything else that :mod:`fedveil.local.span.trainer` does is independent of the number of features. Rows are
+visited in the order of the contributions, a block at a time, and become float32 as every trainer reads
+them, so memory is O(block x features) whatever the number of records.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Float64, Int64
+from torch import Tensor
+
+from fedveil.local.trainer import Cohort
+from fedveil.population.records import Affine
+
+BLOCK_ROWS: Final = 256
+_GRAM_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """The records of the contributions that take part, in the order of the contributions.
+
+    Args:
+        cohort: the table.
+        index: (r,) the row of the table that each record is.
+        bias: whether every record has one more feature that is always 1.
+    """
+
+    cohort: Cohort
+    index: Int64[np.ndarray, "r"]
+    bias: bool
+
+    def block(self, first: int, last: int) -> Float32[Tensor, "rows p"]:
+        """Return the features of some records, flattened, without the constant one; may be a view."""
+        start, end = int(self.index[first]), int(self.index[last - 1]) + 1
+        features = self.cohort.features
+        adjacent = end - start == last - first and bool((np.diff(self.index[first:last]) == 1).all())
+        if adjacent and features.dtype == torch.float32 and self.cohort.scale == Affine():
+            return features[start:end].to(self.cohort.device).flatten(1)
+        return self.cohort.batch(torch.from_numpy(self.index[first:last]))[0].flatten(1)
+
+    def blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of the blocks of ``first .. last``."""
+        for start in range(first, last, BLOCK_ROWS):
+            yield start, min(start + BLOCK_ROWS, last)
+
+    def logits(
+        self, weight: Float[Tensor, "k p"], bias: Float[Tensor, "k"] | None
+    ) -> Float[Tensor, "r_plus_1 k"]:
+        """Return the outputs of one linear model for every record, and a last row of zeros that pads."""
+        outputs = weight.new_zeros(len(self.index) + 1, len(weight))
+        for first, last in self.blocks(0, len(self.index)):
+            block = self.block(first, last).to(weight.dtype)
+            if last - first < BLOCK_ROWS:  # always the same product, whoever is there
+                padded = block.new_zeros(BLOCK_ROWS, block.shape[1])
+                padded[: last - first] = block
+                block = padded
+            outputs[first:last] = torch.mm(block, weight.T)[: last - first]
+        if bias is not None:
+            outputs[:-1] += bias
+        return outputs
+
+    def grams(
+        self, records: Int64[Tensor, "rows width"], owner: Int64[Tensor, "r_plus_1"], tile: int
+    ) -> Float64[Tensor, "rows width width"]:
+        """Return the float64 inner products of records in one row and one contribution, else 0.
+
+        Args:
+            records: numbers of records, ``len(index)`` for none; rows with records in a tile come before those without.
+            owner: the contribution of each record, -1 for none.
+            tile: divides the width; the products are of so many records by so many, whatever the width.
+        """
+        rows, width = records.shape
+        grams = torch.zeros(rows, width, width, dtype=torch.float64, device=self.cohort.device)
+        index = torch.from_numpy(np.append(self.index, self.index[:1]))
+        step = max(2, _GRAM_BYTES // (8 * width * self.cohort.features[0].numel()))
+        held = [int((records[:, first] < len(self.index)).sum()) for first in range(0, width, tile)]
+        for first in range(0, rows, step):
+            chunk = records[first : first + step]
+            tiles = max(1, sum(count > first for count in held))
+            features = self.cohort.batch(index[chunk[:, : tiles * tile]])[0].flatten(2).double()
+            pair = features if len(chunk) > 1 else features.expand(2, -1, -1)  # one alone has another kernel
+            owners = owner[chunk].to(features.device)
+            for one in range(0, tiles * tile, tile):
+                for other in range(0, tiles * tile, tile):
+                    rows_of, columns_of = slice(one, one + tile), slice(other, other + tile)
+                    inner = torch.bmm(pair[:, rows_of], pair[:, columns_of].mT)[: len(chunk)]
+                    inner = inner.add_(1.0) if self.bias else inner
+                    mine, hers = owners[:, rows_of, None], owners[:, None, columns_of]
+                    together = (mine == hers) & (mine >= 0)
+                    grams[first : first + step, rows_of, columns_of] = torch.where(together, inner, 0.0)
+        return grams
+
+    def weighted_sum(
+        self, coefficients: Float64[Tensor, "r k"], first: int, last: int, drop_nonfinite: bool
+    ) -> Float64[Tensor, "d"]:
+        """Return coefficients^T X over the records ``first .. last`` in float64, weight then bias.
+
+        The error of entry (c, j) is at most (BLOCK_ROWS + blocks) 2^-53 sum_r |coefficients_rc| |x_rj|.
+        ``drop_nonfinite`` reads features that are not finite as 0 (they belong to dropped contributions).
+        """
+        width = self.cohort.features[0].numel()
+        total = coefficients.new_zeros(coefficients.shape[1], width)
+        buffer = coefficients.new_empty(BLOCK_ROWS, width)
+        for start, end in self.blocks(first, last):
+            features = buffer[: end - start].copy_(self.block(start, end))
+            if drop_nonfinite:
+                features.nan_to_num_(0.0, 0.0, 0.0)
+            total.addmm_(coefficients[start:end].T, features)
+        if not self.bias:
+            return total.flatten()
+        return torch.cat([total.flatten(), coefficients[first:last].sum(0)])

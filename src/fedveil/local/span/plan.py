@@ -1,0 +1,167 @@
+"""What span training prepares once for a set of contributions: where records lie, and their Gram matrices."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor, nn
+
+from fedveil.local.span.features import Rows
+from fedveil.local.span.packing import Held, Layout, block_layouts, stack_layouts
+from fedveil.local.task import Task
+from fedveil.local.trainer import Cohort
+
+_ALWAYS_SPAN = 256  # so few records that their Gram matrix costs less than the overhead of another path
+_CHUNK_ENTRIES = 1 << 21
+
+
+def linear_layer(model: nn.Module) -> nn.Linear | None:
+    """Return the layer of a model that is one trainable linear layer on flattened features, else None."""
+    layers = [layer for layer in model.modules() if not isinstance(layer, nn.Sequential)]
+    if not layers or not all(isinstance(layer, nn.Flatten | nn.Identity) for layer in layers[:-1]):
+        return None
+    last = layers[-1]
+    flattening = [layer for layer in layers if isinstance(layer, nn.Flatten)]
+    flattens = all(layer.start_dim == 1 and layer.end_dim == -1 for layer in flattening)
+    if type(last) is not nn.Linear or not flattens or not all(p.requires_grad for p in last.parameters()):
+        return None
+    return last
+
+
+def split_linear(
+    task: Task, vector: Float32[Tensor, "*batch d"]
+) -> tuple[Float32[Tensor, "*batch k p"], Float32[Tensor, "*batch k"] | None]:
+    """Return the weight and the bias of a linear model as views of its vector."""
+    named = {name.rpartition(".")[2]: value for name, value in task.layout.unflatten(vector).items()}
+    return named["weight"], named.get("bias")
+
+
+@dataclass(frozen=True, eq=False)
+class Grams:
+    """The Gram matrices of a layout: exact ones for norms, rounded ones for the steps."""
+
+    exact: Float64[Tensor, "rows width width"]
+    rounded: Float32[Tensor, "rows width width"]
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+        return self.exact.nbytes + self.rounded.nbytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """The contributions that take part, numbered 0 .. m-1 by their row of the sums, then in the order of the cohort.
+
+    Args:
+        cohort: the table.
+        members: (m,) their indices in the cohort's groups.
+        sizes: (m,) how many records each has.
+        rows: the r records of the contributions that are trained in the span.
+        owner: (r + 1,) the contribution of each, -1 for the padding record.
+        blocks: layouts of contributions whose steps take all their records.
+        stacks: layouts of those that take mini-batches.
+        primal: contributions with so many records that plain training is cheaper.
+        memory: bytes of Gram matrices to keep.
+    """
+
+    cohort: Cohort
+    members: Int64[np.ndarray, "m"]
+    sizes: Int64[np.ndarray, "m"]
+    rows: Rows
+    owner: Int64[Tensor, "r_plus_1"]
+    blocks: list[Layout]
+    stacks: list[Layout]
+    primal: Int64[np.ndarray, "q"]
+    memory: int
+    _kept: dict[int, Grams] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        cohort: Cohort,
+        members: Int64[np.ndarray, "m"],
+        *,
+        bias: bool,
+        batch_size: int | None,
+        separable: bool,
+        memory: int,
+    ) -> "Plan":
+        """Lay out contributions.
+
+        Args:
+            cohort: the table.
+            members: indices into its groups; those of one row of the sums are adjacent.
+            bias: whether the model has a bias.
+            batch_size: of the local steps.
+            separable: whether the loss couples no records.
+            memory: bytes of Gram matrices to keep.
+        """
+        groups = cohort.groups
+        sizes = groups.size[members]
+        features = cohort.features[0].numel() + bias
+        whole = (sizes <= batch_size) if batch_size is not None else np.ones(len(members), dtype=bool)
+        in_span = sizes <= max(_ALWAYS_SPAN, features)
+        counted = np.where(in_span, sizes, 0)
+        starts = np.cumsum(counted) - counted
+        within = np.arange(int(counted.sum())) - np.repeat(starts, counted)
+        index = groups.order[np.repeat(groups.start[members], counted) + within]
+        numbers = np.arange(len(members))
+        in_blocks = in_span & (sizes > 0) & whole if separable else np.zeros_like(whole)
+        in_stacks = in_span & (sizes > 0) & ~in_blocks
+
+        where = (Held(sizes=sizes, starts=starts, padding=len(index)), _CHUNK_ENTRIES)
+        return cls(
+            cohort=cohort,
+            members=members,
+            sizes=sizes,
+            rows=Rows(cohort=cohort, index=index, bias=bias),
+            owner=torch.from_numpy(np.append(np.repeat(numbers, counted), -1)).to(cohort.device),
+            blocks=list(block_layouts(numbers[in_blocks], *where)),
+            stacks=list(stack_layouts(numbers[in_stacks], *where, batch_size)),
+            primal=numbers[~in_span & (sizes > 0)],
+            memory=memory,
+        )
+
+    def fits(self, cohort: Cohort, members: Int64[np.ndarray, "m"]) -> bool:
+        """Return whether this plan is for these contributions of this table."""
+        mine = self.cohort
+        return (
+            mine.groups is cohort.groups
+            and mine.rows is cohort.rows
+            and mine.features.data_ptr() == cohort.features.data_ptr()
+            and mine.features.shape == cohort.features.shape
+            and mine.scale == cohort.scale
+            and mine.device == cohort.device
+            and np.array_equal(self.members, members)
+        )
+
+    def grams(self, layout: Layout) -> Grams:
+        """Return the Gram matrices of a layout, kept from the last round where the memory allows."""
+        if id(layout) in self._kept:
+            return self._kept[id(layout)]
+        grams = self.made(layout)
+        if sum(kept.nbytes for kept in self._kept.values()) + grams.nbytes <= self.memory:
+            self._kept[id(layout)] = grams
+        return grams
+
+    def made(self, layout: Layout) -> Grams:
+        """Compute the Gram matrices of a layout, of this plan or another."""
+        exact = self.rows.grams(torch.from_numpy(layout.records), self.owner, layout.tile)
+        return Grams(exact, exact.float())
+
+    def silo_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (row of the sums, first record, last record) for each silo with records.
+
+        Raises:
+            ValueError: the members of a silo are not adjacent, so that a silo would have several totals to round.
+        """
+        silos = self.cohort.sum_rows[self.members][self.owner[:-1].cpu().numpy()]
+        cuts = np.flatnonzero(np.diff(silos)) + 1
+        if len(np.unique(silos)) < len(cuts) + (len(silos) > 0):
+            raise ValueError("the members of a plan are not sorted by their silo")
+        for first, last in zip(np.append(0, cuts), np.append(cuts, len(silos)), strict=True):
+            if last > first:
+                yield int(silos[first]), int(first), int(last)

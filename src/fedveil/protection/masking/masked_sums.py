@@ -1,0 +1,138 @@
+"""Secure aggregation as a protocol of whole numbers, with recovery of vanished clients or without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, TypeAlias
+
+import numpy as np
+from jaxtyping import Int64
+
+from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.protection.ends import ClientEnd
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.exchanges import Exchanges, Step
+from fedveil.protection.masking.recoverable_aggregation import check_threshold
+from fedveil.protection.masking.recovery_messages import (
+    AgreedSurvivors,
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    SignedSurvivors,
+    Survivors,
+)
+from fedveil.protection.masking.recovery_server import RecoverableServer
+from fedveil.protection.masking.recovery_silo import RecoverableSilo
+from fedveil.protection.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
+from fedveil.protection.messages import (
+    Announcement,
+    Directory,
+    MaskedVector,
+    OwnMask,
+    RevealRequest,
+    RoundStart,
+)
+from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
+
+Units: TypeAlias = Int64[np.ndarray, " d"]
+
+MASKED: Final = Exchanges(
+    joined=(Announcement,),
+    first=(Directory,),
+    begin=(RoundStart,),
+    played=lambda _: ((MaskedVector,), (Step((RevealRequest,), (OwnMask,)),)),
+)
+"""The messages of secure aggregation with every client."""
+
+_FOLLOWING: Final = (
+    Step((RecoveryDirectory,), (ShareBundle,)),
+    Step((RelayedShares,), (MaskedVector,)),
+    Step((Survivors,), (SignedSurvivors,)),
+    Step((AgreedSurvivors,), (RevealedShares,)),
+)
+RECOVERED: Final = Exchanges(begin=(RoundStart,), played=lambda _: ((RecoveryKeys,), _FOLLOWING))
+"""The messages of secure aggregation that recovers, with every client that is there."""
+
+_BUNDLE_BYTES: Final = 512
+"""More than one client's keys, or its sealed shares for another, take in a message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSums:
+    """What all parties of a run under secure aggregation agree on.
+
+    Attributes:
+        clients: how many clients there are.
+        length: d, coordinates of a vector.
+        limit: largest absolute value of a client's coordinate, noise included, in grid units.
+        threshold: how many clients must survive a round with recovery; None: every client must.
+
+    Raises:
+        ProtocolError: fewer than two clients, sums that would not fit, or a threshold not above half of the clients.
+    """
+
+    clients: int
+    length: int
+    limit: int
+    threshold: int | None = None
+    result_at_server: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.plan(bytes(RUN_BYTES))
+        if self.threshold is not None:
+            check_threshold(self.threshold, self.clients)
+
+    @property
+    def least(self) -> int:
+        """All clients, or as many as open the masks of the others."""
+        return self.clients if self.threshold is None else self.threshold
+
+    @property
+    def repeats(self) -> bool:
+        """Whether every sum is over all clients: another attempt may be over others, with other noise."""
+        return self.threshold is None
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """A vector, or what a client seals for all others; shares for it come back, or everybody's keys."""
+        return 8 * self.length + _BUNDLE_BYTES * self.clients, _BUNDLE_BYTES * self.clients
+
+    def exchanges(self, client: int) -> Exchanges:
+        """Return the same messages for every client."""
+        return MASKED if self.threshold is None else RECOVERED
+
+    def pack(self, given: Units) -> bytes:
+        """Return the numbers of a vector (int64, little-endian)."""
+        return given.astype("<i8", copy=False).tobytes()
+
+    def unpack(self, data: bytes) -> Units:
+        """Return the vector of :meth:`pack`."""
+        if len(data) != 8 * self.length:
+            raise ProtocolError(f"a kept vector has {len(data)} bytes instead of {8 * self.length}")
+        return np.frombuffer(data, dtype="<i8").astype(np.int64)
+
+    def plan(self, run: bytes, least: int = 2) -> AggregationPlan:
+        """Return what the parties of one session agree on, where sums are over ``least`` clients or more."""
+        return AggregationPlan(run=run, silos=self.clients, length=self.length, limit=self.limit, least=least)
+
+    def server(self, run: bytes) -> ServerProtocol[Units]:
+        """Return the server's end."""
+        plan = self.plan(run)
+        if self.threshold is None:
+            return AggregationServer(plan)
+        return RecoverableServer(plan, threshold=self.threshold)
+
+    def client(self, place: Place) -> ClientProtocol[Units, Units]:
+        """Return a client's end."""
+        plan, index, identity, roster = (
+            self.plan(place.run, place.least),
+            place.number,
+            place.identity,
+            place.roster,
+        )
+        if self.threshold is None:
+            return ClientEnd(place, AggregationSilo(plan, index=index, identity=identity, roster=roster))
+        silo = RecoverableSilo(plan, threshold=self.threshold, index=index, identity=identity, roster=roster)
+        return ClientEnd(place, silo)

@@ -1,0 +1,207 @@
+"""The server of secure aggregation that survives vanished silos: it relays, adds up, and takes masks off."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int64
+
+from fedveil.crypto.agreement import AgreementKey, RoundId
+from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.masks import apply_masks_
+from fedveil.crypto.shamir import Share, combine
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.masking.recoverable_aggregation import (
+    Phase,
+    check_threshold,
+)
+from fedveil.protection.masking.recovery_messages import (
+    AgreedSurvivors,
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    SignedSurvivors,
+    Survivors,
+)
+from fedveil.protection.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
+from fedveil.protection.messages import SERVER, Envelope, MaskedVector, Message, RoundStart
+from fedveil.protection.parties import Party
+from fedveil.protection.peers import check_cohort
+from fedveil.protection.protocol import Drawn, Outgoing
+
+
+class RecoverableServer(Party):
+    """The server of a run. The caller decides with :meth:`proceed` when it has waited long enough.
+
+    Args:
+        plan: what all parties agreed on.
+        threshold: how many silos must survive.
+    """
+
+    ready = True  # every attempt has keys of its own
+
+    def __init__(self, plan: AggregationPlan, *, threshold: int) -> None:
+        check_threshold(threshold, plan.silos)
+        super().__init__(plan, SERVER)
+        self._plan, self._threshold = plan, threshold
+        self._phase = Phase.IDLE
+        self._cohort: tuple[int, ...] = ()
+        self._asked: tuple[int, ...] = ()
+        self._arrived: dict[int, Message] = {}
+        self._keys: dict[int, bytes] = {}
+        self._sharers: tuple[int, ...] = ()
+        self._sum = np.zeros(0, dtype=plan.word)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Silos whose message for the present step has not arrived."""
+        if self._phase is Phase.DONE:
+            return ()
+        return tuple(silo for silo in self._asked if silo not in self._arrived)
+
+    @property
+    def enough(self) -> bool:
+        """Whether so many silos have answered that :meth:`proceed` goes on."""
+        return len(self._arrived) >= self._threshold
+
+    @property
+    def summed(self) -> int:
+        """How many silos' vectors the sum is over, once :attr:`may_have_released`."""
+        return len(self._cohort)
+
+    @property
+    def may_have_released(self) -> bool:
+        """Whether shares of this attempt were asked for: from then on its privacy event counts."""
+        return self._phase in (Phase.REVEAL, Phase.DONE)
+
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
+        """Begin a round, or another attempt of it; who is drawn, the vectors say. Return the messages to the cohort.
+
+        Raises:
+            ProtocolError: a moment that was played before, or fewer silos than the threshold.
+        """
+        check_cohort(cohort, self._plan.silos)
+        self._check_enough(len(cohort))
+        if round_id.run != self._plan.run:
+            raise ProtocolError("a round of another run cannot be played")
+        self._inbox.open(round_id)
+        self._round_id, self._phase = self._bound(round_id, cohort), Phase.KEYS
+        self._cohort, self._asked, self._arrived, self._keys = cohort, cohort, {}, {}
+        self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
+        return self._to_each(self._cohort, RoundStart(cohort=cohort))
+
+    def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
+        """Read a message of a silo; return the messages that follow when all of a step are in.
+
+        Raises:
+            ProtocolError: a message that must not be accepted, naming the silo.
+        """
+        try:
+            envelope = Envelope.decode(data)
+            awaited: dict[Phase, type[Message]] = {
+                Phase.KEYS: RecoveryKeys,
+                Phase.SHARES: ShareBundle,
+                Phase.VECTORS: MaskedVector,
+                Phase.SIGN: SignedSurvivors,
+                Phase.REVEAL: RevealedShares,
+            }
+            if envelope.sender != sender or sender not in self._asked or self._phase not in awaited:
+                raise ProtocolError("sent a message as somebody else, too late, or when none was awaited")
+            self._inbox.accept(envelope, awaited[self._phase])
+            self._check(envelope.message)
+        except ProtocolError as error:
+            raise ProtocolError(error.reason, silo=sender) from error
+        self._arrived[sender] = envelope.message
+        return [] if self.missing else self.proceed()
+
+    def proceed(self) -> list[tuple[int, bytes]]:
+        """Go on with the silos that have answered; the others have vanished.
+
+        Raises:
+            ProtocolError: fewer than the threshold answered: the attempt is over and nothing was revealed.
+        """
+        self._check_enough(len(self._arrived))
+        answers, self._arrived = self._arrived, {}
+        self._asked = tuple(sorted(answers))
+        if self._phase not in (Phase.SIGN, Phase.REVEAL):
+            self._cohort = self._asked
+        if self._phase is Phase.KEYS:
+            self._phase = Phase.SHARES
+            keys = [(silo, m) for silo, m in sorted(answers.items()) if isinstance(m, RecoveryKeys)]
+            self._keys = {silo: pair.mask.public for silo, pair in keys}
+            return self._to_each(self._cohort, RecoveryDirectory(keys=tuple(keys)))
+        if self._phase is Phase.SHARES:
+            self._phase, self._sharers = Phase.VECTORS, self._cohort
+            return self._relay(
+                {silo: dict(m.shares) for silo, m in answers.items() if isinstance(m, ShareBundle)}
+            )
+        if self._phase is Phase.VECTORS:
+            self._phase = Phase.SIGN
+            for content in answers.values():
+                if isinstance(content, MaskedVector):
+                    self._sum += content.words
+            return self._to_each(self._cohort, Survivors(silos=self._cohort))
+        if self._phase is Phase.SIGN:
+            self._phase = Phase.REVEAL
+            signed = [(s, m.signature) for s, m in sorted(answers.items()) if isinstance(m, SignedSurvivors)]
+            return self._to_each(self._asked, AgreedSurvivors(signatures=tuple(signed)))
+        self._phase = Phase.DONE
+        self._unmask({s: dict(m.shares) for s, m in answers.items() if isinstance(m, RevealedShares)})
+        return []
+
+    def result(self) -> Int64[np.ndarray, " d"]:
+        """Return the sum of the survivors' vectors in grid units.
+
+        Raises:
+            ProtocolError: the attempt is not complete, or the sum is out of range.
+        """
+        if self._phase is not Phase.DONE:
+            raise ProtocolError(f"the sum is not complete; silos {list(self.missing)} are missing")
+        return self._plan.decode(self._sum)
+
+    def _check_enough(self, silos: int) -> None:
+        if silos < self._threshold:
+            raise ProtocolError(
+                f"{silos} silos are left and {self._threshold} are needed; the attempt is over"
+            )
+
+    def _check(self, content: Message) -> None:
+        if isinstance(content, MaskedVector):
+            words = content.words
+            if words.dtype != self._plan.word or words.shape != (self._plan.length,):
+                raise ProtocolError(f"sent {len(words)} words of {words.dtype.itemsize} bytes")
+        if isinstance(content, RevealedShares) and tuple(s for s, _ in content.shares) != self._sharers:
+            raise ProtocolError("did not give one share for every silo")
+
+    def _relay(self, bundles: dict[int, dict[int, bytes]]) -> list[tuple[int, bytes]]:
+        messages: list[tuple[int, bytes]] = []
+        for recipient in self._cohort:
+            shares = []
+            for sender in self._cohort:
+                if sender != recipient:
+                    if recipient not in bundles[sender]:
+                        raise ProtocolError(f"sealed no shares for silo {recipient}", silo=sender)
+                    shares.append((sender, bundles[sender][recipient]))
+            messages += self._to_each([recipient], RelayedShares(shares=tuple(shares)))
+        return messages
+
+    def _unmask(self, revealed: dict[int, dict[int, bytes]]) -> None:
+        """Take the survivors' own masks off, and the pairwise masks that vanished silos left behind."""
+        masks: list[tuple[bytes, bool]] = []
+        for silo in self._sharers:
+            shares = [Share(point=holder + 1, value=given[silo]) for holder, given in revealed.items()]
+            try:
+                secret = combine(shares, threshold=self._threshold)
+            except CryptoError as error:
+                raise ProtocolError(f"its shares do not fit together: {error}", silo=silo) from error
+            if silo in self._cohort:
+                masks.append((secret, False))
+                continue
+            vanished = AgreementKey.from_bytes(secret)
+            if vanished.public != self._keys[silo]:
+                raise ProtocolError("the shares of its key give another key", silo=silo)
+            for survivor in self._cohort:
+                key = vanished.agree(self._keys[survivor]).derive(MASK_PURPOSE, self._round_id)
+                masks.append((key, survivor > silo))
+        apply_masks_(self._sum, masks)

@@ -1,0 +1,1 @@
+"""Test metrics from noisy sums: what is released of each kind of target, and the figures that follow."""

@@ -1,0 +1,313 @@
+"""Test metrics of a classifier of two classes, from noisy counts of labels in bins of its score.
+
+=========  ==========================================================================  ================================
+release    a record is                                                                 decoded to
+=========  ==========================================================================  ================================
+first      the prefix code of its score's bin among those of the log-odds from -8 to 8  edges of equal mass, public then
+second     the unit vector of its (label, bin), once for all people, once a partition  every figure of this file
+=========  ==========================================================================  ================================
+
+With counts h1, h0 of the classes' people in B bins by rising score, n1, n0 their sums and F0 = cumulative h0 up to the
+middle of a bin:
+
+    AUC = sum_i h1_i F0_i / (n1 n0) + sum_i h1_i h0_i delta_i / (12 n1 n0).
+
+Within a bin the two classes are tied, which counts one half; but where log-odds rise across it by delta_i, a positive
+is above a negative more often, by delta_i / 12 (tilted ties, to first order in delta_i). delta_i is read off the
+isotonic regression of the rates. Every other figure is a quotient of linear sums of cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+from jaxtyping import Float64, Int64, Shaped
+
+from fedveil.population.columns import Column, ColumnTable, State
+from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.cells import UNREADABLE, Partition
+from fedveil.statistics.evaluation.counts import Counts, accuracy, against_majority, balanced_accuracy
+from fedveil.statistics.evaluation.evaluator import (
+    SCORE,
+    TARGET,
+    Drawing,
+    Evaluator,
+    Figure,
+    Group,
+    Placed,
+    numbers,
+    places,
+)
+from fedveil.statistics.evaluation.scores import equal_mass_edges, first_layout, probabilities
+from fedveil.statistics.intervals import Estimate, Interval
+from fedveil.statistics.layout import Layout
+from fedveil.statistics.rising import isotonic_regression
+
+THRESHOLD: Final = 0.0
+"""The log-odds above which class 1 is predicted."""
+MOST_TIED: Final = 0.5
+"""The largest share of people in one bin for which the area under the curve is told: scores so close together that bins
+do not tell them apart would count as ties."""
+_BINNING: Final = 0.1
+"""The area under the curve of B bins of equal mass errs by about -.3 / B^2 before its ties are corrected, and by less
+than a third of that afterwards."""
+_NOISE: Final = 0.29
+"""Standard deviation of the area by noise: about .29 sqrt(B) sigma sqrt(1/n1^2 + 1/n0^2)."""
+STEEPEST: Final = 3.0
+EXTREME: Final = 1e-4
+_LABELS: Final = "labels"
+
+
+@dataclass(frozen=True)
+class LabelledBins(Partition):
+    """Label and bin of a score at once; a record whose score is no number has a cell of its own.
+
+    A bin holds the scores above the edge before it, up to its own edge: a score on the threshold predicts class 0.
+
+    Attributes:
+        edges: (B,) ascending; there are B + 1 bins. Equal edges leave bins between them empty.
+    """
+
+    edges: tuple[float, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Score and label."""
+        return (SCORE, TARGET)
+
+    @property
+    def bins(self) -> int:
+        """How many bins a label has."""
+        return len(self.edges) + 1
+
+    @property
+    def size(self) -> int:
+        """The bins of both labels, and the cell of scores that are no numbers."""
+        return 2 * self.bins + 1
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Label and bin."""
+        found = [f"{label}, bin {place}" for label in (0, 1) for place in range(self.bins)]
+        return (*found, UNREADABLE)
+
+    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+        """Return the cell of every record."""
+        scores, labels = table.numbers(SCORE), table.places(TARGET)
+        place = np.searchsorted(np.array(self.edges), scores.values, side="left")
+        readable = (scores.state == State.VALID) & (labels.state == State.VALID)
+        return np.where(readable, labels.values * self.bins + place, 2 * self.bins).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoreCounts(Counts):
+    """Noisy counts of labels by bins.
+
+    Attributes:
+        cells: (2, B) of class 0 and class 1, by rising score.
+        edges: (B - 1,) of the bins.
+    """
+
+    edges: tuple[float, ...]
+
+    @property
+    def predicted(self) -> Float64[np.ndarray, " B"]:
+        """1 in the bins whose scores predict class 1."""
+        return np.where(np.concatenate((self.edges, [np.inf])) > THRESHOLD, 1.0, 0.0)
+
+    @property
+    def correct(self) -> Float64[np.ndarray, "2 B"]:
+        """1 in the cells whose class is predicted."""
+        return np.stack((1 - self.predicted, self.predicted))
+
+    @property
+    def tied(self) -> float:
+        """The share of all people who are in the fullest bin."""
+        return float(self.cells.sum(axis=0).max() / self.cells.sum())
+
+
+@dataclass(frozen=True)
+class TwoClasses(Evaluator):
+    """Two classes, by a score: its log-odds of class 1.
+
+    Attributes:
+        bins: of equal mass by the first release; one edge more is the threshold.
+    """
+
+    measure: ClassVar[str] = "auc"
+
+    bins: int
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Area, accuracy, balanced accuracy."""
+        return ("auc", "accuracy", "balanced accuracy")
+
+    @property
+    def first(self) -> Layout:
+        """The scores of all people, of both classes together."""
+        return first_layout()
+
+    def placed(self, cells: Float64[np.ndarray, " cells"]) -> Placed:
+        """Return bins of equal mass, and an edge at the threshold."""
+        return Placed(edges=equal_mass_edges(cells, self.bins, THRESHOLD), cells=cells)
+
+    @property
+    def unplaced(self) -> Placed:
+        """As many edges."""
+        return Placed(edges=(0.0,) * self.bins, cells=np.zeros(0))
+
+    def columns(
+        self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]
+    ) -> dict[str, Column]:
+        """Return score and label: the logit, or the difference of the two logits."""
+        score = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
+        return {SCORE: numbers(score), TARGET: places(targets)}
+
+    def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
+        """Return the counts of labels by bins."""
+        encoder = OneHot(LabelledBins(placed.edges))
+        return (Block(release=name, part=_LABELS, encoder=encoder, groups=groups),)
+
+    def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
+        """Return area, accuracy and balanced accuracy."""
+        counts = _counts(group, placed)
+        return dict(
+            zip(self.compared, (auc(counts), accuracy(counts), balanced_accuracy(counts)), strict=True)
+        )
+
+    def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
+        """Yield every figure of all people."""
+        counts, (p, square) = _counts(everybody, placed), probabilities(placed.cells, placed.edges)
+        ones = np.ones_like(counts.cells)
+        positive = np.stack((np.zeros_like(p), np.ones_like(p)))
+        yield everybody.counted, "", counts.total
+        for name, estimate in self.estimates(everybody, placed).items():
+            yield name, "", None if estimate is None else estimate.interval
+        yield from against_majority(counts)
+        for name, above, below in (
+            ("sensitivity", counts.correct * positive, positive),
+            ("specificity", counts.correct * (1 - positive), 1 - positive),
+            ("share of class 1", positive, ones),
+            ("observed minus predicted", positive - p, ones),
+            ("brier", np.stack((square, 1 - 2 * p + square)), ones),
+        ):
+            yield name, "", counts.quotient(above, below) if counts.enough else None
+        for mean, found in calibration(counts, p):
+            yield "observed share of class 1", f"predicted {mean:.3f}", found
+
+    def drawings(self, everybody: Group, placed: Placed) -> tuple[Drawing, ...]:
+        """Return the ROC curve and the calibration."""
+        counts = _counts(everybody, placed)
+        area, found = auc(counts), []
+        rates = [(f.estimate, t.estimate) for _, f, t in roc(counts) if f is not None and t is not None]
+        if rates and area is not None:
+            found.append(
+                Drawing(
+                    title="ROC",
+                    x="false positive rate",
+                    y="true positive rate",
+                    points=((0.0, 0.0), *rates, (1.0, 1.0)),
+                    line=((0.0, 0.0), (1.0, 1.0)),
+                    line_name="chance",
+                    caption="Noisy rates at the edges of the bins; the area under the curve is "
+                    f"{area.value:.3g}, between {area.interval.low:.3g} and {area.interval.high:.3g} with 95 %.",
+                )
+            )
+        p, _ = probabilities(placed.cells, placed.edges)
+        shares = tuple((mean, one.estimate) for mean, one in calibration(counts, p) if one is not None)
+        if shares:
+            found.append(
+                Drawing(
+                    title="Calibration",
+                    x="predicted probability of class 1",
+                    y="observed share",
+                    points=shares,
+                    line=((0.0, 0.0), (1.0, 1.0)),
+                    line_name="calibrated",
+                    caption="Noisy shares in bins of the score; a calibrated model lies on the diagonal.",
+                )
+            )
+        return tuple(found)
+
+    def predicted_error(self, variance: Mapping[str, float], people: float) -> float:
+        """Return what noise alone gives the area, for two classes of equal size."""
+        return predicted_error(self.bins, math.sqrt(variance[_LABELS]), people)
+
+
+def predicted_error(bins: int, noise_std: float, people: float) -> float:
+    """Return the standard deviation of the area under the curve by noise, for two classes of equal size.
+
+    Args:
+        bins: B.
+        noise_std: of a cell, in people.
+        people: how many are tested.
+    """
+    return _NOISE * math.sqrt(bins) * noise_std * math.sqrt(2.0) * 2 / people
+
+
+def enough_bins(bins: int, noise_std: float, people: float) -> bool:
+    """Whether what binning loses after its correction is below a quarter of the predicted noise."""
+    return _BINNING / bins**2 < predicted_error(bins, noise_std, people) / 4
+
+
+def auc(counts: ScoreCounts) -> Estimate | None:
+    """Return the area under the curve with corrected ties; None where a class has too few people or a bin too many."""
+    if not counts.enough or counts.tied > MOST_TIED:
+        return None
+    (h0, h1), (n0, n1) = counts.cells, counts.cells.sum(axis=1)
+    below, above = (np.cumsum(h0) - h0 / 2) / n0, 1 - (np.cumsum(h1) - h1 / 2) / n1
+    area = float(h1 @ below) / float(n1)
+    gradient = np.stack(((above - area) / n0, (below - area) / n1))
+    return counts.estimate(area + tilted_ties(counts.cells), gradient)
+
+
+def calibration(
+    counts: ScoreCounts, predicted: Float64[np.ndarray, " B"]
+) -> tuple[tuple[float, Interval | None], ...]:
+    """Return (mean predicted probability, observed share of class 1) in every bin."""
+    found = []
+    for place, mean in enumerate(predicted.tolist()):
+        cell, positive = np.zeros_like(counts.cells), np.zeros_like(counts.cells)
+        cell[:, place], positive[1, place] = 1.0, 1.0
+        found.append((mean, counts.quotient(positive, cell)))
+    return tuple(found)
+
+
+def roc(counts: ScoreCounts) -> tuple[tuple[float, Interval | None, Interval | None], ...]:
+    """Return (threshold, false positive rate, true positive rate) at every edge, by falling threshold."""
+    positive = np.zeros_like(counts.cells)
+    positive[1] = 1.0
+    found = []
+    for place in reversed(range(len(counts.edges))):
+        beyond = np.zeros_like(counts.cells)
+        beyond[:, place + 1 :] = 1.0
+        false = counts.quotient(beyond * (1 - positive), 1 - positive)
+        found.append((counts.edges[place], false, counts.quotient(beyond * positive, positive)))
+    return tuple(found)
+
+
+def tilted_ties(cells: Float64[np.ndarray, "2 B"]) -> float:
+    """Return what positives in a bin gain over negatives there, because log-odds rise across it."""
+    h0, h1 = np.clip(cells, 0, None)
+    both = h0 + h1
+    rates = np.where(both > 0, h1 / np.maximum(both, 1e-300), 0.5)
+    smooth = isotonic_regression(rates, sample_weight=np.maximum(both, 1.0), y_min=EXTREME, y_max=1 - EXTREME)
+    rise = np.clip(np.gradient(np.log(smooth / (1 - smooth))), 0, STEEPEST)
+    n0, n1 = cells.sum(axis=1)
+    return float((h0 * h1 * rise).sum() / (12 * n0 * n1))
+
+
+def _counts(group: Group, placed: Placed) -> ScoreCounts:
+    """Return the counts without the cell of what is unreadable."""
+    sums = group.parts[_LABELS]
+    return ScoreCounts(
+        cells=sums.values[:-1].reshape(2, -1),
+        variance=sums.variance,
+        people_per_unit=group.people_per_unit,
+        edges=placed.edges,
+    )

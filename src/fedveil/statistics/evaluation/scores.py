@@ -1,0 +1,82 @@
+"""Scores of held-out people: the release that places the bins of the next one.
+
+A record is the prefix code of the bin of its score, of all people and all targets together. It decodes to edges of
+equal mass, which are public then. Bins of equal width fail for rare classes: nearly all positives would share a bin.
+Records of one person are averaged and weighted over silos as in any release (docs/theory/statistics.md), so it moves
+by at most 1 with her.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.cells import Bins
+from fedveil.statistics.evaluation.evaluator import SCORE
+from fedveil.statistics.layout import Layout
+from fedveil.statistics.rising import isotonic_regression
+
+_WIDE: Final = tuple(0.125 * step for step in range(1, 65))
+_NARROW: Final = tuple(0.125 / 2**step for step in range(8, 0, -1))
+_RISING: Final = (*_NARROW, *_WIDE)
+FINE: Final = (*(-edge for edge in reversed(_RISING)), 0.0, *_RISING)
+"""Edges of the bins of the first release: log-odds or log-hazards in steps of 1/8 up to 8, and by halves close to 0,
+where the scores of models lie that noise keeps small."""
+
+
+def first_layout() -> Layout:
+    """Return the layout of the first release: the scores of all people."""
+    return Layout((Block(release="scores", part="cells", encoder=OneHot(Bins(SCORE, FINE)), kind="prefix"),))
+
+
+def equal_mass_edges(cells: Float64[np.ndarray, " cells"], bins: int, *fixed: float) -> tuple[float, ...]:
+    """Return the B - 1 edges between bins of equal mass, and others that are fixed, in order.
+
+    Args:
+        cells: decoded cells of the first release: bins, missing, unreadable.
+        bins: B.
+        fixed: edges beside those.
+    """
+    shares = _shares(cells)
+    levels = np.linspace(0, 1, bins + 1)[1:-1]
+    rising = shares[:-1] + 1e-12 * np.arange(len(FINE))
+    inner = np.interp(levels, rising, np.array(FINE))
+    return tuple(sorted((*inner.tolist(), *fixed)))
+
+
+def probabilities(
+    cells: Float64[np.ndarray, " cells"], edges: tuple[float, ...]
+) -> tuple[Float64[np.ndarray, " bins"], Float64[np.ndarray, " bins"]]:
+    """Return what the mean of a predicted probability, and of its square, is in every bin, by the first release.
+
+    Within a fine bin scores are taken for even; in a bin without mass for the middle of its edges.
+    """
+    steps = 16
+    outer = np.concatenate(([FINE[0] - 2.0], FINE, [FINE[-1] + 2.0]))
+    within = (np.arange(steps) + 0.5) / steps
+    points = (outer[:-1, None] + np.diff(outer)[:, None] * within).ravel()
+    mass = np.repeat(np.diff(_shares(cells), prepend=0.0) / steps, steps) + 1e-12
+    place = np.searchsorted(np.array(edges), points, side="left")
+    p = 1 / (1 + np.exp(-points))
+    total = np.bincount(place, weights=mass, minlength=len(edges) + 1)
+    first = np.bincount(place, weights=mass * p, minlength=len(edges) + 1)
+    second = np.bincount(place, weights=mass * p**2, minlength=len(edges) + 1)
+    bounds = np.concatenate(([outer[0]], edges, [outer[-1]]))
+    middle = 1 / (1 + np.exp(-(bounds[:-1] + bounds[1:]) / 2))
+    there = total > 0
+    whole = np.where(there, total, 1.0)
+    return np.where(there, first / whole, middle), np.where(there, second / whole, middle**2)
+
+
+def _shares(cells: Float64[np.ndarray, " cells"]) -> Float64[np.ndarray, " fine"]:
+    """Return the isotonic distribution function at the ends of the fine bins; even where there is no mass."""
+    ordered = cells[: len(FINE) + 1]
+    total = float(ordered.sum())
+    if total <= 0:
+        return np.linspace(0, 1, len(FINE) + 2)[1:]
+    found = isotonic_regression(np.cumsum(ordered) / total, y_min=0.0, y_max=1.0)
+    found[-1] = 1.0
+    return found
