@@ -12,6 +12,7 @@ import fedveil as fv
 from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.setup import prepare
 from fedveil.errors import ModelError
+from fedveil.local.class_weights import ClassWeighted
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import LOSSES, Cox, Loss, RecordLoss
 from fedveil.local.steps import LocalSgd
@@ -133,6 +134,13 @@ def test_the_losses_of_the_house_are_taken(name):
     for task in loss.tasks:
         outputs = 3 if name in {"cross_entropy", "focal"} else 1
         validate_loss(loss, task, outputs, KINDS[task])
+
+
+def test_formulas_of_the_house_need_no_functional_transform():
+    assert [name for name, loss in LOSSES.items() if not loss.in_closed_form] == ["focal"]
+    assert not RecordLoss("own", by_count).in_closed_form
+    assert ClassWeighted(LOSSES["cross_entropy"], [1.0, 2.0], 2).in_closed_form
+    assert not ClassWeighted(LOSSES["focal"], [1.0, 2.0], 2).in_closed_form
 
 
 def test_an_honest_loss_of_records_is_taken():

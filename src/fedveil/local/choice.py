@@ -102,7 +102,10 @@ def _fastest(task: Task, local: LocalStep, cohort: Cohort | None, bound: Bound |
         and task.precision == "float32"
         and spannable(as_sgd(local))
         and (bound is None or bound.order == 2)
-        and (cohort is None or (vmappable(task, cohort) and _span_alone(task, local, cohort)))
+        and (
+            cohort is None
+            or ((task.loss.in_closed_form or vmappable(task, cohort)) and _span_alone(task, local, cohort))
+        )
     ):
         return "span"
     if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):

@@ -52,6 +52,11 @@ class ClassWeighted(Loss):
         """Return the weighted slopes."""
         return self._base.slopes(outputs, targets, present) * self._of(targets, outputs).unsqueeze(-2)
 
+    @property
+    def in_closed_form(self) -> bool:
+        """Whether those of the loss itself are."""
+        return self._base.in_closed_form
+
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
         """Accept what the loss itself accepts."""
         self._base.check_targets(targets, n_outputs)

@@ -53,6 +53,11 @@ class Loss(ABC):
     separable: bool = True
     takes_float64: bool = False
 
+    @property
+    def in_closed_form(self) -> bool:
+        """Whether :meth:`slopes` are a formula of its own, and need no ``torch.func``."""
+        return type(self).slopes is not Loss.slopes
+
     @abstractmethod
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]

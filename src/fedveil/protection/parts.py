@@ -75,7 +75,7 @@ def _drawn(raw: bytes) -> Bool[np.ndarray, " users"]:
     users = reader.number(4)
     bits = np.frombuffer(reader.fixed(-(-users // 8)), dtype=np.uint8)
     reader.finish()
-    return np.unpackbits(bits, count=users).astype(np.bool_)
+    return np.unpackbits(bits, count=users).view(np.bool_)
 
 
 _TEXT: Final = REST.of(str.encode, _text)
