@@ -21,6 +21,7 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.silo import TERMS, SiloParty
 from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
 from fedveil.federation.store import RecordStore
+from fedveil.files import read_content
 from fedveil.privacy import ledger as ledgers
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries, read_head, read_lines
@@ -348,7 +349,7 @@ def test_a_head_costs_a_line_and_half_a_line_is_no_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedveil.federation.heads._KEPT", 3)
-    path, every = tmp_path / HEADS, [bytes([number]) * 32 for number in range(1, 10)]
+    path, every = tmp_path / HEADS, [bytes([number]) * 32 for number in range(1, 9)]
     HeadsSeen(path, bytes([7]) * 32).hear({"north": every[0]})  # of another federation
     heads = HeadsSeen(path, bytes(32))
     for head in every:
@@ -365,6 +366,26 @@ def test_a_head_costs_a_line_and_half_a_line_is_no_head(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert HeadsSeen(path, bytes(32)).last("north") == every[-1]
     assert HeadsSeen(path, bytes([7]) * 32).last("north") == every[0]
+
+
+def test_heads_of_many_rounds_take_bounded_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, however long it runs; and no file that it writes is refused at the next start."""
+    monkeypatch.setattr("fedveil.federation.heads._KEPT", 5)
+    monkeypatch.setitem(read_content.__kwdefaults__, "largest", 1)  # what is read of a document
+    path, names = tmp_path / HEADS, ("north", "south")
+    every = [bytes([number]) * 32 for number in range(1, 101)]
+    heads, most = HeadsSeen(path, bytes(32)), 0
+    for head in every:
+        heads.hear(dict.fromkeys(names, head))
+        most = max(most, path.read_bytes().count(b"\n"))
+    heads.keep()
+    held = len(names) * 5
+    assert 2 * held < most <= 2 * held + len(names)
+    again = HeadsSeen(path, bytes(32))
+    assert [again.last(name) for name in names] == [every[-1]] * 2
+    for name, head in itertools.product(names, every[-5:-1]):
+        with pytest.raises(IntegrityError, match="gone back"):
+            again.hear({name: head})
 
 
 def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:
@@ -389,6 +410,36 @@ def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:
     assert "silo0 refuses (integrity)" in str(made.coordinator.outcome.stopped)
     assert not read_entries(tmp_path / STATE / LEDGER)
     made.close()
+
+
+def test_a_coordinator_gives_the_runs_ledger_back_though_heads_cannot_be_kept(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = world.coordinate()
+
+    def full(_: HeadsSeen) -> None:
+        raise RunFolderError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HeadsSeen, "keep", full)
+        with pytest.raises(RunFolderError, match="No space left"):
+            first.close()
+    world.coordinate().close()
+
+
+def test_a_note_of_an_end_that_says_no_line_is_damage(world: World) -> None:
+    party = world.silos[0]
+    assert party is not None
+    party.close()
+    world.silos[0] = None
+    with Ledger(world.folder / STATE / LEDGER, unit="user") as ledger:
+        ledger.note("ended", "00" * 16)
+        (world.folder / STATE / HEAD).write_text(ledger.head.digest)
+    answers = RecordStore(world.folder / STATE / "answers")
+    silo = SiloLedger(world.folder / STATE, world.policy, answers, charter=bytes(32), serial=1)
+    with pytest.raises(IntegrityError, match=r"ledger.jsonl is damaged"):
+        silo.ended("00" * 16)
+    silo.close()
 
 
 def test_a_note_that_no_reader_accepts_is_not_written(tmp_path: Path) -> None:

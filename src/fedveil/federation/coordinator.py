@@ -118,8 +118,10 @@ class CoordinatorParty(Generic[EndingT]):
 
     def close(self) -> None:
         """Give the ledger back; closing twice is harmless."""
-        self._heads.keep()
-        self._rounds.close()
+        try:
+            self._heads.keep()
+        finally:
+            self._rounds.close()
 
     def letters(self) -> list[tuple[int, bytes]]:
         """Return the letters that still wait for an answer, as pairs of silo and bytes.

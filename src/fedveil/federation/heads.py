@@ -37,7 +37,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.errors import RefusalError
-from fedveil.files import parse_json, read_content, reading, replace_file
+from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file
 from fedveil.protection.parts import Heads, SignedHead
 from fedveil.protection.peers import Roster
 from fedveil.protection.refusals import Code
@@ -115,7 +115,8 @@ def _signed(by: PublicIdentity, session: bytes, silo: int, said: SignedHead) -> 
 class HeadsSeen:
     """The heads that were heard of every silo of a federation, in the order in which they were heard, on disk.
 
-    Each is a line of its own, so that to note one costs the same whatever was noted before.
+    Each is a line of its own, so that to note one costs the same whatever was noted before. Of every silo the last 1000
+    are held; once more than half of the lines are older, the file is written anew without them.
 
     Args:
         path: the file, which may have those of other federations too.
@@ -129,14 +130,15 @@ class HeadsSeen:
         self._path, self._charter = path, charter.hex()
         self._all: dict[tuple[str, str], list[str]] = {}
         self._durable = True
-        *lines, torn = read_content(path, RunFolderError).split(b"\n") if path.exists() else [b""]
+        content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
+        *lines, torn = content.split(b"\n")
         with reading(path, RunFolderError):
             for line in lines:
                 of, silo, head = parse_json(line, path, RunFolderError)
                 if len(bytes.fromhex(head)) != len(NONE):
                     raise ValueError
                 self._note(str(of), str(silo), head)
-        self._whole = not torn and len(lines) <= 2 * sum(map(len, self._all.values()))
+        self._lines, self._whole = len(lines), not torn
 
     def last(self, silo: str) -> bytes:
         """Return the last head that was heard of a silo; zeros if none was."""
@@ -184,16 +186,18 @@ class HeadsSeen:
 
     def _write(self, new: Sequence[tuple[str, str]]) -> None:
         """Add lines; or write all anew, the first time, after a write that failed, and when most are too old."""
+        held = sum(map(len, self._all.values()))
         try:
-            if self._whole and self._path.exists():
+            if self._whole and self._lines <= 2 * held and self._path.exists():
                 self._whole = self._durable = False  # until all is written
                 with self._path.open("ab") as stream:
                     stream.writelines(_line(self._charter, *one) for one in new)
+                self._lines += len(new)
             else:
                 every = [_line(*key, head) for key, seen in self._all.items() for head in seen]
                 every += [_line(self._charter, *one) for one in new]
                 replace_file(self._path, b"".join(every), mode=0o600)
-                self._durable = True
+                self._lines, self._durable = len(every), True
             self._whole = True
         except OSError as error:
             raise RunFolderError(f"{self._path}: cannot be written: {error.strerror}") from None

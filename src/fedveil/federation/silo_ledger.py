@@ -128,9 +128,13 @@ class SiloLedger:
 
         Args:
             run: its 16 bytes in hexadecimal.
+
+        Raises:
+            IntegrityError: a note of an end is none of this version's.
         """
-        ends = (note.text.split() for note in self._ledger.notes if note.kind == "ended")
-        return next((line for ended, line in ends if ended == run), None)
+        with reading(self._ledger.path, IntegrityError):
+            ends = (note.text.split() for note in self._ledger.notes if note.kind == "ended")
+            return next((line for ended, line in ends if ended == run), None)
 
     def end(self, run: str, line: str) -> None:
         """Note that the silo signs the end of a run, durably: no round of it is charged from here on.

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-import httpx
-
 _BEAT_SECONDS: Final = 10.0
 _LONGEST_SECONDS: Final = 120.0
 
@@ -28,7 +26,7 @@ def beating(beat: Callable[[], object], log: logging.Logger) -> Iterator[None]:
         while True:
             try:
                 beat()
-            except httpx.HTTPError as error:
+            except Exception as error:  # whatever a proxy answered: without signs of life the node is gone
                 log.warning("the link took no sign of life (%s)", type(error).__name__)
             if ended.wait(_BEAT_SECONDS):
                 return

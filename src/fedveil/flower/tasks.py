@@ -53,7 +53,8 @@ class Post:
 
     A letter travels in its message. Flower's own Grid sends what a message holds as three objects, with a request for
     each in every direction, and looks for one that is not there yet after a second. The link keeps what it needs to
-    know of such objects until the run ends, some 2 kB a message.
+    know of such objects until the run ends: some 2 kB for each message of parties that follow the protocol, and it
+    refuses one that names further objects. How often a silo pushes is not bounded.
 
     Args:
         client: of the link, with the token of the run's task.
