@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -116,7 +116,13 @@ class Prepared:
 
 
 class Populations:
-    """The populations of the experiments of one study: each is loaded once, however many train on it."""
+    """The populations of the experiments of one study: each is loaded once, however many train on it.
+
+    Attributes:
+        machines: where they are trained on; what a statement says of machines must be the same on all of them.
+    """
+
+    machines: Literal["this", "several"] = "this"
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[DataSection, int], Population] = {}
@@ -196,7 +202,7 @@ def prepare(
             *composition.uncovered(method),
             *_initial(experiment),
             *at_their_word(experiment),
-            *_batching(trainer, cohort.device),
+            *_batching(experiment, populations, trainer, cohort.device),
         ),
         agreed=_agreed(experiment, method, setting, population, public),
         preprocessing=preprocessing,
@@ -378,14 +384,27 @@ def _initial(experiment: Experiment) -> tuple[str, ...]:
     )
 
 
-def _batching(trainer: SplitTrainer | DpSgdTrainer, device: torch.device) -> tuple[str, ...]:
-    """Name what batching leaves open: that others beside a contribution do not round hers was not tried everywhere."""
-    if not trainer.side_by_side or (device.type == "cpu" and not trainer.generated):
+def _batching(
+    experiment: Experiment,
+    populations: Populations,
+    trainer: SplitTrainer | DpSgdTrainer,
+    device: torch.device,
+) -> tuple[str, ...]:
+    """Name what batching leaves open: that others beside a contribution do not round hers was not tried everywhere.
+
+    Several parties sign one text, so it says nothing of a machine that another need not be like.
+    """
+    if populations.machines == "several":
+        if experiment.trainer.name == "loop":
+            return ()
+        who, where = "a silo's ", "on a CUDA device or by compiled kernels, should it have such,"
+    elif not trainer.side_by_side or (device.type == "cpu" and not trainer.generated):
         return ()
-    where = "by compiled kernels" if trainer.generated else "on a CUDA device"
+    else:
+        who, where = "", "by compiled kernels" if trainer.generated else "on a CUDA device"
     return (
-        f"training in batches {where} may round one contribution by those computed beside it, and training at a high "
-        "rate makes any difference of that; no bound covers it (trainer.name = 'loop' computes each alone)",
+        f"{who}training in batches {where} may round one contribution by those computed beside it, and training at a "
+        "high rate makes any difference of that; no bound covers it (trainer.name = 'loop' computes each alone)",
     )
 
 
