@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
 
 from fedveil.engine.environment import at_their_word
 from fedveil.engine.experiments.composition import Composition
@@ -18,7 +17,7 @@ from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.experiments.sections import DataSection, refuse_session
 from fedveil.engine.experiments.task_choice import task_of
-from fedveil.engine.placement import placed
+from fedveil.engine.placement import Machines, beside_others, placed
 from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing, read_preprocessed
 from fedveil.engine.releases.side_releases import SideRelease, together
@@ -122,7 +121,7 @@ class Populations:
         machines: where they are trained on; what a statement says of machines must be the same on all of them.
     """
 
-    machines: Literal["this", "several"] = "this"
+    machines: Machines = "this"
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[DataSection, int], Population] = {}
@@ -202,7 +201,7 @@ def prepare(
             *composition.uncovered(method),
             *_initial(experiment),
             *at_their_word(experiment),
-            *_batching(experiment, populations, trainer, cohort.device),
+            *beside_others(experiment.trainer.name, populations.machines, trainer, cohort.device),
         ),
         agreed=_agreed(experiment, method, setting, population, public),
         preprocessing=preprocessing,
@@ -381,30 +380,6 @@ def _initial(experiment: Experiment) -> tuple[str, ...]:
     return (
         f"the initial parameters come from {path.name} (sha256 {digest_of(path)[:16]}...) and count as public: "
         "what they were trained on is not covered",
-    )
-
-
-def _batching(
-    experiment: Experiment,
-    populations: Populations,
-    trainer: SplitTrainer | DpSgdTrainer,
-    device: torch.device,
-) -> tuple[str, ...]:
-    """Name what batching leaves open: that others beside a contribution do not round hers was not tried everywhere.
-
-    Several parties sign one text, so it says nothing of a machine that another need not be like.
-    """
-    if populations.machines == "several":
-        if experiment.trainer.name == "loop":
-            return ()
-        who, where = "a silo's ", "on a CUDA device or by compiled kernels, should it have such,"
-    elif not trainer.side_by_side or (device.type == "cpu" and not trainer.generated):
-        return ()
-    else:
-        who, where = "", "by compiled kernels" if trainer.generated else "on a CUDA device"
-    return (
-        f"{who}training in batches {where} may round one contribution by those computed beside it, and training at a "
-        "high rate makes any difference of that; no bound covers it (trainer.name = 'loop' computes each alone)",
     )
 
 
