@@ -12,6 +12,7 @@ import pytest
 
 from fedveil.engine.releases.side_releases import Spent
 from fedveil.engine.run_folder.statement import state
+from fedveil.engine.setup import prepare
 from fedveil.federation.audit.run_record import AGREED, signed_end
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_STATEMENT
@@ -19,7 +20,9 @@ from fedveil.federation.own import statement as own_statement
 from fedveil.federation.own.session import OwnSession
 from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.rounds import Rounds
+from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.local.trainer import SplitTrainer
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
@@ -223,3 +226,16 @@ def test_a_signature_of_another_end_is_not_kept(masked: World) -> None:
 def coordinator_of(world: World) -> Any:
     assert world.coordinator is not None
     return world.coordinator
+
+
+def test_what_parties_sign_says_nothing_of_one_of_their_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silo that trains on a CUDA device, or by compiled kernels, signs the text of one that has none."""
+
+    def said(name: str) -> tuple[str, ...]:
+        return prepare(asked(rounds=1, trainer={"name": name}), FixedPopulation(population())).uncovered
+
+    here = said("span")
+    monkeypatch.setattr(SplitTrainer, "generated", property(lambda trainer: True))
+    assert said("span") == here
+    assert sum("a silo's training in batches" in one for one in here) == 1
+    assert not any("training in batches" in one for one in said("loop"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -13,6 +13,7 @@ from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.trainer import Cohort, SplitTrainer
 
 AnyTrainer: TypeAlias = SplitTrainer | DpSgdTrainer
+Machines: TypeAlias = Literal["this", "several"]
 
 
 def placed(
@@ -50,3 +51,30 @@ def placed(
             return cohort, trainer
         found.append((cohort, trainer))
     return found[0]
+
+
+def beside_others(
+    name: str, machines: Machines, trainer: AnyTrainer, device: torch.device
+) -> tuple[str, ...]:
+    """Name what batching leaves open: that others beside a contribution do not round hers was not tried everywhere.
+
+    Several parties sign one text, so it says nothing of a machine that another need not be like.
+
+    Args:
+        name: of the trainer, as it is asked for.
+        machines: where it trains.
+        trainer: the one that was chosen here.
+        device: where it computes.
+    """
+    if machines == "several":
+        if name == "loop":
+            return ()
+        who, where = "a silo's ", "on a CUDA device or by compiled kernels, should it have such,"
+    elif not trainer.side_by_side or (device.type == "cpu" and not trainer.generated):
+        return ()
+    else:
+        who, where = "", "by compiled kernels" if trainer.generated else "on a CUDA device"
+    return (
+        f"{who}training in batches {where} may round one contribution by those computed beside it, and training at a "
+        "high rate makes any difference of that; no bound covers it (trainer.name = 'loop' computes each alone)",
+    )

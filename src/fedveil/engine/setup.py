@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedveil.engine.environment import at_their_word
 from fedveil.engine.experiments.composition import Composition
@@ -18,7 +17,7 @@ from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.experiments.sections import DataSection, refuse_session
 from fedveil.engine.experiments.task_choice import task_of
-from fedveil.engine.placement import placed
+from fedveil.engine.placement import Machines, beside_others, placed
 from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing, read_preprocessed
 from fedveil.engine.releases.side_releases import SideRelease, together
@@ -116,7 +115,13 @@ class Prepared:
 
 
 class Populations:
-    """The populations of the experiments of one study: each is loaded once, however many train on it."""
+    """The populations of the experiments of one study: each is loaded once, however many train on it.
+
+    Attributes:
+        machines: where they are trained on; what a statement says of machines must be the same on all of them.
+    """
+
+    machines: Machines = "this"
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[DataSection, int], Population] = {}
@@ -196,7 +201,7 @@ def prepare(
             *composition.uncovered(method),
             *_initial(experiment),
             *at_their_word(experiment),
-            *_batching(trainer, cohort.device),
+            *beside_others(experiment.trainer.name, populations.machines, trainer, cohort.device),
         ),
         agreed=_agreed(experiment, method, setting, population, public),
         preprocessing=preprocessing,
@@ -375,17 +380,6 @@ def _initial(experiment: Experiment) -> tuple[str, ...]:
     return (
         f"the initial parameters come from {path.name} (sha256 {digest_of(path)[:16]}...) and count as public: "
         "what they were trained on is not covered",
-    )
-
-
-def _batching(trainer: SplitTrainer | DpSgdTrainer, device: torch.device) -> tuple[str, ...]:
-    """Name what batching leaves open: that others beside a contribution do not round hers was not tried everywhere."""
-    if not trainer.side_by_side or (device.type == "cpu" and not trainer.generated):
-        return ()
-    where = "by compiled kernels" if trainer.generated else "on a CUDA device"
-    return (
-        f"training in batches {where} may round one contribution by those computed beside it, and training at a high "
-        "rate makes any difference of that; no bound covers it (trainer.name = 'loop' computes each alone)",
     )
 
 

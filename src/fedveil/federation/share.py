@@ -190,6 +190,8 @@ class FixedPopulation(Populations):
         share: what the party holds.
     """
 
+    machines = "several"
+
     def __init__(self, share: Population) -> None:
         super().__init__()
         self._share = share
