@@ -7,8 +7,6 @@ import tempfile
 import zipfile
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -179,26 +177,6 @@ def test_a_cell_that_does_not_fit_is_named_by_file_record_and_column(
     told = problem(tmp_path, changed(row, column, cell))
     assert message in told
     assert "table.csv" in told
-
-
-def test_a_parquet_file_that_contradicts_itself_about_its_rows_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A flipped bit in a row group's count has the reader make room for 10^11 rows of a file of 1,324 bytes."""
-    path = tmp_path / "table.parquet"
-    pa_parquet.write_table(pa.table({"age": [1, None, 3] * 4, "sex": ["m"] * 12}), path, row_group_size=5)
-    assert open_table(path, None).num_rows == 12
-
-    def told(rows: int, values: int) -> Any:
-        group = SimpleNamespace(
-            num_rows=rows, num_columns=1, column=lambda _: SimpleNamespace(num_values=values)
-        )
-        return lambda _: SimpleNamespace(num_rows=3, num_row_groups=1, row_group=lambda _: group)
-
-    for rows, values in ((103079215104, 3), (3, 103079215104), (4, 4)):
-        monkeypatch.setattr(pa_parquet, "read_metadata", told(rows, values))
-        with pytest.raises(DataError, match="how many rows"):
-            open_table(path, None)
 
 
 def test_null_users_in_parquet_are_refused(tmp_path: Path) -> None:

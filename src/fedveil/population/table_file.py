@@ -75,7 +75,6 @@ def open_table(
     try:
         if path.suffix == ".parquet":
             check_file(path, DataError)
-            _check_rows(path)
             present = pa_parquet.read_schema(path).names
             return pa_parquet.read_table(path, columns=_required_columns(path, present, columns))
         content = read_content(path, DataError, largest=LARGEST_FILE)
@@ -230,16 +229,6 @@ def without_days(column: pa.ChunkedArray) -> pa.Array:
     """Return a column's cells as others read them: those of an Excel file as their text."""
     cells = column.combine_chunks()
     return cells.field("text") if cells.type == EXCEL_CELL else cells
-
-
-def _check_rows(path: Path) -> None:
-    """Refuse a file that contradicts itself about its rows: its reader makes room for as many as one place says."""
-    found = pa_parquet.read_metadata(path)
-    for number in range(found.num_row_groups):
-        group = found.row_group(number)
-        said = {group.num_rows, *(group.column(column).num_values for column in range(group.num_columns))}
-        if len(said) > 1 or group.num_rows > found.num_rows:
-            raise DataError(f"{path}: is damaged: it says in several ways how many rows it has")
 
 
 def _required_columns(path: Path, present: list[str], columns: Sequence[str] | None) -> list[str]:
