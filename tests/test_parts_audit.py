@@ -230,7 +230,8 @@ def test_a_federations_run_is_bundled_by_command_and_carries_its_signatures(
 @pytest.fixture(scope="module")
 def ended(study: Study) -> tuple[OwnRelease, Closing, Counter[Any]]:
     """A silo's work in the last part, the end that it was asked to sign, and what its ledger shows."""
-    (study.run / AGREED).rename(study.run / "kept")
+    signed = {name: (study.run / name).read_bytes() for name in (AGREED, CONTENTS)}
+    (study.run / AGREED).unlink()
     silos, sessions, sign = (
         [open_silo(SiloFolder(path)) for path in study.paths],
         list[OwnSession](),
@@ -252,7 +253,8 @@ def ended(study: Study) -> tuple[OwnRelease, Closing, Counter[Any]]:
     session = sessions[0]
     for silo in silos:
         silo.close()
-    (study.run / "kept").replace(study.run / AGREED)
+    for name, content in signed.items():
+        (study.run / name).write_bytes(content)
     work = session.work
     assert isinstance(work, OwnRelease)
     return work, closing, Counter(session._books.places())
