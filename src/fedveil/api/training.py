@@ -216,7 +216,7 @@ def _prepared(experiment: Experiment, people: Population, learned: Objective) ->
         raise ConfigError(
             "trainer.processes: what is handed over in Python is in this process alone; leave processes at 1"
         )
-    return prepare(experiment, FixedPopulation(people), learned.task)
+    return prepare(experiment, FixedPopulation(people, "this"), learned.task)
 
 
 def _words(value: Any) -> str:

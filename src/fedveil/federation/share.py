@@ -11,6 +11,7 @@ import numpy as np
 
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.sections import DataSection
+from fedveil.engine.placement import Machines
 from fedveil.engine.setup import Populations
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership
@@ -188,13 +189,12 @@ class FixedPopulation(Populations):
 
     Args:
         share: what the party holds.
+        machines: where the run trains; a program that holds all records trains them on this one.
     """
 
-    machines = "several"
-
-    def __init__(self, share: Population) -> None:
+    def __init__(self, share: Population, machines: Machines = "several") -> None:
         super().__init__()
-        self._share = share
+        self._share, self.machines = share, machines
 
     def of(self, data: DataSection, seed: int) -> Population:
         """Return the party's share."""
