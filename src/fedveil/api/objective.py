@@ -1,8 +1,8 @@
 """What is learned, as a Python program hands it over: a model, a loss and metrics, as objects or by name.
 
 An object that can be imported again is recorded by its import path, ``package.module:name``. Any other is recorded as
-``session:name``: the run folder says that it was handed over, with the digest of a model and of a loss that is a
-module. Of any other function the name is recorded, and not what it does.
+``session:name``: the run folder says that it was handed over, with the digest of a model, and of what a loss
+holds. Of code the names are recorded, and not what it does.
 """
 
 from __future__ import annotations
