@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fedveil.engine.rounds.past_sums import PastSums
 from fedveil.engine.rounds.setting import Setting
-from fedveil.local.trainer import Progress, Trainer, TrainJob
+from fedveil.local.trainer import Progress, Sums, Trainer, TrainJob
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender
 from fedveil.privacy.bounds import Bound
+from fedveil.privacy.schedule import due
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import State
 
@@ -62,6 +63,25 @@ class Turn:
         weights = torch.ones(len(members), dtype=torch.float64) if weights is None else weights
         path = ("round", self.round_number)
         return TrainJob(self.model, self.setting.cohort, members, weights, bound, self.experiment, path)
+
+    def members(self, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
+        """Return the indices of the contributions that take part: those of weight of the drawn users, or of all.
+
+        Where users take part by a schedule, those whose turn it is in this round.
+        """
+        setting, groups = self.setting, self.setting.cohort.groups
+        period, takes_part = setting.method.sampler.period, setting.weights.numpy() > 0
+        if drawn is not None:
+            takes_part &= drawn[groups.user]
+        if period > 1:
+            who = groups.user if groups.key is None else groups.key
+            takes_part &= due(who, groups.silo, period, self.round_number)
+        return torch.from_numpy(np.flatnonzero(takes_part))
+
+    def train(self, members: Int64[Tensor, " m"]) -> Sums:
+        """Train contributions; return every silo's bounded, weighted sum of them."""
+        job = self.job(members, self.setting.method.local_bound, self.setting.weights[members])
+        return self.trainer.sums(job, self.progress).marked(job)
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
         """Draw who takes part in an attempt."""
