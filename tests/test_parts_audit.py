@@ -42,6 +42,7 @@ from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protection.parts import Attested, Closing
+from fedveil.statistics.evaluation.evaluated import Evaluated
 from tests.test_federation_parts import PEOPLE, Study, carried
 from tests.test_preprocessing import tables
 from tests.test_run_audit import flipped, outcomes, resigned_lines, unnoticed_values
@@ -135,11 +136,13 @@ def test_released_numbers_are_those_that_silos_signed(
 ) -> None:
     """The coordinator changes a number once the run has ended, and signs all that it can sign itself anew.
 
-    What silos were told they signed with their rounds; the last release, with the digest of the record's last line.
+    The figures are made from the changed number, so that the file says nothing against it. What silos were told they
+    signed with their rounds; the last release, with the digest of the record's last line.
     """
 
     def change(document: Any) -> None:
         document["releases"][release]["vector"][0] += 1.0
+        document |= Evaluated.from_json(document, "evaluation.json").to_json()
 
     (held,) = [one for one in verify_run(copied).checks if one.name == "releases"]
     assert held.outcome == "holds"
@@ -147,15 +150,18 @@ def test_released_numbers_are_those_that_silos_signed(
         "told, and signed, prep/1, eval/1; the coordinator alone signed eval/2: no silo sees a sum"
     )
     resigned_file(study, copied, "evaluation.json", change)
-    assert outcomes(verify_run(copied))["end"] == "holds"
-    assert outcomes(verify_run(copied))["releases"] == "fails"
+    found = {one.name: one for one in verify_run(copied).checks}
+    assert found["end"].outcome == "holds"
+    assert found["releases"].outcome == "fails"
+    assert found["releases"].detail.endswith(
+        f"not the numbers of release eval/{release + 1} that the record has"
+    )
     lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
     one = json.loads((copied / "evaluation.json").read_text())["releases"][release]
     made = one["noise_std"], np.array(one["vector"])
     lines[3 + release]["next"] = digest_of_release(made).hex()
     resigned_lines(study.home.identity, copied, lines)
-    found = outcomes(verify_run(copied))
-    assert found[resign] == "fails"
+    assert outcomes(verify_run(copied))[resign] == "fails"
 
 
 def fewer(document: Any) -> None:
