@@ -338,14 +338,15 @@ class World:
             run: of the session.
         """
         place = silo, run, session
-        if len(parts) == 1 and isinstance(parts[0], Terms):
+        if isinstance(parts[0], Terms):
             opened = bytes([session]) * 16
             (here,) = self.ask(_letter(run, opened, 0, silo, (Knock(),)))
             assert isinstance(here, Here)
             nonces = ((silo, here.nonce),)
-            parts = (replace(parts[0], opened=opened, nonces=nonces),)
+            terms = replace(parts[0], opened=opened, nonces=nonces)
+            parts = (terms, *parts[1:])
             self.named[place] = session_name(run, opened, nonces)
-            self.runs[place] = session_run(self.named[place], parts[0].digest)
+            self.runs[place] = session_run(self.named[place], terms.digest)
         named = self.named.get(place, session.to_bytes(16, "big"))
         if any(isinstance(part, Task) for part in parts) and self.unplayed(silo, named):
             said = {

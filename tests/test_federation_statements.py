@@ -23,7 +23,7 @@ from fedveil.federation.deployable import check_deployable
 from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.parts import Attested, Closing, Model, Over, Task
+from fedveil.protection.parts import Attested, Closing, Joined, Model, Over, Refused, Task
 from fedveil.protection.refusals import Code
 from fedveil.registry import HOUSE
 from tests.federation_world import World, asked, clients, population, public_share_of, share_of
@@ -114,14 +114,34 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     other = asked(rounds=1, **merge(secret, changes))
     (joined, *_) = world.tell(world.terms(other), session=2)
     if fits:
-        prepared = prepare(other, FixedPopulation(share_of(world.held, 0)))
-        stated = state(prepared, 1, Spent(charges=1, beside=(), event=prepared.guarantee.event))
-        end = Closing(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
-        (answer,) = world.tell(end, Over(), session=2, number=1)
+        (answer,) = world.tell(end_after_one_round(world, other), Over(), session=2, number=1)
         assert isinstance(answer, Attested)
     else:
         assert joined.why.code is Code.OTHER_EXPERIMENT
         assert len(list((tmp_path / "state-0" / "terms").iterdir())) == 1  # and nothing of it is kept
+    world.close()
+
+
+def end_after_one_round(world: World, experiment: Experiment) -> Closing:
+    prepared = prepare(experiment, FixedPopulation(share_of(world.held, 0)))
+    stated = state(prepared, 1, Spent(charges=1, beside=(), event=prepared.guarantee.event))
+    return Closing(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
+
+
+def test_a_session_that_is_open_gives_nothing_once_the_end_was_signed(tmp_path: Path) -> None:
+    """A coordinator keeps a session open, has the run's end signed beside it, and asks for the next round there."""
+    experiment = asked(rounds=2, privacy={"insecure_seed": None})
+    world = World(tmp_path, experiment, population())
+    terms, model = world.terms(experiment), Model(values=np.zeros(4, dtype=np.float32))
+    world.tell(terms)
+    world.tell(model, Task(round=1), number=1)
+    assert isinstance(world.tell(terms, session=2)[0], Joined)
+    (answer,) = world.tell(terms, end_after_one_round(world, experiment), Over(), session=3)
+    assert isinstance(answer, Attested)
+    (refused,) = world.tell(model, Task(round=2), session=2, number=1)
+    assert isinstance(refused, Refused)
+    assert refused.why.code is Code.RUN_OVER
+    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
     world.close()
 
 

@@ -44,7 +44,7 @@ def environment(prepared: Prepared) -> Row:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": str(prepared.setting.cohort.device),
-        "trainer": type(prepared.setting.trainer).__name__,
+        "trainer": prepared.setting.trainer.name,
         "parameters": prepared.task.dimension,
         "packages": {name: _version(name) for name in packages}
         | {one.package: one.version for one in brought(prepared.experiment)},
