@@ -270,7 +270,8 @@ def sent(method: Method, records: Records, models: list[torch.Tensor], units: li
             experiment=ExperimentRandomness(1),
             privacy=PrivacyRandomness.insecure(1),
         )
-        past = [turn.train(turn.members(None)).total, *past][: now.channel.memory + 1]
+        job = turn.sum_job(None)
+        past = [turn.trainer.sums(job).marked(job).total, *past][: now.channel.memory + 1]
         found.append(sum(now.channel.encoded([one[silo].numpy() for one in past]) for silo in range(3)))
     return np.array(found)
 

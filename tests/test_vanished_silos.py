@@ -358,8 +358,7 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         experiment=ExperimentRandomness(0),
         privacy=PrivacyRandomness.insecure(11),
     )
-    without = replace(turn, setting=setting)
-    sums = without.train(without.members(None))
+    sums = turn.trainer.sums(replace(turn, setting=setting).sum_job(None))
     expected, _ = coordinate(turn, sums.total.numpy().sum(0), n_silos=2, summed=2)
     for rule in ("retry", "recover"):
         protection = {

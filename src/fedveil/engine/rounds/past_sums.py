@@ -49,6 +49,7 @@ class PastSums:
                 bound = method.bound.measured_in(float(stream["units"][back - 1]))
                 setting = replace(turn.setting, method=replace(method, bound=bound))
                 again = replace(turn, setting=setting, model=model.to(turn.model.device), round_number=number)
-                kept = model, again.train(again.members(None)).total
+                job = again.sum_job(None)
+                kept = model, again.trainer.sums(job, again.progress).marked(job).total
             found.append(kept[1])
         return found

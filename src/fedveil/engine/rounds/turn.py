@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.engine.rounds.past_sums import PastSums
 from fedveil.engine.rounds.setting import Setting
-from fedveil.local.trainer import Progress, Sums, Trainer, TrainJob
+from fedveil.local.trainer import Progress, Trainer, TrainJob
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender
 from fedveil.privacy.bounds import Bound
@@ -78,10 +78,10 @@ class Turn:
             takes_part &= due(who, groups.silo, period, self.round_number)
         return torch.from_numpy(np.flatnonzero(takes_part))
 
-    def train(self, members: Int64[Tensor, " m"]) -> Sums:
-        """Train contributions; return every silo's bounded, weighted sum of them."""
-        job = self.job(members, self.setting.method.local_bound, self.setting.weights[members])
-        return self.trainer.sums(job, self.progress).marked(job)
+    def sum_job(self, drawn: Bool[np.ndarray, " users"] | None) -> TrainJob:
+        """Return what is asked of local training where every silo's bounded, weighted sum is sent."""
+        members = self.members(drawn)
+        return self.job(members, self.setting.method.local_bound, self.setting.weights[members])
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
         """Draw who takes part in an attempt."""

@@ -154,10 +154,20 @@ class CohortWork(Workload):
         self._norms = torch.full((len(self._members),), torch.nan, dtype=torch.float64)
 
     def begin(self, attempt: int) -> Drawn | None:
-        """Draw, at the first attempt and wherever users are drawn anew; training waits until a silo's turn."""
-        turn, self._attempt = self.turn, attempt
-        if not self._begun or turn.setting.method.sampler.samples:
-            self._begun, self._sums, self.drawn = True, None, turn.draw(attempt)
+        """Draw and train, at the first attempt and wherever users are drawn anew.
+
+        Where silos hand over contributions by themselves, training waits until a silo's turn.
+        """
+        turn, method, self._attempt = self.turn, self.turn.setting.method, attempt
+        if self._begun and not method.sampler.samples:
+            return self.drawn
+        self._begun, self.drawn = True, turn.draw(attempt)
+        if not method.protection.weighs:
+            job = turn.sum_job(self.drawn)
+            self._sums = turn.trainer.sums(job, turn.progress).marked(job)
+            self._members, self._norms = job.members, self._sums.norms
+            self._past = turn.past.before(turn)
+            turn.past.keep(turn, self._sums.total)
         return self.drawn
 
     def bare(self, client: int) -> Float64[np.ndarray, " d"]:
@@ -165,21 +175,10 @@ class CohortWork(Workload):
 
         Clients that are added up at once have one sum.
         """
-        sums = self._trained()
-        place = client if len(sums.total) > 1 else 0
-        every = [one[place].cpu().numpy() for one in (sums.total, *self._past)]
+        assert self._sums is not None
+        place = client if len(self._sums.total) > 1 else 0
+        every = [one[place].cpu().numpy() for one in (self._sums.total, *self._past)]
         return self.turn.setting.method.channel.encoded(every)
-
-    def _trained(self) -> Sums:
-        """Return the sums of all silos, trained at once when the first is asked for."""
-        turn = self.turn
-        if self._sums is None:
-            self._members = turn.members(self.drawn)
-            self._sums = turn.train(self._members)
-            self._norms = self._sums.norms
-            self._past = turn.past.before(turn)
-            turn.past.keep(turn, self._sums.total)
-        return self._sums
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
         """Return the bounded updates of all users of a silo, ascending: it is not told who was drawn."""

@@ -273,10 +273,10 @@ class PartialSums:
             order_secret=None if place.number else place.secret(),
             workers=self.workers,
         )
-        return PartialClient(place, silo, self)
+        return PartialSumsClient(place, silo, self)
 
 
-class PartialClient(ClientEnd[PartialGiven, PartialResult]):
+class PartialSumsClient(ClientEnd[PartialGiven, PartialResult]):
     """A client's end.
 
     Args:
