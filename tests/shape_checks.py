@@ -3,7 +3,8 @@
 jaxtyping with beartype decides by the types of what is passed and returned, and by the types and shapes of arrays: by
 nothing else of them, but where an annotation names values (``Literal``). A call whose arguments and result are of
 kinds that passed before is therefore let through; any other is checked in full. The hook checks every call of
-the innermost loops otherwise, which took more than half of the time of the tests that train.
+the innermost loops otherwise, which took more than half of the time of the tests that train. Where a session leaves
+slow tests out, it looks at the first :data:`FAST` calls of a function in each file of tests.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import threading
 import types
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -28,6 +30,18 @@ _PLAIN: Final[set[type]] = set()
 """Types that were met of whose values nothing but the type is looked at."""
 _ARRAYS: Final[set[type]] = set()
 """Types of arrays that were met: nothing but type, dtype and shape is looked at."""
+
+FAST: Final = 100
+"""Calls of each function that are looked at in each file of tests, where slow tests are left out."""
+_calls = math.inf
+_file = ""
+
+
+def look_at(calls: float, file: str) -> None:
+    """Look at so many calls of every function while the tests of a file run."""
+    global _calls, _file
+    if file != _file:
+        _calls, _file = calls, file
 
 
 def install(rooms: Sequence[str], typechecker: str) -> None:
@@ -189,11 +203,17 @@ def remembering(fn: Any = None, *, typechecker: Any = None) -> Any:
 
     checks: _Checks | None = None
     valued = True
+    file, left = "", 0.0
 
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        nonlocal checks, valued
+        nonlocal checks, valued, file, left
+        if file is not _file:
+            file, left = _file, _calls
+        elif left <= 0:
+            return fn(*args, **kwargs)
+        left -= 1
         if checks is None:
             checks = _OF.get(id(fn.__code__))
             if checks is None:
