@@ -28,7 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch
     from hypothesis import settings
 
-    install([f"fedveil.{room}" for room in ROOMS], "beartype.beartype")
+    rooms = [f"fedveil.{room}" for room in ROOMS]
+    install(rooms, "beartype.beartype", arrays_alone=bool(config.option.markexpr))
     from tests.remembered import remember
     from tests.trials import remember_trials
 

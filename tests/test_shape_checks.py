@@ -13,10 +13,12 @@ from jaxtyping import Float32, TypeCheckError
 from torch import Tensor
 
 from fedveil.privacy.accountant import gaussian_epsilon
+from fedveil.privacy.rows import check_weights
 from tests import shape_checks
-from tests.shape_checks import FAST, look_at, remembering
+from tests.shape_checks import FAST, _takes_arrays, look_at, remembering
 
 checked = remembering(typechecker=beartype)
+Vector = Float32[Tensor, " d"]
 
 
 @checked
@@ -136,10 +138,22 @@ def test_dataclasses_and_functions_within_functions_are_checked() -> None:
 
 
 def test_the_house_is_checked_in_every_session(request: pytest.FixtureRequest) -> None:
-    """In one that leaves slow tests out too, from the first call in each file on."""
-    assert refused(gaussian_epsilon, "1", 1e-5)
-    assert shape_checks._calls == (FAST if request.config.option.markexpr else math.inf)
+    """In one that leaves slow tests out too: what takes arrays, from the first call in each file on."""
+    fast = bool(request.config.option.markexpr)
+    assert refused(check_weights, torch.ones(2, 2))
+    assert hasattr(gaussian_epsilon, "remembers") is not fast
+    assert shape_checks._calls == (FAST if fast else math.inf)
     assert shape_checks._file == request.node.location[0]
+
+
+def test_what_takes_or_returns_arrays_is_told_by_whatever_name_they_have() -> None:
+    def aliased(values: "Vector") -> None: ...
+
+    def returning() -> "np.ndarray | None": ...
+
+    def plain(value: "int", *rest: "str") -> "tuple[float, ...]": ...
+
+    assert [_takes_arrays(one) for one in (aliased, returning, plain)] == [True, True, False]
 
 
 def test_a_file_looks_at_the_first_calls_of_each_function(monkeypatch: pytest.MonkeyPatch) -> None:
