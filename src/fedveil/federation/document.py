@@ -10,17 +10,33 @@ number of values, before any of it is validated.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.release_document import TableDocument
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.experiments.release_document import (
+    INFERENCE,
+    STATISTICS,
+    InferenceDocument,
+    ReleaseDocument,
+    TableDocument,
+    parse_releases,
+)
 from fedveil.engine.experiments.sections import TableSection
 from fedveil.errors import ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_EXPERIMENT
 from fedveil.files import parse_json
 from fedveil.protection.refusals import Code
+
+EXPERIMENT: Final = "experiment.toml"
+DOCUMENTS: Final[Mapping[str, Callable[[dict[str, Any], str], Experiment | TableDocument]]] = {
+    EXPERIMENT: parse,
+    STATISTICS: lambda document, place: parse_releases(document, ReleaseDocument, place),
+    INFERENCE: lambda document, place: parse_releases(document, InferenceDocument, place),
+}
+"""What a run is of, by the one file of these that its folder has."""
 
 _PLACE: Final = "the coordinator's experiment"
 _DEEPEST: Final = 8

@@ -50,7 +50,7 @@ def own_work(text: str, phase: Phase | None, policy: Policy, share: Share, numbe
     document = read_canonical(text)
     policy.check_packages(document)
     try:
-        for key, prepared in _RELEASES.items():
+        for key, prepared in RELEASES.items():
             if key in document:
                 return _released(prepared, document, phase, policy, share)
         experiment = parse(document, _ORIGIN)
@@ -128,8 +128,8 @@ def _inference(document: dict[str, Any], declared: Declared) -> PreparedReleases
     return prepare_inference(parse_releases(document, InferenceDocument, _ORIGIN), declared)
 
 
-_RELEASES: Final[Mapping[str, _Prepare]] = {"statistics": _statistics, "inference": _inference}
-"""Documents of releases, by the table that only they have."""
+RELEASES: Final[Mapping[str, _Prepare]] = {"statistics": _statistics, "inference": _inference}
+"""How the releases of a document are prepared, by the table that only such a document has."""
 
 _ORIGIN: Final = "the coordinator's document"
 
