@@ -301,6 +301,7 @@ def test_one_bit_of_any_file_is_noticed(copy: Path) -> None:
             changed[place] ^= 1 << int(random.integers(8))
             path.write_bytes(changed)
             found = fv.verify(copy)
+            assert str(found).splitlines()[0].startswith("fails ")
             assert not found.holds, f"{path.name}, byte {place}"
         path.write_bytes(content)
     assert fv.verify(copy).holds

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +35,7 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.rounds import STATE, Rounds, identify
 from fedveil.federation.share import FixedPopulation, silo_share
 from fedveil.federation.store import RecordStore, RoundRecord
-from fedveil.files import DEEPEST, parse_json, parse_toml, read_content, read_text
+from fedveil.files import DEEPEST, LARGEST_FILE, parse_json, parse_toml, read_content, read_text
 from fedveil.local.pretrained import take_parameters
 from fedveil.population.draft import draft_schema
 from fedveil.population.schema import read_schema
@@ -505,6 +506,18 @@ def test_what_no_document_of_ours_holds_is_refused(text: str) -> None:
         return
     with pytest.raises(DataError, match="here"):
         parse_json(text, "here", DataError)
+
+
+def test_reading_a_short_file_takes_no_room_for_the_longest(tmp_path: Path) -> None:
+    """A silo may be served with less memory than the longest file that it would read has bytes."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    tracemalloc.start()
+    try:
+        assert read_content(path, DataError, largest=LARGEST_FILE) == b"x" * 100
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_file_is_read_within_its_limit(tmp_path: Path) -> None:

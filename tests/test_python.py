@@ -47,7 +47,7 @@ DECLARED: dict[str, Any] = {
 METHOD: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0}
 
 
-def people(*, features: Any = X, targets: Any = Y, **changes: Any) -> fv.People:
+def people(*, features: Any = X, targets: Any = Y, **changes: Any) -> fv.Population:
     return fv.population(features, targets, **DECLARED | {"test": (X[:20], Y[:20])} | changes)
 
 
@@ -161,7 +161,7 @@ def test_nobodys_seed_or_side_depends_on_who_else_is_there() -> None:
     whole = people(test=None)
     less = people(features=X[rest], targets=Y[rest], user=USER[rest], silo=SILO[rest], test=None)
 
-    def held(one: fv.People) -> set[tuple[int, bytes]]:
+    def held(one: fv.Population) -> set[tuple[int, bytes]]:
         assert one.train.key is not None
         return {(int(k), f.tobytes()) for k, f in zip(one.train.key, one.train.features, strict=True)}
 
@@ -337,6 +337,16 @@ class EndsByRaising(KeepAll):
 def test_a_callback_that_sees_private_numbers_ends_no_run_by_raising_either(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sees private numbers, so it cannot end the run"):
         train(tmp_path, callbacks=[EndsByRaising()])
+
+
+def test_ids_that_differ_in_their_form_alone_are_warned_of_and_stay_apart() -> None:
+    given = {"silo": ["n"] * 4, "n_users": 9, "task": "classification", "test": (X, Y)}
+    for ids in (["a", "A", "b", "c"], ["7", "007", "8", "9"], ["x 1", "x-1", "y", "z"]):
+        with pytest.warns(UserWarning, match="user: some ids differ in their form alone") as told:
+            made = fv.population(X[:4], [0, 1, 1, 0], user=ids, **given)
+        assert len(np.unique(made.train.user)) == 4
+        assert all(one not in str(told[0].message) for one in ("007", "x 1"))
+    fv.population(X[:4], [0, 1, 1, 0], user=["1", "10", "1a", "11"], **given)  # warnings are errors here
 
 
 @pytest.mark.parametrize("missing", [float("nan"), None, "", 1.0, True])
@@ -723,7 +733,9 @@ def test_predicting_other_columns_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_printed_of_people_and_of_a_result_is_a_line_of_public_numbers(trained: fv.Result) -> None:
     held = "task='classification', n_classes=2)"
-    assert repr(people()) == f"People(name='{people().name}', n_users={people().n_users}, n_silos=2, {held}"
+    assert (
+        repr(people()) == f"Population(name='{people().name}', n_users={people().n_users}, n_silos=2, {held}"
+    )
     assert repr(trained).startswith("Result(epsilon=")
     assert "\n" not in repr(trained)
     assert len(repr(trained)) < 300

@@ -11,8 +11,8 @@ from jaxtyping import Float32, Shaped
 from torch import nn
 
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.given import Label, read_features
-from fedveil.population.records import Affine, Task
+from fedveil.population.given import read_features
+from fedveil.population.records import Affine, Label, Task
 
 _BATCH: Final = 1024
 

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedveil.bundle.archive import BundleError
 from fedveil.files import parse_json
-from fedveil.population.given import Label
-from fedveil.population.records import Task
+from fedveil.population.records import Label, Task
 from fedveil.validation import plain
 
 NAME: Final = "bundle.json"

@@ -179,7 +179,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "records": len(prepared.population.train),
         "parameters": prepared.task.dimension,
         "contributions": len(prepared.setting.cohort.groups),
-        "trainer": type(prepared.setting.trainer).__name__,
+        "trainer": prepared.setting.trainer.name,
         "rounds": experiment.rounds,
         "noise of bounds": None if prepared.preprocessing is None else prepared.preprocessing.noise,
         "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,

@@ -58,8 +58,7 @@ class OwnTable:
 
     def refined(self, schema: Schema, clip: float | None) -> OwnTable:
         """Return the same table under a schema, and beside a clip, that follow from releases."""
-        declared = replace(self.declared, schema=schema, before=self.declared.first, clip=clip)
-        return replace(self, declared=declared)
+        return replace(self, declared=self.declared.refined(schema, clip))
 
     def columns(self, wanted: Sequence[str], schema: Schema | None = None) -> ColumnTable:
         """Return columns of the silo's own records.

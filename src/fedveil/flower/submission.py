@@ -24,9 +24,10 @@ from fedveil.engine.releases.preprocessing import read_preprocessed
 from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.releases import prepare_release
 from fedveil.engine.run_folder.documents import read_rows
-from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.engine.run_folder.folder import SCHEMA, RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
+from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_record import members_at_end, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
@@ -90,8 +91,10 @@ def _check_schema(document: Experiment | TableDocument, path: Path, home: Coordi
 
 
 def create_run(home: CoordinatorFolder, document: Experiment | TableDocument) -> RunFolder:
-    """Make the folder of a run of the coordinator's."""
-    return RunFolder.create(home / "runs", document)
+    """Make the folder of a run of the coordinator's, with the schema that its numbers are read by."""
+    folder = RunFolder.create(home / "runs", document)
+    folder.write(DECLARED, read_content(home / SCHEMA, RunFolderError))
+    return folder
 
 
 def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,9 @@ import torch
 
 from fedveil.errors import DataError
 from fedveil.foreign import foreign
-from fedveil.population.records import Features, Targets, Task
+from fedveil.population.records import Features, Label, Targets, Task
 
 _LARGEST_WHOLE: Final = 1 << 24
-Label: TypeAlias = str | int
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
 

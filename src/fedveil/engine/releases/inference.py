@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import InferenceDocument
@@ -38,6 +38,8 @@ class PreparedInference(PreparedReleases):
         build: the method of a release by its local step and its noise multiplier.
         plan: what is predicted of every coefficient.
     """
+
+    file: ClassVar[str] = FILE
 
     asked: InferenceDocument
     fitted: Fitted
@@ -75,9 +77,9 @@ class PreparedInference(PreparedReleases):
             return ()
         return read_begun(folder.path).releases
 
-    def write(self, folder: RunFolder, made: NoisySums) -> None:
-        """Put the releases on the disk."""
-        folder.write_json(FILE, self._with(made).to_json())
+    def to_json(self, made: NoisySums) -> dict[str, Any]:
+        """Return the regression that these releases are."""
+        return self._with(made).to_json()
 
     def _with(self, made: NoisySums) -> Fitted:
         return replace(self.fitted, releases=made)

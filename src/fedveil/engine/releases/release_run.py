@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.release_document import TableDocument
@@ -35,6 +35,9 @@ class PreparedReleases(ABC):
         series: what they guarantee together.
         declared: of the tables.
     """
+
+    file: ClassVar[str]
+    """What the releases are in, in the run folder."""
 
     series: Series
     declared: Declared
@@ -72,8 +75,12 @@ class PreparedReleases(ABC):
         """
 
     @abstractmethod
+    def to_json(self, made: NoisySums) -> dict[str, Any]:
+        """Return what :attr:`file` says of these releases."""
+
     def write(self, folder: RunFolder, made: NoisySums) -> None:
         """Put what was released on the disk: then, and not before, it counts as released."""
+        folder.write_json(self.file, self.to_json(made))
 
     def part(self, made: int) -> str:
         """Return the name of the release after so many."""

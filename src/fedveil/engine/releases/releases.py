@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import STATISTICS, ReleaseDocument, read_release_document
@@ -37,6 +38,8 @@ class PreparedRelease(PreparedReleases):
         step: its local step.
         plan: what is predicted of every block.
     """
+
+    file: ClassVar[str] = FILE
 
     asked: ReleaseDocument
     method: Method
@@ -75,18 +78,17 @@ class PreparedRelease(PreparedReleases):
             return ()
         return (read_released(folder.path).made,)
 
-    def write(self, folder: RunFolder, made: NoisySums) -> None:
-        """Put the release on the disk."""
+    def to_json(self, made: NoisySums) -> dict[str, Any]:
+        """Return the release."""
         (found,) = made
-        released = Released(
+        return Released(
             name=self.asked.name,
             request=self.asked.statistics,
             schema=self.declared.schema,
             silos=self.declared.silos,
             noise_multiplier=self.method.channel.nominal(),
             made=found,
-        )
-        folder.write_json(FILE, released.to_json())
+        ).to_json()
 
 
 def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> PreparedRelease:
