@@ -176,7 +176,7 @@ def prepare(
         lambda device: Cohort.of(
             records, groups=groups, n_silos=n_silos, scale=population.scale, device=device
         ),
-        lambda cohort: _trainer(experiment, task, method, cohort),
+        lambda cohort: _trainer(experiment, task, method, cohort, population.n_users),
     )
     setting = Setting(
         method=method,
@@ -320,7 +320,7 @@ def load_population(data: DataSection, seed: int) -> Population:
 
 
 def _trainer(
-    experiment: Experiment, task: Task, method: Method, cohort: Cohort
+    experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int
 ) -> SplitTrainer | DpSgdTrainer:
     local: Any = method.local  # a method's contribution goes with its local step: it says so itself
     megabytes = experiment.trainer.memory_mb
@@ -347,6 +347,7 @@ def _trainer(
         name=experiment.trainer.name,
         cohort=cohort,
         bound=method.bound,
+        users=n_users,
     ).tuned(memory=memory, compile=experiment.trainer.compile)
 
 
