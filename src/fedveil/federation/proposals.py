@@ -20,7 +20,7 @@ from fedveil.engine.releases.releases import prepare_release
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import PrivacyError
 from fedveil.federation.deployable import check_deployable, check_own_client
-from fedveil.federation.document import read_canonical
+from fedveil.federation.document import asked_in
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own.parts import OwnParts
 from fedveil.federation.own.release import OwnRelease, own_release
@@ -47,8 +47,8 @@ def own_work(text: str, phase: Phase | None, policy: Policy, share: Share, numbe
         ConfigError: a document that makes no sense.
         OwnRecordsError: records that are not those of whom the method needs.
     """
-    document = read_canonical(text)
-    policy.check_packages(document)
+    document, packages = asked_in(text)
+    policy.check_packages(document, packages)
     try:
         for key, prepared in RELEASES.items():
             if key in document:
