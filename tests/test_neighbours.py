@@ -159,8 +159,7 @@ def public(row: dict[str, Any]) -> dict[str, Any]:
 
 def agreed_numbers(prepared: Prepared) -> Any:
     """What the parties agree on before any round, but for what each of them alone knows."""
-    protocol = prepared.agreed.protocol(PrivacyRandomness.insecure(11))
-    named = vars(protocol)
+    named = vars(prepared.agreed)
     assert named
     return {
         key: repr(value)

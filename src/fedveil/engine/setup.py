@@ -21,18 +21,13 @@ from fedveil.engine.placement import Machines, beside_others, placed
 from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing, read_preprocessed
 from fedveil.engine.releases.side_releases import SideRelease, together
-from fedveil.engine.rounds.aggregation import MaskedRange
-from fedveil.engine.rounds.agreed import Agreed, OpenRange
-from fedveil.engine.rounds.partial import PartialRange
 from fedveil.engine.rounds.setting import Setting
-from fedveil.engine.rounds.weighting import WeightingRange
 from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, SplitTrainer, Trainer
-from fedveil.methods.channels import grid_gaussian
-from fedveil.methods.claims import Guarantee, PublicFacts
+from fedveil.methods.claims import Guarantee
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.population.allocation import Allocation
@@ -45,7 +40,9 @@ from fedveil.population.tables import read_tables
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
+from fedveil.privacy.noise.on_grid import grid_gaussian
 from fedveil.privacy.statement import show_epsilon
+from fedveil.protection.protocol import Agreement
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +56,7 @@ class Prepared:
     accountant: Accountant
     setting: Setting
     uncovered: tuple[str, ...]
-    agreed: Agreed
+    agreed: Agreement[Any, Any]
     preprocessing: Preprocessing | None = None
     evaluation: Evaluation | None = None
 
@@ -203,7 +200,9 @@ def prepare(
             *at_their_word(experiment),
             *beside_others(experiment.trainer.name, populations.machines, trainer, cohort.device),
         ),
-        agreed=_agreed(experiment, method, setting, population, public),
+        agreed=method.protection.agree(
+            method, replace(public, n_silos=_senders(method, population, n_silos)), groups, experiment.rounds
+        ),
         preprocessing=preprocessing,
         evaluation=evaluation,
     )
@@ -219,6 +218,13 @@ def _beside(
         return None, None
     of = populations.declared(experiment.data)
     return plan_evaluation(experiment, of), plan_preprocessing(experiment, of)
+
+
+def _senders(method: Method, population: Population, summed: int) -> int:
+    """Return how many parties send: silos; in one process clients, or one for all whose sums are made at once."""
+    if not population.complete:
+        return population.n_silos
+    return population.n_users if method.channel.by_clients else summed
 
 
 def _check_budget(prepared: Prepared) -> None:
@@ -237,32 +243,6 @@ def _check_budget(prepared: Prepared) -> None:
             f"({', '.join(one.name for one in prepared.beside)}) cost epsilon {show_epsilon(least)}; give a larger "
             "budget, a smaller privacy.epsilon, or leave them out"
         )
-
-
-def _agreed(
-    experiment: Experiment, method: Method, setting: Setting, population: Population, public: PublicFacts
-) -> Agreed:
-    """Return what the parties agree on before any training."""
-    protection, dimension = method.protection, public.dimension
-    assert dimension is not None
-    people = {"n_silos": population.n_silos, "n_users": population.n_users}
-    brought: Agreed | None = protection.agree(method, public)
-    if brought is not None:
-        return brought
-    if protection.divides:
-        return PartialRange.of(method, **people, length=dimension)
-    if protection.weighs:
-        if experiment.trainer.processes > 1:
-            alone = "private weighting takes contributions one by one and runs in one process"
-            raise ConfigError(f"trainer.processes: {alone}")
-        groups, rounds = setting.cohort.groups, experiment.rounds
-        return WeightingRange.of(method, groups, **people, length=dimension, rounds=rounds)
-    if protection.masks:
-        return MaskedRange.of(method, **people, length=dimension)
-    clients = population.n_silos
-    if population.complete:  # clients without messages of their own are added up at once in one process
-        clients = population.n_users if method.channel.by_clients else setting.cohort.n_silos
-    return OpenRange(method=method, clients=clients, length=dimension)
 
 
 def setting_with(prepared: Prepared, records: Records) -> Setting:
@@ -345,6 +325,9 @@ def _trainer(
     local: Any = method.local  # a method's contribution goes with its local step: it says so itself
     megabytes = experiment.trainer.memory_mb
     memory = None if megabytes is None else megabytes << 20
+    if experiment.trainer.processes > 1 and method.protection.weighs:
+        alone = "private weighting takes contributions one by one and runs in one process"
+        raise ConfigError(f"trainer.processes: {alone}")
     if local.own_noise:
         if experiment.trainer.processes > 1:
             raise ConfigError(
