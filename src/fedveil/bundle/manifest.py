@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedveil.bundle.archive import BundleError
 from fedveil.files import parse_json
 from fedveil.population.records import Label, Task
-from fedveil.validation import plain
+from fedveil.validation import explained
 
 NAME: Final = "bundle.json"
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -106,6 +106,4 @@ class Manifest(_Part):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            key = ".".join(str(part) for part in problem["loc"])
-            raise BundleError(f"{NAME}: {key}: {plain(problem, list(cls.model_fields))}") from None
+            raise BundleError(f"{NAME}: {explained(error, cls)}") from None
