@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.bundle.archive import BundleError
 from fedveil.files import parse_json
@@ -86,6 +86,17 @@ class Manifest(_Part):
     metrics: dict[str, Reached]
     ledger: LedgerPart
     experiment: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _classes_fit(self) -> Self:
+        labels, outputs = len(self.classes), self.model.outputs
+        if self.task != "classification" and labels:
+            raise ValueError(f"classes: a {self.task} has none")
+        if self.task == "classification" and (
+            labels < 2 or outputs not in ((1, 2) if labels == 2 else (labels,))
+        ):
+            raise ValueError(f"classes: {labels} of them, and the model has {outputs} outputs")
+        return self
 
     def to_bytes(self) -> bytes:
         """Return the document; there is one way to write it."""
