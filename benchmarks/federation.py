@@ -23,6 +23,7 @@ from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.observer import Unwatched
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.federation.heads import HEADS, HeadsSeen
@@ -30,7 +31,7 @@ from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.opening import open_training
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import FixedPopulation, Share
+from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.standing import Standing

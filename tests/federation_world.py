@@ -17,6 +17,7 @@ import pytest
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
@@ -28,7 +29,7 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.opening import open_training
 from fedveil.federation.policy import Policy
 from fedveil.federation.sessions import session_name, session_run
-from fedveil.federation.share import FixedPopulation, Share
+from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.standing import Standing

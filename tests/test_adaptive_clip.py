@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
+from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
-from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss

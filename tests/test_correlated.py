@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.past_sums import PastSums
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
-from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model

@@ -18,6 +18,7 @@ import pytest
 from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.rounds.workload import CohortWork
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
@@ -25,7 +26,6 @@ from fedveil.federation.audit.run_record import attested
 from fedveil.federation.heads import NONE
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore, RoundRecord

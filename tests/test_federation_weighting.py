@@ -12,6 +12,7 @@ import pytest
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.rounds.workload import CohortWork
 from fedveil.engine.run_folder.folder import Checkpoint, RunFolder
@@ -19,7 +20,6 @@ from fedveil.engine.setup import prepare
 from fedveil.federation import exchange
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER

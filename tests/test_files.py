@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import run
 from fedveil.engine.run_folder.diagnostics import require_same_records
 from fedveil.engine.run_folder.documents import read_rows
@@ -38,7 +39,7 @@ from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.rounds import STATE, Rounds, identify
-from fedveil.federation.share import FixedPopulation, silo_share
+from fedveil.federation.share import silo_share
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.files import DEEPEST, LARGEST_FILE, parse_json, parse_toml, read_content, read_text
 from fedveil.flower.requests import Request

@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import load_file
 
 from fedveil.engine.experiments.experiment import merge, parse
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.rounds.turn import draw_users
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.deployable import check_deployable
-from fedveil.federation.share import FixedPopulation
 from fedveil.population.records import Population, Records
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness

@@ -16,11 +16,12 @@ pytest.importorskip("tenseal")
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.rounds.workload import workload
 from fedveil.engine.run import resume, run
-from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive

@@ -27,6 +27,7 @@ from fedveil.bundle.verification import verify_bundle
 from fedveil.bundle.writing import Source, write_bundle
 from fedveil.checks import Verification, tried
 from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.errors import FedveilError, IntegrityError
@@ -48,7 +49,6 @@ from fedveil.federation.audit.run_record import (
     read_terms,
 )
 from fedveil.federation.charter import Charter
-from fedveil.federation.share import FixedPopulation
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_lines import Entry

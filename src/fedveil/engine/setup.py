@@ -13,13 +13,12 @@ import numpy as np
 
 from fedveil.engine.environment import at_their_word
 from fedveil.engine.experiments.composition import Composition
-from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.sections import DataSection, refuse_session
 from fedveil.engine.experiments.task_choice import task_of
-from fedveil.engine.placement import Machines, beside_others, placed
+from fedveil.engine.placement import beside_others, placed
+from fedveil.engine.populations import Populations
 from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
-from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing, read_preprocessed
+from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing
 from fedveil.engine.releases.side_releases import SideRelease, together
 from fedveil.engine.rounds.setting import Setting
 from fedveil.errors import CompositionError, ConfigError, DataError
@@ -30,13 +29,9 @@ from fedveil.local.trainer import Cohort, SplitTrainer, Trainer
 from fedveil.methods.claims import Guarantee
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import load
 from fedveil.population.catalogue.files import digest_of
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Groups, Population, Records
-from fedveil.population.schema import read_schema
-from fedveil.population.tables import read_tables
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
@@ -109,32 +104,6 @@ class Prepared:
     def method(self) -> Method:
         """The composition that runs."""
         return self.setting.method
-
-
-class Populations:
-    """The populations of the experiments of one study: each is loaded once, however many train on it.
-
-    Attributes:
-        machines: where they are trained on; what a statement says of machines must be the same on all of them.
-    """
-
-    machines: Machines = "this"
-
-    def __init__(self) -> None:
-        self._loaded: dict[tuple[DataSection, int], Population] = {}
-
-    def of(self, data: DataSection, seed: int) -> Population:
-        """Return the population of a data section; ``seed`` is the experiment's, used where the section has none."""
-        key = (data, seed if data.seed is None else data.seed)
-        if key not in self._loaded:
-            self._loaded[key] = load_population(data, seed)
-        return self._loaded[key]
-
-    def declared(self, data: DataSection) -> Declared:
-        """Return what is declared of tables; none is opened."""
-        assert data.table is not None
-        found, before = declared(data.table), read_preprocessed(data.table.schema_file.parent)
-        return found if before is None else replace(found, before=before.wanted.schema_, clip=before.clip)
 
 
 def prepare(
@@ -293,30 +262,6 @@ def _numbered_by_silo(method: Method, groups: Groups, population: Population) ->
         )
     key = groups.user.astype(np.int64) if groups.key is None else groups.key
     return replace(groups, user=groups.silo, key=key)
-
-
-def load_population(data: DataSection, seed: int) -> Population:
-    """Load the records an experiment trains on."""
-    if data.table is not None:
-        return read_tables(
-            read_schema(data.table.schema_file),
-            data.table.files,
-            test=data.table.test_file,
-            test_share=data.table.test_share,
-            seed=seed if data.seed is None else data.seed,
-        )
-    assert data.name is not None
-    assert data.n_users is not None
-    refuse_session("data.name", data.name)
-    law = {} if data.allocation is None else data.allocation.model_dump()
-    return load(
-        data.name,
-        allocation=Allocation(**law),
-        n_users=data.n_users,
-        n_silos=data.n_silos,
-        seed=seed if data.seed is None else data.seed,
-        folder=data.folder,
-    )
 
 
 def _trainer(

@@ -14,6 +14,7 @@ from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.experiments.release_document import InferenceDocument, ReleaseDocument, parse_releases
 from fedveil.engine.experiments.sections import ModelSection, TrainerSection
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.releases import prepare_release
@@ -27,7 +28,7 @@ from fedveil.federation.own.release import OwnRelease, own_release
 from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.own.work import OwnWork
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import FixedPopulation, OwnTable, Share, Tested
+from fedveil.federation.share import OwnTable, Share, Tested
 from fedveil.protection.parts import Phase
 from fedveil.protection.refusals import Code
 
@@ -75,7 +76,7 @@ def _checked(experiment: Experiment, policy: Policy, share: Share, number: int) 
     Raises:
         MainSilosError: the silo's file of main silos is not the one of the run.
     """
-    prepared = prepare(_own(experiment), FixedPopulation(share))
+    prepared = prepare(_own(experiment), FixedPopulation(share, of=share.declared))
     policy.check_method(prepared.method, prepared.task.dimension)
     prepared.method.weights.check_file(share.main_silos)
     check_deployable(prepared)
