@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import COMMANDS, app, main
-from fedveil.engine import setup
+from fedveil.engine import populations
 
 EXPERIMENT = """
 name = "tiny"
@@ -207,9 +207,9 @@ def test_check_shows_every_seed_and_a_study_loads_each_population_once(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.toml").write_text(STUDY)
     loaded: list[int] = []
-    load = setup.load_population
+    load = populations.load_population
     monkeypatch.setattr(
-        setup, "load_population", lambda data, seed: (loaded.append(seed), load(data, seed))[1]
+        populations, "load_population", lambda data, seed: (loaded.append(seed), load(data, seed))[1]
     )
     rows = as_json("check", "two.toml", "--seeds", "3")["experiments"]
     assert [row["experiment"] for row in rows] == [

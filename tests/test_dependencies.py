@@ -124,3 +124,11 @@ def test_every_classified_python_is_one_that_is_allowed() -> None:
     ]
     assert min(named) == least
     assert named == sorted(named)
+
+
+def test_every_address_of_the_package_is_a_paper_that_the_citation_and_the_readme_name() -> None:
+    cited, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("CITATION.cff", "README.md"))
+    assert len(PROJECT["urls"]) == 4
+    for name, address in PROJECT["urls"].items():
+        assert f'url: "{address}"' in cited
+        assert f"[{name}]({address})" in readme

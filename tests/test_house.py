@@ -52,7 +52,7 @@ def stages() -> dict[str, set[str]]:
         if isinstance(node, ast.ClassDef)
     ]
     names = {"Stage", "Clip", "ClipL1", "Unbounded"}
-    for duties in ({"draw", "over"}, {"server", "client"}, {"protocol", "workload"}):  # samplers; agreements
+    for duties in ({"draw", "over"}, {"server", "client"}, {"given", "vector"}):  # samplers; agreements
         names |= {node.name for _, node in classes if duties <= _methods(node)}
     while more := {n.name for _, n in classes if {_last(base) for base in n.bases} & names} - names:
         names |= more

@@ -27,6 +27,7 @@ from fedveil.bundle.verification import verify_bundle
 from fedveil.bundle.writing import Source, write_bundle
 from fedveil.checks import Verification, tried
 from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.errors import FedveilError, IntegrityError
@@ -34,19 +35,20 @@ from fedveil.federation.attendance import Attendance
 from fedveil.federation.audit import released_files
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.audit.recorded_run import RecordedRun
-from fedveil.federation.audit.released_files import check_releases
+from fedveil.federation.audit.released_files import check_releases, check_schema
 from fedveil.federation.audit.run_audit import BEYOND, verify_run
 from fedveil.federation.audit.run_record import (
     AGREED,
     CONTENTS,
     MADE_LATER,
     ROUNDS,
+    TERMS,
     by_coordinator,
     canonical,
     files_of,
+    read_terms,
 )
 from fedveil.federation.charter import Charter
-from fedveil.federation.share import FixedPopulation
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_lines import Entry
@@ -268,13 +270,11 @@ def test_a_signature_has_one_way_to_be_written(copied: Path) -> None:
 def test_a_models_columns_are_read_by_the_schema_of_the_membership(world: World) -> None:
     schema, files = b"columns", files_of(world.run_folder.path)
     for written, outcome in ((schema, "holds"), (schema + b" ", "fails")):
-        run = RecordedRun(files | {"schema.toml": written})
-        run.signed(None, whole=False)
-        run._terms = {
-            terms: (replace(membership, schema_digest=hashlib.sha256(schema).digest()), experiment)
-            for terms, (membership, experiment) in run._terms.items()
-        }
-        assert tried("schema", run._schema).outcome == outcome
+        terms = [
+            (replace(membership, schema_digest=hashlib.sha256(schema).digest()), experiment)
+            for membership, experiment in read_terms(files[TERMS]).values()
+        ]
+        assert tried("schema", lambda: check_schema(written, terms)).outcome == outcome  # noqa: B023
 
 
 def test_what_is_made_later_is_named_as_unsigned(copied: Path) -> None:

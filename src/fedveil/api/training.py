@@ -15,11 +15,11 @@ from fedveil.api.result import Result
 from fedveil.engine.experiments.choice import choice_of
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.experiments.sections import SESSION, TableSection
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import go_on, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.federation.share import FixedPopulation
 from fedveil.population.records import Population
 from fedveil.server.optimizers import Optimizer
 

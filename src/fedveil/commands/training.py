@@ -17,8 +17,9 @@ from fedveil.console import observer, outcome_table, print_json, rows_table, tra
 from fedveil.engine.advice import advice_of
 from fedveil.engine.experiments.experiment import parse_assignment
 from fedveil.engine.experiments.study import Selection, Study, load_study
+from fedveil.engine.populations import Populations
 from fedveil.engine.run import Outcome, resume, run
-from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.sweep import Axis, points, spent_together, sweep
 from fedveil.errors import BudgetError, ConfigError
 from fedveil.federation.rounds import STATE

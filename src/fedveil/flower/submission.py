@@ -19,6 +19,7 @@ from fedveil.engine.experiments.release_document import (
     read_release_document,
 )
 from fedveil.engine.observer import Observer, Unwatched
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.preprocessing import read_preprocessed
 from fedveil.engine.releases.release_run import PreparedReleases
@@ -34,7 +35,7 @@ from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.opening import open_release, open_training
 from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
 from fedveil.federation.release_rounds import DueRelease
-from fedveil.federation.share import FixedPopulation, public_table
+from fedveil.federation.share import public_table
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 from fedveil.flower.relay import receive_frame, send_frame
@@ -158,7 +159,8 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
     own = public_table(home.schema, table.test_file, home.membership)
     found = read_preprocessed(folder.path)
     own = own if found is None else own.refined(found.schema, found.clip)
-    return prepare(experiment, FixedPopulation(own.share()))
+    share = own.share()
+    return prepare(experiment, FixedPopulation(share, of=share.declared))
 
 
 def _one_release(

@@ -16,7 +16,7 @@ from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA
 from fedveil.errors import IntegrityError
 from fedveil.federation.attendance import Attendance, but_trainer
 from fedveil.federation.audit.ledger_audit import LedgerExport
-from fedveil.federation.audit.released_files import FILES, Ended, check_releases
+from fedveil.federation.audit.released_files import FILES, Ended, check_releases, check_schema
 from fedveil.federation.audit.released_sums import digest_of_all
 from fedveil.federation.audit.run_record import (
     AGREED,
@@ -37,7 +37,7 @@ from fedveil.federation.audit.run_record import (
     read_terms,
 )
 from fedveil.federation.charter import Charter
-from fedveil.federation.document import DOCUMENTS, EXPERIMENT, as_silos_see
+from fedveil.federation.document import DOCUMENTS, EXPERIMENT, as_silos_see, asked_in
 from fedveil.federation.membership import Membership
 from fedveil.federation.rounds import STATE
 from fedveil.files import as_text, parse_json, parse_toml, reading
@@ -136,7 +136,7 @@ class RecordedRun:
             tried("end", lambda: self._end(whole)),
         ]
         if SCHEMA in self._files and PREPROCESSED not in self._files:
-            found.append(tried("schema", self._schema))
+            found.append(tried("schema", lambda: check_schema(self._files[SCHEMA], self._terms.values())))
         record = [self._ended(line.data) for line in self._lines]
         if any(one.part for one in record) or self._files.keys() & FILES:
             found.append(tried("releases", lambda: check_releases(self._files, record, whole=whole)))
@@ -145,15 +145,6 @@ class RecordedRun:
     def _ended(self, data: Mapping[str, Any]) -> Ended:
         membership, experiment = self._terms_of(ROUNDS, data)
         return Ended(part=data["part"], digest=data["next"], membership=membership, experiment=experiment)
-
-    def _schema(self) -> str:
-        """Check that a model's columns are read as the members agreed."""
-        for membership, experiment in self._terms.values():
-            if "preprocessing" in but_trainer(experiment):
-                raise Unchecked("refined by releases, whose numbers are in the run folder")
-            if hashlib.sha256(self._file(SCHEMA)).digest() != membership.schema_digest:
-                raise IntegrityError(f"{SCHEMA}: not the schema on which the members agreed")
-        return "the one on which the members agreed"
 
     def _memberships(self, charter: Path | None) -> str:
         self._terms = read_terms(self._file(TERMS))
@@ -177,7 +168,9 @@ class RecordedRun:
         if not self.federated:
             raise Unchecked(f"{document.name}: nobody else holds a copy of it")
         for membership, asked in read_terms(self._file(TERMS)).values():
-            if but_trainer(as_silos_see(document, membership.silos)) != but_trainer(asked):
+            if but_trainer(as_silos_see(document, membership.silos, asked_in(asked)[1])) != but_trainer(
+                asked
+            ):
                 raise IntegrityError(f"{place}: another one than the silos were asked for")
         return f"{document.name}: the one that the silos were asked for"
 

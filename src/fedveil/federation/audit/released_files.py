@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -29,7 +29,7 @@ from fedveil.engine.releases.release_sum import Release
 from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA
 from fedveil.errors import IntegrityError
 from fedveil.federation.audit.released_sums import EVALUATING, Numbers, digest_of_release
-from fedveil.federation.document import read_canonical
+from fedveil.federation.document import asked_in
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
 from fedveil.federation.own.release import sums_of
@@ -106,6 +106,21 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole
     return words
 
 
+def check_schema(schema: bytes, terms: Iterable[tuple[Membership, str]]) -> str:
+    """Check that a model's columns are read as the members agreed.
+
+    Raises:
+        IntegrityError: they are not.
+        Unchecked: the schema was refined by releases that are not here.
+    """
+    for membership, experiment in terms:
+        if "preprocessing" in asked_in(experiment)[0]:
+            raise Unchecked("refined by releases, whose numbers are in the run folder")
+        if hashlib.sha256(schema).digest() != membership.schema_digest:
+            raise IntegrityError(f"{SCHEMA}: not the schema on which the members agreed")
+    return "the one on which the members agreed"
+
+
 _Found = Mapping[str, tuple[Any, Sequence[Numbers]]]
 """What every file of releases says, and the numbers in it."""
 
@@ -153,7 +168,7 @@ def _meant(
         record: lines of the run, of which some are releases.
         document: of the schema on which the members agreed.
     """
-    last, experiment = record[-1], read_canonical(record[-1].experiment)
+    last, (experiment, _) = record[-1], asked_in(record[-1].experiment)
     of = Declared(schema=_agreed(document, last.membership), silos=last.membership.silos)
     for key, prepare in RELEASES.items():
         if key in experiment:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedveil.engine.rounds.coordinator_side import coordinate
 from fedveil.engine.rounds.past_sums import PastSums
 from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.workload import Workload
+from fedveil.engine.rounds.workload import Workload, workload
 from fedveil.engine.setup import Prepared
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
@@ -91,7 +91,7 @@ class OwnTraining(OwnWork):
         rounds = 1 if self._past else min(number, 1 + self.prepared.method.channel.memory)
         turn = OwnTurn.of(self.prepared, number, start, drawn, self.plan.privacy)
         turn = replace(turn, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds))
-        return self.prepared.agreed.workload(turn, self.prepared.task.initial())
+        return workload(turn, self.plan.agreed, self.prepared.task.initial())
 
     def scores(self) -> Int64[np.ndarray, " users"]:
         """Return (|U|,) what weighs every user's records here: their number, or a power of it."""

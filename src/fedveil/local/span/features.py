@@ -6,7 +6,7 @@ them, so memory is O(block x features) whatever the number of records.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,9 @@ from fedveil.local.trainer import Cohort
 from fedveil.population.records import Affine
 
 BLOCK_ROWS: Final = 256
+ADDITIONS: Final = 40
+"""Of totals of blocks on the way to a total: 2^40 blocks are more than any silo has."""
+
 _GRAM_BYTES: Final = 4 << 20
 
 
@@ -97,21 +100,25 @@ class Rows:
         return grams
 
     def weighted_sum(
-        self, coefficients: Float64[Tensor, "r k"], first: int, last: int, drop_nonfinite: bool
+        self, coefficients: Float64[Tensor, "r k"], chosen: Int64[np.ndarray, "s"], drop_nonfinite: bool
     ) -> Float64[Tensor, "d"]:
-        """Return coefficients^T X over the records ``first .. last`` in float64, weight then bias.
+        """Return coefficients^T X over some records in float64, weight then bias.
 
-        The error of entry (c, j) is at most (BLOCK_ROWS + blocks) 2^-53 sum_r |coefficients_rc| |x_rj|.
+        Blocks are added up in pairs, pairs in pairs, and so on: the error of entry (c, j) is at most
+        (BLOCK_ROWS + ADDITIONS) 2^-53 sum_r |coefficients_rc| |x_rj|, however many records there are.
         ``drop_nonfinite`` reads features that are not finite as 0 (they belong to dropped contributions).
         """
-        width = self.cohort.features[0].numel()
-        total = coefficients.new_zeros(coefficients.shape[1], width)
-        buffer = coefficients.new_empty(BLOCK_ROWS, width)
-        for start, end in self.blocks(first, last):
-            features = buffer[: end - start].copy_(self.block(start, end))
+        rows, factors = replace(self, index=self.index[chosen]), coefficients[torch.from_numpy(chosen)]
+        buffer = coefficients.new_empty(BLOCK_ROWS, self.cohort.features[0].numel())
+
+        def total(first: int, last: int) -> Float64[Tensor, "d"]:
+            if last - first > BLOCK_ROWS:
+                middle = first + -(-(last - first) // (2 * BLOCK_ROWS)) * BLOCK_ROWS
+                return total(first, middle).add_(total(middle, last))
+            features = buffer[: last - first].copy_(rows.block(first, last))
             if drop_nonfinite:
                 features.nan_to_num_(0.0, 0.0, 0.0)
-            total.addmm_(coefficients[start:end].T, features)
-        if not self.bias:
-            return total.flatten()
-        return torch.cat([total.flatten(), coefficients[first:last].sum(0)])
+            weight = torch.mm(factors[first:last].T, features).flatten()
+            return torch.cat([weight, factors[first:last].sum(0)]) if self.bias else weight
+
+        return total(0, len(chosen))
