@@ -33,7 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.remembered import remember
     from tests.trials import remember_trials
 
-    settings.register_profile("fedveil", deadline=None, derandomize=True, print_blob=True)
+    examples = 40 if config.option.markexpr else 100
+    settings.register_profile(
+        "fedveil", deadline=None, derandomize=True, print_blob=True, max_examples=examples
+    )
     settings.load_profile("fedveil")
     torch.set_num_threads(1)
     remember_trials()
