@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 pytest.importorskip("tenseal")
 
 from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.rounds import partial
 from fedveil.engine.rounds.partial import PartialRange
 from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.round import play_round
@@ -40,6 +42,7 @@ from fedveil.privacy.renyi import RdpAccountant
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.children import forking
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
 from tests.test_run import Silent
 
@@ -130,7 +133,8 @@ def test_the_encrypted_sum_of_unbounded_updates_is_exact_to_1e_7_up_to_64_and_re
         aggregate(prepared, sent)
 
 
-def test_worker_processes_encrypt_to_the_same_sum() -> None:
+def test_worker_processes_encrypt_to_the_same_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial, "multiprocessing", SimpleNamespace(get_context=lambda _: forking()))
     prepared = asked({"name": "ckks-fedavg"}, {"ratio": 1.0, "processes": 2})
     sent = updates(prepared)
     assert np.array_equal(aggregate(prepared, sent), aggregate(asked({"name": "ckks-fedavg"}), sent))
