@@ -70,8 +70,7 @@ class PreparedRelease(PreparedReleases):
     def release(self, before: NoisySums) -> Release:
         """Return the one release."""
         assert not before, "there is no second release"
-        public = self.public
-        return Release(method=self.method, step=self.step, n_silos=public.n_silos, n_users=public.n_users)
+        return Release(method=self.method, step=self.step, public=self.declared.facts(self.step.length))
 
     def read(self, folder: RunFolder) -> NoisySums:
         """Return what a folder has of the release."""
