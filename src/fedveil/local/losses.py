@@ -58,6 +58,15 @@ class Loss(ABC):
         """Whether :meth:`slopes` are a formula of its own, and need no ``torch.func``."""
         return type(self).slopes is not Loss.slopes
 
+    @property
+    def by_row(self) -> bool:
+        """Whether rows of several contributions may stand side by side in one call of :meth:`slopes`.
+
+        Only formulas of the house, which are read here and go row by row: a function from outside that looks at the
+        others for some values alone passes every trial.
+        """
+        return self.separable and self.in_closed_form and type(self).__module__ == __name__
+
     @abstractmethod
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
