@@ -288,7 +288,7 @@ def test_what_composition_does_not_have_is_named(install: Install) -> None:
     code = "from fedveil.methods.keys import Silos\ndef wide(*, moon: Silos): ..."
     install("fv-wide", {"channels": {"wide": "fv_wide:wide"}}, {"fv_wide": code})
     choice = Chosen("channels").read({"name": "wide"})
-    with pytest.raises(ConfigError, match="channel 'wide' asks composition for 'moon', which has: method"):
+    with pytest.raises(ConfigError, match=r"channel 'wide' needs 'moon'.*filled in here: method"):
         choice.build({"method": 1})
 
 
