@@ -14,10 +14,12 @@ from tests.shape_checks import FAST, install, look_at
 ROOMS = ("randomness", "privacy", "quantization", "population", "local", "server", "methods")
 ROOT = Path(__file__).resolve().parents[1]
 TOGETHER = (
-    ("tests/test_run.py", "tests/test_distributed.py"),
+    ("tests/test_run.py", "tests/test_distributed.py", "tests/test_ledger.py", "tests/test_paraaegis.py"),
+    ("tests/test_house.py", "tests/test_dependencies.py", "tests/test_console.py"),
     ("tests/test_accounting.py", "tests/test_dpsgd.py"),
 )
-"""Files whose tests share what is dear and is kept by a process: the server that processes are forked from, Opacus."""
+"""Files whose tests share what is dear and is kept by a process: the server that processes are forked from, Opacus,
+the parsed source."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,7 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.remembered import remember
     from tests.trials import remember_trials
 
-    settings.register_profile("fedveil", deadline=None, derandomize=True, print_blob=True)
+    examples = 40 if config.option.markexpr else 100
+    settings.register_profile(
+        "fedveil", deadline=None, derandomize=True, print_blob=True, max_examples=examples
+    )
     settings.load_profile("fedveil")
     torch.set_num_threads(1)
     remember_trials()

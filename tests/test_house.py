@@ -28,6 +28,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.registry import HOUSE
 from fedveil.stage import Stage
 from tests.pins.compositions import compositions, public
+from tests.source import parsed
 
 HERE = Path(__file__).parent
 SOURCE = Path(fedveil.__file__).parent
@@ -36,10 +37,7 @@ SOURCE = Path(fedveil.__file__).parent
 @cache
 def trees() -> dict[str, ast.Module]:
     """Every file of the package by its path inside."""
-    return {
-        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text())
-        for path in sorted(SOURCE.rglob("*.py"))
-    }
+    return {path.relative_to(SOURCE).as_posix(): parsed(path) for path in sorted(SOURCE.rglob("*.py"))}
 
 
 @cache

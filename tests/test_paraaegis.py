@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,11 @@ from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.partial import workers
 from fedveil.protection.partial.sums import PartialSums
 from fedveil.protection.protocol import Place
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.children import forking
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
 from tests.parties import parties_of
 from tests.test_run import Silent
@@ -143,7 +146,8 @@ def test_the_encrypted_sum_of_unbounded_updates_is_exact_to_1e_7_up_to_64_and_re
         aggregate(prepared, sent)
 
 
-def test_worker_processes_encrypt_to_the_same_sum() -> None:
+def test_worker_processes_encrypt_to_the_same_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: forking()))
     prepared = asked({"name": "ckks-fedavg"}, {"ratio": 1.0, "processes": 2})
     sent = updates(prepared)
     assert np.array_equal(aggregate(prepared, sent), aggregate(asked({"name": "ckks-fedavg"}), sent))

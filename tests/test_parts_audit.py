@@ -19,7 +19,10 @@ from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.errors import FedveilError
 from fedveil.federation import parts_due
+from fedveil.federation.audit.recorded_run import RecordedRun
+from fedveil.federation.audit.released_files import check_releases
 from fedveil.federation.audit.released_sums import digest_of_release
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import (
@@ -28,6 +31,7 @@ from fedveil.federation.audit.run_record import (
     ROUNDS,
     by_coordinator,
     canonical,
+    files_of,
     signed_end,
 )
 from fedveil.federation.errors import RefusalError
@@ -206,6 +210,27 @@ def test_every_value_beside_released_numbers_follows_from_what_was_signed(study:
     tried, unnoticed = unnoticed_values(study.run.path, name)
     assert tried > 20
     assert unnoticed == []
+
+
+def test_numbers_of_one_part_are_not_those_of_another(study: Study) -> None:
+    """A record that calls the first release another part's, in terms that asked for no such release or for nothing."""
+    files = files_of(study.run.path)
+    run = RecordedRun(files)
+    run.signed(None, whole=True)
+    record = [run._ended(line.data) for line in run._lines]
+    check_releases(files, record, whole=True)
+    asked = json.loads(record[0].experiment)
+    of_another = [replace(record[0], part="eval/1"), *record[1:]]
+    unasked = [
+        replace(
+            one, experiment=json.dumps(asked | {"preprocessing": None}, sort_keys=True, separators=(",", ":"))
+        )
+        for one in record
+    ]
+    senseless = [replace(one, experiment="{}") for one in record]
+    for changed in (of_another, unasked, senseless):
+        with pytest.raises(FedveilError):
+            check_releases(files, changed, whole=True)
 
 
 def test_releases_that_silos_were_not_asked_for_are_none(study: Study, copied: Path) -> None:

@@ -235,6 +235,9 @@ def unnoticed_values(folder: Path, name: str) -> tuple[int, list[str]]:
         given = given or arguments
         return known()
 
+    for nothing in ({}, [], {"releases": []}, {"releases": 7}):
+        with pytest.raises(FedveilError):
+            check_releases({**files, name: json.dumps(nothing).encode()}, record, whole=True)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(released_files, "_meant", once)
         for place, changed in changed_values(tomllib.loads(text) if toml else json.loads(text)):

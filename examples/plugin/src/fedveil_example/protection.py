@@ -4,9 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
-from fedveil.population.records import Groups
 from fedveil.privacy.claims import Role, Sent
 from fedveil.protection.open_sums import OpenSums, OpenVector
 
@@ -24,6 +22,6 @@ class Witnessed(ProtectionStage):
         """Return the messages of a round, and who reads each: nothing is hidden from the server."""
         return (*plain_round(method), Sent(OpenVector, Role.SERVER))
 
-    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> OpenSums:
+    def agree(self, method: Any, public: Any, own: Any, rounds: int) -> OpenSums:
         """Return what the parties agree on: the protocol, what silos put into a round of it, and what comes of that."""
         return OpenSums(clients=public.n_silos, length=public.length)

@@ -46,8 +46,8 @@ _TERMS: Final = "the experiment of the terms"
 DECLARED: Final = "declared.toml"
 """In the run folder: the schema on which its members agreed, byte by byte, as its digest stands in the membership."""
 
-FILES: Final = (PREPROCESSED, EVALUATED, EVALUATING, COUNTED, FITTED)
-"""What has releases, in their order; an evaluation has a file of its own until it is whole."""
+FILES: Final = {PREPROCESSED: "prep/", EVALUATED: "eval/", EVALUATING: "eval/", COUNTED: "", FITTED: ""}
+"""What has releases, in order, and how their names begin; an evaluation has a file of its own until it is whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole
         raise IntegrityError(f"{next(iter(found))}: the record has no release")
     digests = [(name, digest_of_release(one)) for name, (_, made) in found.items() for one in made]
     for line, (name, digest) in zip(released, digests, strict=False):
-        if line.digest != digest.hex():
+        if line.digest != digest.hex() or not line.part.startswith(FILES[name]):
             raise IntegrityError(
                 f"{name}: not the numbers of release {foreign(line.part)} that the record has"
             )
@@ -134,6 +134,8 @@ def _read(files: Mapping[str, bytes]) -> _Found:
             data = parse_json(files[name], name, IntegrityError)
             tables = (data,) if name == COUNTED else data["releases"]
             sums = [NoisySum.from_json(one, len(one["vector"]), name) for one in tables]
+            if not sums:
+                raise ValueError
         found[name] = data, [(one.std, one.vector) for one in sums]
     return found
 
@@ -150,7 +152,8 @@ def _check_meaning(files: Mapping[str, bytes], found: _Found, record: Sequence[E
     if PREPROCESSED in found:
         text = as_text(_file(files, SCHEMA), SCHEMA, IntegrityError)
         said[SCHEMA] = parse_toml(text, SCHEMA, IntegrityError)
-    meant = _meant({name: made for name, (_, made) in found.items()}, record, _file(files, DECLARED))
+    with reading(_TERMS, IntegrityError):
+        meant = _meant({name: made for name, (_, made) in found.items()}, record, _file(files, DECLARED))
     for name in sorted(said.keys() | meant.keys()):
         if not _same(said.get(name), meant.get(name)):
             raise IntegrityError(
