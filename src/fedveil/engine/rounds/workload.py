@@ -84,15 +84,9 @@ class Workload(ABC):
         self.drawn: Drawn | None = None
         self.costs: list[MessageCost] = []
 
-    def begin(self, attempt: int) -> Drawn | None:
-        """Begin an attempt, with noise of its own; return who was drawn."""
-        self._attempt = attempt
-        self._prepare()
-        return self.drawn
-
     @abstractmethod
-    def _prepare(self) -> None:
-        """Draw who takes part in the attempt, and train what is trained before a client's turn."""
+    def begin(self, attempt: int) -> Drawn | None:
+        """Begin an attempt, whose noise is its own; return who was drawn."""
 
     def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
         """Return which clients of a cohort contribute: all, or the drawn ones where each has messages of its own."""
@@ -159,21 +153,22 @@ class CohortWork(Workload):
         self._sums: Sums | None = None
         self._norms = torch.full((len(self._members),), torch.nan, dtype=torch.float64)
 
-    def _prepare(self) -> None:
+    def begin(self, attempt: int) -> Drawn | None:
         """Draw and train, at the first attempt and wherever users are drawn anew.
 
         Where silos hand over contributions by themselves, training waits until a silo's turn.
         """
-        turn, method = self.turn, self.turn.setting.method
+        turn, method, self._attempt = self.turn, self.turn.setting.method, attempt
         if self._begun and not method.sampler.samples:
-            return
-        self._begun, self.drawn = True, turn.draw(self._attempt)
+            return self.drawn
+        self._begun, self.drawn = True, turn.draw(attempt)
         if not method.protection.weighs:
             job = turn.sum_job(self.drawn)
             self._sums = turn.trainer.sums(job, turn.progress).marked(job)
             self._members, self._norms = job.members, self._sums.norms
             self._past = turn.past.before(turn)
             turn.past.keep(turn, self._sums.total)
+        return self.drawn
 
     def bare(self, client: int) -> Float64[np.ndarray, " d"]:
         """Return a silo's sum, with those of the rounds before, as the channel sends parts of them.
@@ -214,8 +209,9 @@ class ClientWork(Workload):
     A drawn client without records has no contribution, and sends an update of zeros: its message tells nothing.
     """
 
-    def _prepare(self) -> None:
+    def begin(self, attempt: int) -> Drawn | None:
         """Draw who sends; training waits until a client's turn."""
+        self._attempt = attempt
         groups = self.turn.setting.cohort.groups
         self._member_of = np.full(self.turn.setting.n_users, -1)
         self._member_of[groups.user] = np.arange(len(groups))
@@ -223,9 +219,10 @@ class ClientWork(Workload):
         self._block: dict[int, Float64[np.ndarray, " d"]] = {}
         self._members: list[Int64[Tensor, " m"]] = []
         self._norms: list[Float64[Tensor, " m"]] = []
-        self.drawn = self.turn.draw(self._attempt)
+        self.drawn = self.turn.draw(attempt)
         assert self.drawn is not None
         self._order = np.flatnonzero(self.drawn)
+        return self.drawn
 
     def bare(self, client: int) -> Float64[np.ndarray, " d"]:
         """Return a client's update."""
