@@ -11,6 +11,7 @@ import torch
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.statistics import histograms
 from fedveil.engine.releases.release_sum import Release, noisy_sum
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import statistic
@@ -50,7 +51,8 @@ def _masked(step: LocalStatistic, n_silos: int) -> Row:
         noise_multiplier=1.0,
         protection=SecureAggregation(),
     )
-    release = Release(method=method, step=step, n_silos=n_silos, n_users=table.n_users)
+    public = PublicFacts(n_silos=n_silos, n_users=table.n_users, dimension=step.length)
+    release = Release(method=method, step=step, public=public)
     agreed = release.agreed(table.pairs())
     assert isinstance(agreed, MaskedSums)
 

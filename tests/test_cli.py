@@ -266,7 +266,7 @@ def test_a_schema_that_does_not_fit_is_named_by_file_and_key(
     message = failure(monkeypatch, capsys, "check", str(toml), *options)
     assert "toml does not fit: n_users: must be a whole number, not '40';" in message
     assert "target.classes: needs 2 or more entries, not 1" in message
-    assert "features.age: kind: must be one of 'number', 'date', 'category', not 'amount'" in message
+    assert "features.age.kind: must be one of 'number', 'date', 'category', not 'amount'" in message
     assert "features.sex.categories: is required" in message
     assert "Input should" not in message
     assert "Field required" not in message

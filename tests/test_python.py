@@ -351,6 +351,57 @@ def test_ids_that_differ_in_their_form_alone_are_warned_of_and_stay_apart() -> N
     fv.population(X[:4], [0, 1, 1, 0], user=["1", "10", "1a", "11"], **given)  # warnings are errors here
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "told"),
+    [
+        (
+            "user",
+            np.ma.masked_array(["a", "b", "zz", "zz"], mask=[0, 0, 1, 1]),
+            "user, row 2: the entry is masked",
+        ),
+        ("user", np.ma.masked_array([1, 2, 9, 9], mask=[0, 1, 0, 0]), "user, row 1: the entry is masked"),
+        (
+            "silo",
+            np.ma.masked_array(["n", "s", "s", "n"], mask=[1, 0, 0, 0]),
+            "silo, row 0: the entry is masked",
+        ),
+        (
+            "targets",
+            np.ma.masked_array([0, 1, 1, 0], mask=[0, 0, 0, 1]),
+            "targets, row 3: the entry is masked",
+        ),
+        ("features", np.ma.masked_array(X[:4], mask=X[:4] > 2), "features, row .*: the entry is masked"),
+        ("features", torch.eye(4).to_sparse(), r"features: a tensor of layout .*\.to_dense\(\)"),
+    ],
+)
+def test_what_hides_its_values_is_refused(column: str, values: Any, told: str) -> None:
+    """An array whose mask nobody reads has fillers in it, and all that are masked would be one user."""
+    if column == "features" and np.ma.isMaskedArray(values):
+        values.mask[3, 1] = True
+    given = {
+        "features": X[:4],
+        "targets": [0, 1, 1, 0],
+        "user": [1, 2, 3, 4],
+        "silo": ["n"] * 4,
+        column: values,
+    }
+    with pytest.raises(DataError, match=told):
+        fv.population(**given, n_users=10, task="classification", test=(X, Y))
+
+
+def test_masks_that_hide_nothing_and_half_precision_are_read() -> None:
+    given = {
+        "user": np.ma.masked_array([1, 2, 2, 4]),
+        "silo": ["n"] * 4,
+        "n_users": 10,
+        "task": "classification",
+    }
+    half = torch.tensor(X[:4]).bfloat16()
+    made = fv.population(half, [0, 1, 1, 0], **given, test=(X, Y))
+    assert made.train.user.tolist() == [0, 1, 1, 2]
+    assert np.array_equal(made.train.features, half.float().numpy())
+
+
 @pytest.mark.parametrize("missing", [float("nan"), None, "", 1.0, True])
 def test_a_missing_id_in_a_list_is_refused_beside_text(missing: Any) -> None:
     """numpy would make the text nan of all that have none, and one user of them."""

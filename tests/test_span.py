@@ -294,7 +294,7 @@ def test_whether_the_proof_holds_is_asked_of_the_number_of_users_before_a_run() 
     task, local = make_task("cross_entropy", 3, True), LocalGradient()
     for users, kind in ((MOST_WEIGHT, SpanTrainer), (MOST_WEIGHT + 1, VmapTrainer)):
         assert isinstance(choose_trainer(task, local, bound=Clip(norm=1.0), users=users), kind)
-    with pytest.raises(ModelError, match="proved for up to 883011 users, and 883012 are declared"):
+    with pytest.raises(ModelError, match="proved for up to 838860 users, and 838861 are declared"):
         choose_trainer(task, local, name="span", bound=Clip(norm=1.0), users=MOST_WEIGHT + 1)
     assert isinstance(choose_trainer(task, local, bound=Unbounded(), users=10**9), SpanTrainer)
 
@@ -326,7 +326,7 @@ def test_who_can_add_nothing_changes_no_bit_of_a_total(
     assert totals[0].any()
 
 
-@pytest.mark.parametrize("records", [1, 256, 257, 1500])
+@pytest.mark.parametrize("records", [1, 256, 300, 9000])
 def test_a_weighted_sum_of_records_is_within_its_error(records: int) -> None:
     cohort = make_cohort("squared_error", [records], 4)
     rows = Rows(cohort=cohort, index=np.arange(records), bias=True)

@@ -26,7 +26,7 @@ from fedveil.protection.refusals import Code
 from fedveil.registry import PACKAGE, outsiders
 from fedveil.statistics.inference.families import FAMILIES
 from fedveil.statistics.request import FIGURES
-from fedveil.validation import problems
+from fedveil.validation import explained
 
 RELEASES: Final = (
     *FIGURES,
@@ -140,7 +140,7 @@ class Policy(BaseModel):
         try:
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error, list(cls.model_fields))}") from None
+            raise ConfigError(f"{path}: {explained(error, cls)}") from None
 
     @property
     def budget(self) -> Budget | None:

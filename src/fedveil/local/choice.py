@@ -45,7 +45,7 @@ def choose_trainer(
             cannot batch and kernels that round one contribution by others; without it only the recurrent layers of
             PyTorch are known to be such.
         bound: keeps ``auto`` from span where it is l1; where it bounds, vmap and span must leave contributions alone.
-        users: |U|, which bounds the weights of a silo: span's rounding is proved for up to 883,011 of them.
+        users: |U|, which bounds the weights of a silo: span's rounding is proved for up to 838,860 of them.
 
     Raises:
         ConfigError: a name that does not exist.

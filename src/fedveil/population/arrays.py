@@ -68,7 +68,8 @@ def population(
             everything else becomes float32, and nothing is scaled.
         targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival. None for a data set.
         user: (n,) whose record it is: text or whole numbers; the same text is the same person in every silo, and
-            another text (case, blanks, leading zeros) another person: write every id in one way.
+            another text (case, blanks, leading zeros) another person: write every id in one way. Columns are put beside
+            one another by position: the index of a pandas series is not read.
         silo: (n,) who holds it.
         n_users: |U|, the PUBLIC number of users, with or without records. ``"counted"`` counts those that have
             records; then the statement says that no guarantee covers it.

@@ -85,12 +85,10 @@ class PreparedInference(PreparedReleases):
         return replace(self.fitted, releases=made)
 
     def _release(self, fitted: Fitted) -> Release:
-        place, public = len(fitted.releases), self.public
+        place = len(fitted.releases)
         step = fitted.equation(place)
         method = self.build(step, fitted.parts[place].multiplier(self.multiplier))
-        return Release(
-            method=method, step=step, n_silos=public.n_silos, n_users=public.n_users, number=place + 1
-        )
+        return Release(method=method, step=step, public=self.declared.facts(step.length), number=place + 1)
 
 
 def prepare_inference(document: InferenceDocument, of: Declared | None = None) -> PreparedInference:

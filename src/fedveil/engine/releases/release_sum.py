@@ -36,16 +36,19 @@ class Release:
     Attributes:
         method: the composition of the statistic.
         step: its local step.
-        n_silos: |S|.
-        n_users: |U|.
+        public: how many silos and people there are, and how many numbers it has.
         number: which release this is, so that repeatable noise is not that of another one.
     """
 
     method: Method
     step: LocalStep
-    n_silos: int
-    n_users: int
+    public: PublicFacts
     number: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.public.length == self.step.length, (
+            "what is agreed on is about the vectors that are summed"
+        )
 
     @property
     def bound(self) -> FixedVector:
@@ -55,12 +58,11 @@ class Release:
 
     def std(self, summed: int | None = None) -> float:
         """Return the standard deviation of the noise on every number of a sum of so many silos; None: of all."""
-        return noise_of(self.method, self.n_silos, summed)
+        return noise_of(self.method, self.public.n_silos, summed)
 
     def agreed(self, groups: Groups) -> Agreement[Any, Any]:
         """Return what the parties agree on; under private weighting with the counts of these (silo, user) pairs."""
-        public = PublicFacts(n_silos=self.n_silos, n_users=self.n_users, dimension=self.step.length)
-        return self.method.protection.agree(self.method, public, groups, 1)
+        return self.method.protection.agree(self.method, self.public, groups, 1)
 
 
 class ReleaseWork:
@@ -120,7 +122,7 @@ class ReleaseWork:
         release = self._release
         at = Sender(
             number=silo,
-            senders=release.n_silos,
+            senders=release.public.n_silos,
             round=release.number,
             attempt=self._attempt,
             grid=release.bound.grid,
@@ -131,7 +133,8 @@ class ReleaseWork:
     @cached_property
     def _sums(self) -> Float64[np.ndarray, "silos d"]:
         release = self._release
-        weights = release.method.weights.of(self._groups, release.n_silos, release.n_users)
+        public = release.public
+        weights = release.method.weights.of(self._groups, public.n_silos, public.n_users)
         return silo_sums(release.step, self._table, weights, release.bound, self._progress)
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
@@ -158,5 +161,5 @@ def noisy_sum(release: Release, table: ColumnTable, privacy: PrivacyRandomness) 
     """
     work = ReleaseWork(release, table, privacy)
     driver: Driver[Any, Any] = Driver(work.agreed, kinds=release.method.kinds, privacy=privacy)
-    result, summed = driver.play((1, 0), tuple(range(release.n_silos)), None, work.give)
+    result, summed = driver.play((1, 0), tuple(range(release.public.n_silos)), None, work.give)
     return NoisySum(work.agreed.vector(result), release.std(summed))

@@ -17,6 +17,7 @@ from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.release_series import calibrated
 from fedveil.engine.releases.release_sum import Release
 from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.errors import RunFolderError
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.methods.statistic import noise_of
@@ -69,14 +70,18 @@ class PreparedRelease(PreparedReleases):
     def release(self, before: NoisySums) -> Release:
         """Return the one release."""
         assert not before, "there is no second release"
-        public = self.public
-        return Release(method=self.method, step=self.step, n_silos=public.n_silos, n_users=public.n_users)
+        return Release(method=self.method, step=self.step, public=self.declared.facts(self.step.length))
 
     def read(self, folder: RunFolder) -> NoisySums:
         """Return what a folder has of the release."""
         if not (folder / FILE).exists():
             return ()
-        return (read_released(folder.path).made,)
+        stored, of = read_released(folder.path), self.declared
+        if (stored.request, stored.schema, stored.silos) != (self.asked.statistics, of.schema, of.silos):
+            raise RunFolderError(
+                f"{folder / FILE} is a release of other figures, or of other tables, than asked for"
+            )
+        return (stored.made,)
 
     def to_json(self, made: NoisySums) -> dict[str, Any]:
         """Return the release."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedveil.engine.rounds.coordinator_side import coordinate
 from fedveil.engine.rounds.past_sums import PastSums
-from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.rounds.workload import Workload, workload
 from fedveil.engine.setup import Prepared
 from fedveil.federation.allowance import Deadline
@@ -26,7 +25,6 @@ from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
 from fedveil.protection.parts import Closing, Phase
 from fedveil.protection.refusals import Code
-from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State, matching
 
 _WEIGHTS: Final = "weights"
@@ -175,18 +173,11 @@ class OwnTraining(OwnWork):
 
     def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
         """Make the server's step from the sum; return what to keep of it, and the model's tensors."""
-        prepared, played = self.prepared, self.prepared.setting
-        turn = Turn(
-            setting=replace(played, method=played.method.at_round(record.round)),
-            model=as_tensor(record.before[MODEL]),
-            state=_state(record.before),
-            round_number=record.round,
-            experiment=ExperimentRandomness(prepared.experiment.seed),
-            privacy=self.plan.privacy,
-        )
+        prepared, model = self.prepared, as_tensor(record.before[MODEL])
+        turn = prepared.turn(record.round, model, _state(record.before), self.plan.privacy)
         silos = prepared.population.n_silos
         total = prepared.agreed.vector(result)
-        made, state = coordinate(turn, total, n_silos=silos, summed=silos, drawn=played.n_users)
+        made, state = coordinate(turn, total, n_silos=silos, summed=silos, drawn=self.plan.n_users)
         return _kept(made, state), prepared.task.state(turn.setting.method.model_of(made, state))
 
 

@@ -18,8 +18,10 @@ from fedveil.local.trainer import Cohort
 from fedveil.population.records import Affine
 
 BLOCK_ROWS: Final = 256
-ADDITIONS: Final = 40
-"""Of totals of blocks on the way to a total: 2^40 blocks are more than any silo has."""
+_RUN: Final = 16
+_RUN_ROWS: Final = _RUN * BLOCK_ROWS
+ADDITIONS: Final = _RUN + 40
+"""On the way from a block to the total: 2^40 runs of blocks are more than any silo has."""
 
 _GRAM_BYTES: Final = 4 << 20
 
@@ -104,21 +106,25 @@ class Rows:
     ) -> Float64[Tensor, "d"]:
         """Return coefficients^T X over some records in float64, weight then bias.
 
-        Blocks are added up in pairs, pairs in pairs, and so on: the error of entry (c, j) is at most
-        (BLOCK_ROWS + ADDITIONS) 2^-53 sum_r |coefficients_rc| |x_rj|, however many records there are.
+        Blocks are added up sixteen at a time, these sums in pairs, the pairs in pairs, and so on: the error of entry
+        (c, j) is at most (BLOCK_ROWS + ADDITIONS) 2^-53 sum_r |coefficients_rc| |x_rj|, however many records there are.
         ``drop_nonfinite`` reads features that are not finite as 0 (they belong to dropped contributions).
         """
         rows, factors = replace(self, index=self.index[chosen]), coefficients[torch.from_numpy(chosen)]
-        buffer = coefficients.new_empty(BLOCK_ROWS, self.cohort.features[0].numel())
+        outputs, width = factors.shape[1], self.cohort.features[0].numel()
+        buffer = factors.new_empty(BLOCK_ROWS, width)
 
         def total(first: int, last: int) -> Float64[Tensor, "d"]:
-            if last - first > BLOCK_ROWS:
-                middle = first + -(-(last - first) // (2 * BLOCK_ROWS)) * BLOCK_ROWS
+            if last - first > _RUN_ROWS:
+                middle = first + -(-(last - first) // (2 * _RUN_ROWS)) * _RUN_ROWS
                 return total(first, middle).add_(total(middle, last))
-            features = buffer[: last - first].copy_(rows.block(first, last))
-            if drop_nonfinite:
-                features.nan_to_num_(0.0, 0.0, 0.0)
-            weight = torch.mm(factors[first:last].T, features).flatten()
-            return torch.cat([weight, factors[first:last].sum(0)]) if self.bias else weight
+            weight, bias = factors.new_zeros(outputs, width), factors.new_zeros(outputs)
+            for start, end in self.blocks(first, last):
+                features = buffer[: end - start].copy_(rows.block(start, end))
+                if drop_nonfinite:
+                    features.nan_to_num_(0.0, 0.0, 0.0)
+                weight.addmm_(factors[start:end].T, features)
+                bias += factors[start:end].sum(0)
+            return torch.cat([weight.flatten(), bias]) if self.bias else weight.flatten()
 
         return total(0, len(chosen))

@@ -20,7 +20,7 @@ from fedveil.privacy.bounds import Bound
 _UNIT: Final = 2.0**-52
 _CANCELLATION: Final = 64.0
 MOST_WEIGHT: Final = 2**28 // (BLOCK_ROWS + ADDITIONS + 8)
-"""Sum of the weights in a silo up to which the rounding of its product stays within the margin; 883,011."""
+"""Sum of the weights in a silo up to which the rounding of its product stays within the margin; 838,860."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
