@@ -109,7 +109,8 @@ class Code(Enum):
     SHAPE = (
         31,
         "request",
-        "a letter of another shape than this state of the session has; nothing was changed",
+        "a letter of another shape than this state of the session has: its sender runs another version, or is "
+        "out of step; nothing was changed",
     )
     USERS = 32, "request", "{found:.0f} users instead of {expected:.0f}"
     PARAMETERS = 33, "request", "the model has {found:.0f} parameters instead of {expected:.0f}"
