@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
+from torch import Tensor
 
 from fedveil.engine.environment import at_their_word
 from fedveil.engine.experiments.composition import Composition
@@ -21,6 +23,7 @@ from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing
 from fedveil.engine.releases.side_releases import SideRelease, together
 from fedveil.engine.rounds.setting import Setting
+from fedveil.engine.rounds.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer
@@ -38,6 +41,8 @@ from fedveil.privacy.events import Event
 from fedveil.privacy.noise.on_grid import grid_gaussian
 from fedveil.privacy.statement import show_epsilon
 from fedveil.protection.protocol import Agreement
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.optimizers import State
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,6 +109,19 @@ class Prepared:
     def method(self) -> Method:
         """The composition that runs."""
         return self.setting.method
+
+    def turn(
+        self, number: int, model: Float32[Tensor, " d"], state: State, privacy: PrivacyRandomness
+    ) -> Turn:
+        """Return what the server's step of a round begins with, with the method as it is in that round."""
+        return Turn(
+            setting=replace(self.setting, method=self.method.at_round(number, state)),
+            model=model,
+            state=state,
+            round_number=number,
+            experiment=ExperimentRandomness(self.experiment.seed),
+            privacy=privacy,
+        )
 
 
 def prepare(
