@@ -31,6 +31,7 @@ _AGAIN: Final = ("_flat_weights", "_flat_weight_refs")
 """Where recurrent layers list their parameters again."""
 
 _OWN: Final = frozenset({*vars(nn.Module()), *_AGAIN})
+_PLAIN: Final = (int, float, complex, str, bytes, np.generic, type(None))
 _DEPTH: Final = 6
 WHY: Final = (
     "what one pass writes and the next one reads carries records of one user into the training of others"
@@ -82,10 +83,10 @@ def held_by(value: object, of_objects: Callable[[object], object] = id, depth: i
 
     if isinstance(value, Tensor):
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return value.dtype, tuple(value.shape), zlib.crc32(data.numpy().tobytes())
+        return value.dtype, value.shape, zlib.crc32(data.numpy())
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return value.dtype, value.shape, zlib.crc32(value.tobytes())
-    if isinstance(value, int | float | complex | str | bytes | np.generic | None):
+        return value.dtype, value.shape, zlib.crc32(np.ascontiguousarray(value))
+    if isinstance(value, _PLAIN):
         return repr(value)
     if depth >= _DEPTH or isinstance(value, type | ModuleType):
         return of_objects(value)

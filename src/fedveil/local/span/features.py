@@ -19,6 +19,7 @@ from fedveil.population.records import Affine
 
 BLOCK_ROWS: Final = 256
 _GRAM_BYTES: Final = 4 << 20
+_COLUMNS: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +43,7 @@ class Rows:
         adjacent = end - start == last - first and bool((np.diff(self.index[first:last]) == 1).all())
         if adjacent and features.dtype == torch.float32 and self.cohort.scale == Affine():
             return features[start:end].to(self.cohort.device).flatten(1)
-        return self.cohort.batch(torch.from_numpy(self.index[first:last]))[0].flatten(1)
+        return self.cohort.features_of(torch.from_numpy(self.index[first:last])).flatten(1)
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the bounds of the blocks of ``first .. last``."""
@@ -71,29 +72,27 @@ class Rows:
         """Return the float64 inner products of records in one row and one contribution, else 0.
 
         Args:
-            records: numbers of records, ``len(index)`` for none; rows with records in a tile come before those without.
+            records: numbers of records, ``len(index)`` for none.
             owner: the contribution of each record, -1 for none.
-            tile: divides the width; the products are of so many records by so many, whatever the width.
+            tile: of the layout; rows that are longer hold one contribution each, and are multiplied as far as a number
+                of columns that follows from her own number of records.
         """
         rows, width = records.shape
         grams = torch.zeros(rows, width, width, dtype=torch.float64, device=self.cohort.device)
         index = torch.from_numpy(np.append(self.index, self.index[:1]))
-        step = max(2, _GRAM_BYTES // (8 * width * self.cohort.features[0].numel()))
-        held = [int((records[:, first] < len(self.index)).sum()) for first in range(0, width, tile)]
-        for first in range(0, rows, step):
-            chunk = records[first : first + step]
-            tiles = max(1, sum(count > first for count in held))
-            features = self.cohort.batch(index[chunk[:, : tiles * tile]])[0].flatten(2).double()
-            pair = features if len(chunk) > 1 else features.expand(2, -1, -1)  # one alone has another kernel
-            owners = owner[chunk].to(features.device)
-            for one in range(0, tiles * tile, tile):
-                for other in range(0, tiles * tile, tile):
-                    rows_of, columns_of = slice(one, one + tile), slice(other, other + tile)
-                    inner = torch.bmm(pair[:, rows_of], pair[:, columns_of].mT)[: len(chunk)]
-                    inner = inner.add_(1.0) if self.bias else inner
-                    mine, hers = owners[:, rows_of, None], owners[:, None, columns_of]
-                    together = (mine == hers) & (mine >= 0)
-                    grams[first : first + step, rows_of, columns_of] = torch.where(together, inner, 0.0)
+        held = (records < len(self.index)).sum(1)
+        columns = torch.full_like(held, width) if width == tile else (-(-held // _COLUMNS) * _COLUMNS)
+        for taken in columns.unique().tolist():
+            step = max(2, _GRAM_BYTES // (8 * max(taken, 1) * self.cohort.features[0].numel()))
+            for chunk in (columns == taken).nonzero().flatten().split(step):
+                read = records[chunk, :taken]
+                features = self.cohort.features_of(index[read]).flatten(2).double()
+                pair = features if len(chunk) > 1 else features.expand(2, -1, -1)  # one alone has another kernel
+                inner = torch.bmm(pair, pair.mT)[: len(chunk)]
+                inner = inner.add_(1.0) if self.bias else inner
+                owners = owner[read].to(features.device)
+                together = (owners[:, :, None] == owners[:, None]) & (owners[:, :, None] >= 0)
+                grams[chunk, :taken, :taken] = torch.where(together, inner, 0.0)
         return grams
 
     def weighted_sum(

@@ -1,7 +1,7 @@
 """What span training prepares once for a set of contributions: where records lie, and their Gram matrices."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -60,6 +60,7 @@ class Plan:
         members: (m,) their indices in the cohort's groups.
         sizes: (m,) how many records each has.
         rows: the r records of the contributions that are trained in the span.
+        held: where each contribution's lie among them.
         owner: (r + 1,) the contribution of each, -1 for the padding record.
         blocks: layouts of contributions whose steps take all their records.
         stacks: layouts of those that take mini-batches.
@@ -71,6 +72,7 @@ class Plan:
     members: Int64[np.ndarray, "m"]
     sizes: Int64[np.ndarray, "m"]
     rows: Rows
+    held: Held
     owner: Int64[Tensor, "r_plus_1"]
     blocks: list[Layout]
     stacks: list[Layout]
@@ -112,15 +114,16 @@ class Plan:
         in_blocks = in_span & (sizes > 0) & whole if separable else np.zeros_like(whole)
         in_stacks = in_span & (sizes > 0) & ~in_blocks
 
-        where = (Held(sizes=sizes, starts=starts, padding=len(index)), _CHUNK_ENTRIES)
+        held = Held(sizes=sizes, starts=starts, padding=len(index))
         return cls(
             cohort=cohort,
             members=members,
             sizes=sizes,
             rows=Rows(cohort=cohort, index=index, bias=bias),
+            held=held,
             owner=torch.from_numpy(np.append(np.repeat(numbers, counted), -1)).to(cohort.device),
-            blocks=list(block_layouts(numbers[in_blocks], *where)),
-            stacks=list(stack_layouts(numbers[in_stacks], *where, batch_size)),
+            blocks=list(block_layouts(numbers[in_blocks], held, _CHUNK_ENTRIES)),
+            stacks=list(stack_layouts(numbers[in_stacks], held, _CHUNK_ENTRIES, batch_size)),
             primal=numbers[~in_span & (sizes > 0)],
             memory=memory,
         )
@@ -152,8 +155,9 @@ class Plan:
         exact = self.rows.grams(torch.from_numpy(layout.records), self.owner, layout.tile)
         return Grams(exact, exact.float())
 
-    def silo_ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (row of the sums, first record, last record) for each silo with records.
+    @cached_property
+    def silo_ranges(self) -> list[tuple[int, int, int]]:
+        """(row of the sums, first record, last record) of each silo with records.
 
         Raises:
             ValueError: the members of a silo are not adjacent, so that a silo would have several totals to round.
@@ -162,6 +166,5 @@ class Plan:
         cuts = np.flatnonzero(np.diff(silos)) + 1
         if len(np.unique(silos)) < len(cuts) + (len(silos) > 0):
             raise ValueError("the members of a plan are not sorted by their silo")
-        for first, last in zip(np.append(0, cuts), np.append(cuts, len(silos)), strict=True):
-            if last > first:
-                yield int(silos[first]), int(first), int(last)
+        bounds = zip([0, *cuts.tolist()], [*cuts.tolist(), len(silos)], strict=True)
+        return [(int(silos[first]), first, last) for first, last in bounds if last > first]

@@ -31,7 +31,7 @@ from fedveil.errors import ModelError
 from fedveil.local.counters import contribution_seeds
 from fedveil.local.shapes import undivided
 from fedveil.local.silo_sums import SiloSums
-from fedveil.local.span.packing import Held, Layout, single_blocks
+from fedveil.local.span.packing import Layout, single_blocks
 from fedveil.local.span.plan import Grams, Plan, linear_layer, split_linear
 from fedveil.local.span.primal import train_primal
 from fedveil.local.span.steps import Stack, Trained, spannable, tiled_product, train_batches, train_full_batch
@@ -158,7 +158,8 @@ class _Training:
         plan = self._plan
         for layout in plan.blocks:
             spoilt = self._train_blocks(layout, plan.grams(layout))
-            for alone in self._alone(spoilt):
+            # Products of one shape: who is trained again gets the update that she would have had beside finite ones.
+            for alone in single_blocks(spoilt, plan.held, _REDONE_ENTRIES):
                 self._train_blocks(alone, plan.made(alone))
             yield layout.members
         for layout in plan.stacks:
@@ -168,16 +169,6 @@ class _Training:
     def primal(self) -> Iterator[tuple[Int64[Tensor, "g"], Float32[Tensor, "g d"]]]:
         """Yield contributions that are not trained in the span, and their updates."""
         return train_primal(self._task, self._sgd, self._plan, self._start, self._seeds)
-
-    def _alone(self, members: Int64[np.ndarray, "g"]) -> Iterator[Layout]:
-        """Yield blocks that keep contributions apart, so that one that overflows spoils no other.
-
-        Products of one shape: who is trained again gets the update that she would have had beside finite ones.
-        """
-        plan = self._plan
-        counted = np.bincount(plan.owner[:-1].cpu().numpy(), minlength=len(plan.sizes))
-        held = Held(sizes=plan.sizes, starts=np.cumsum(counted) - counted, padding=len(plan.rows.index))
-        yield from single_blocks(members, held, _REDONE_ENTRIES)
 
     def _train_blocks(self, layout: Layout, grams: Grams) -> Int64[np.ndarray, "g"]:
         """Train contributions that share blocks; return those of blocks that are not finite."""
@@ -249,7 +240,7 @@ class _Training:
         total = torch.zeros(
             plan.cohort.n_silos, len(self._start), dtype=torch.float64, device=self._start.device
         )
-        for silo, first, last in plan.silo_ranges():
+        for silo, first, last in plan.silo_ranges:
             members = slice(int(owner[first]), int(owner[last - 1]) + 1)
             exact = plan.rows.weighted_sum(rows, first, last, dropped)
             if self._sgd.weight_decay:
