@@ -83,9 +83,9 @@ def held_by(value: object, of_objects: Callable[[object], object] = id, depth: i
 
     if isinstance(value, Tensor):
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return value.dtype, value.shape, zlib.crc32(data.numpy())
+        return value.dtype, value.shape, zlib.crc32(data.numpy().data)
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return value.dtype, value.shape, zlib.crc32(np.ascontiguousarray(value))
+        return value.dtype, value.shape, zlib.crc32(np.ascontiguousarray(value).data)
     if isinstance(value, _PLAIN):
         return repr(value)
     if depth >= _DEPTH or isinstance(value, type | ModuleType):

@@ -7,7 +7,8 @@ them, so memory is O(block x features) whatever the number of records.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +16,18 @@ from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.local.trainer import Cohort
-from fedveil.population.records import Affine
 
 BLOCK_ROWS: Final = 256
 _GRAM_BYTES: Final = 4 << 20
+_KEPT_BYTES: Final = 16 << 20
 _COLUMNS: Final = 8
+
+
+class Gram(NamedTuple):
+    """Gram matrices of some rows of a layout, each of the first n records of its row; a lone one stands there twice."""
+
+    rows: Int64[Tensor, "g"]
+    products: Float64[Tensor, "g n n"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,13 +44,17 @@ class Rows:
     index: Int64[np.ndarray, "r"]
     bias: bool
 
+    @cached_property
+    def _features(self) -> Float32[Tensor, "r p"] | None:
+        """All features, flattened, where they are few: three passes read them, and every round of a plan."""
+        if 4 * len(self.index) * self.cohort.features[0].numel() > _KEPT_BYTES:
+            return None
+        return self.cohort.features_of(torch.from_numpy(self.index)).flatten(1)
+
     def block(self, first: int, last: int) -> Float32[Tensor, "rows p"]:
         """Return the features of some records, flattened, without the constant one; may be a view."""
-        start, end = int(self.index[first]), int(self.index[last - 1]) + 1
-        features = self.cohort.features
-        adjacent = end - start == last - first and bool((np.diff(self.index[first:last]) == 1).all())
-        if adjacent and features.dtype == torch.float32 and self.cohort.scale == Affine():
-            return features[start:end].to(self.cohort.device).flatten(1)
+        if self._features is not None:
+            return self._features[first:last]
         return self.cohort.features_of(torch.from_numpy(self.index[first:last])).flatten(1)
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
@@ -67,33 +79,34 @@ class Rows:
         return outputs
 
     def grams(
-        self, records: Int64[Tensor, "rows width"], owner: Int64[Tensor, "r_plus_1"], tile: int
-    ) -> Float64[Tensor, "rows width width"]:
-        """Return the float64 inner products of records in one row and one contribution, else 0.
+        self, records: Int64[Tensor, "rows width"], owner: Int64[Tensor, "r_plus_1"], alone: bool
+    ) -> Iterator[Gram]:
+        """Yield the inner products of records in one row and one contribution, else 0.
 
         Args:
             records: numbers of records, ``len(index)`` for none.
             owner: the contribution of each record, -1 for none.
-            tile: of the layout; rows that are longer hold one contribution each, and are multiplied as far as a number
-                of columns that follows from her own number of records.
+            alone: whether a row holds one contribution: then so many of its columns are read as follow from her own
+                number of records, and rows without any are left out.
         """
-        rows, width = records.shape
-        grams = torch.zeros(rows, width, width, dtype=torch.float64, device=self.cohort.device)
         index = torch.from_numpy(np.append(self.index, self.index[:1]))
+        few = self._features
         held = (records < len(self.index)).sum(1)
-        columns = torch.full_like(held, width) if width == tile else (-(-held // _COLUMNS) * _COLUMNS)
-        for taken in columns.unique().tolist():
-            step = max(2, _GRAM_BYTES // (8 * max(taken, 1) * self.cohort.features[0].numel()))
-            for chunk in (columns == taken).nonzero().flatten().split(step):
-                read = records[chunk, :taken]
-                features = self.cohort.features_of(index[read]).flatten(2).double()
-                pair = features if len(chunk) > 1 else features.expand(2, -1, -1)  # one alone has another kernel
-                inner = torch.bmm(pair, pair.mT)[: len(chunk)]
+        columns = -(-held // _COLUMNS) * _COLUMNS if alone else torch.full_like(held, records.shape[1])
+        for taken in sorted(set(columns.tolist()) - {0}):
+            step = max(2, _GRAM_BYTES // (8 * taken * self.cohort.features[0].numel()))
+            for rows in (columns == taken).nonzero().flatten().split(step):
+                rows = rows if len(rows) > 1 else rows.expand(2)  # one alone has another kernel
+                read = records[rows, :taken]
+                found = (
+                    self.cohort.features_of(index[read]).flatten(2) if few is None else few[read % len(few)]
+                )
+                features = found.double()
+                inner = torch.bmm(features, features.mT)
                 inner = inner.add_(1.0) if self.bias else inner
                 owners = owner[read].to(features.device)
                 together = (owners[:, :, None] == owners[:, None]) & (owners[:, :, None] >= 0)
-                grams[chunk, :taken, :taken] = torch.where(together, inner, 0.0)
-        return grams
+                yield Gram(rows, torch.where(together, inner, 0.0))
 
     def weighted_sum(
         self, coefficients: Float64[Tensor, "r k"], first: int, last: int, drop_nonfinite: bool

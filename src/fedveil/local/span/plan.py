@@ -5,10 +5,10 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 
-from fedveil.local.span.features import Rows
+from fedveil.local.span.features import Gram, Rows
 from fedveil.local.span.packing import Held, Layout, block_layouts, stack_layouts
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
@@ -40,15 +40,15 @@ def split_linear(
 
 @dataclass(frozen=True, eq=False)
 class Grams:
-    """The Gram matrices of a layout: exact ones for norms, rounded ones for the steps."""
+    """The Gram matrices of a layout: exact ones for norms, rounded ones of whole rows for the steps."""
 
-    exact: Float64[Tensor, "rows width width"]
+    exact: list[Gram]
     rounded: Float32[Tensor, "rows width width"]
 
     @property
     def nbytes(self) -> int:
         """How much memory they take."""
-        return self.exact.nbytes + self.rounded.nbytes
+        return sum(gram.products.nbytes for gram in self.exact) + self.rounded.nbytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,8 +152,13 @@ class Plan:
 
     def made(self, layout: Layout) -> Grams:
         """Compute the Gram matrices of a layout, of this plan or another."""
-        exact = self.rows.grams(torch.from_numpy(layout.records), self.owner, layout.tile)
-        return Grams(exact, exact.float())
+        rows, width = layout.records.shape
+        exact = list(self.rows.grams(torch.from_numpy(layout.records), self.owner, width > layout.tile))
+        rounded = torch.zeros(rows, width, width, device=self.cohort.device)
+        for gram in exact:
+            taken = gram.products.shape[1]
+            rounded[gram.rows, :taken, :taken] = gram.products.float()
+        return Grams(exact, rounded)
 
     @cached_property
     def silo_ranges(self) -> list[tuple[int, int, int]]:

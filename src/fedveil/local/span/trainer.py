@@ -31,10 +31,11 @@ from fedveil.errors import ModelError
 from fedveil.local.counters import contribution_seeds
 from fedveil.local.shapes import undivided
 from fedveil.local.silo_sums import SiloSums
+from fedveil.local.span.features import Gram
 from fedveil.local.span.packing import Layout, single_blocks
 from fedveil.local.span.plan import Grams, Plan, linear_layer, split_linear
 from fedveil.local.span.primal import train_primal
-from fedveil.local.span.steps import Stack, Trained, spannable, tiled_product, train_batches, train_full_batch
+from fedveil.local.span.steps import Stack, Trained, product, spannable, train_batches, train_full_batch
 from fedveil.local.span.sums import Lengths, coefficients, round_to_grid
 from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.stillness import unchanged
@@ -205,17 +206,19 @@ class _Training:
         )
         self._store(layout, trained, grams.exact)
 
-    def _store(self, layout: Layout, trained: Trained, grams: Float64[Tensor, "g n n"]) -> None:
+    def _store(self, layout: Layout, trained: Trained, grams: list[Gram]) -> None:
         """Keep the coefficients of each record and its part in the length of the update."""
-        records = torch.from_numpy(layout.records).to(grams.device)
-        exact = trained.coefficients.double()
-        square = _over_outputs(exact * tiled_product(exact, grams, layout.tile))
-        if self._sgd.weight_decay:
-            square += 2 * trained.shrink.unsqueeze(-1) * _over_outputs(exact * self._logits[records].mT)
+        records = torch.from_numpy(layout.records)
         self._coefficients[records] = trained.coefficients.mT
-        self._square[records] = square
-        self._mass[records] = _over_outputs(exact.square()).sqrt() * grams.diagonal(dim1=1, dim2=2).sqrt()
         self._shrink[torch.from_numpy(layout.members)] = trained.shrink[torch.from_numpy(layout.setting)]
+        for rows, products in grams:
+            read = records[rows, : products.shape[1]]
+            exact = trained.coefficients[rows, :, : products.shape[1]].double()
+            square = _over_outputs(exact * product(exact, products))
+            if self._sgd.weight_decay:
+                square += 2 * trained.shrink[rows, None] * _over_outputs(exact * self._logits[read].mT)
+            self._square[read] = square
+            self._mass[read] = _over_outputs(exact.square()).sqrt() * products.diagonal(dim1=1, dim2=2).sqrt()
 
     def _lengths(self) -> Lengths:
         """Return what is known of the length of every update."""
