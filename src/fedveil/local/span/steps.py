@@ -165,26 +165,27 @@ def train_batches(
     drift = torch.zeros_like(scale)
     ball = None if sgd.projection is None else Ball(sgd, count, stack.start_norm, device)
     all_rows = grams.flatten(0, 1)
-    for step, batch in zip(cycle(steps), _batches(sgd, stack, logits, targets), strict=False):
-        active, taken = step.active, len(step.present)
+    moved = [(coefficients[: len(step.present)], coefficients[: step.active]) for step in steps]
+    turns = zip(cycle(zip(steps, moved, strict=True)), _batches(sgd, stack, logits, targets), strict=False)
+    for (step, (own, moving)), batch in turns:
+        active, taken = step.active, len(own)
         started = batch.logits[:taken]
         batch_logits = started * scale[:taken].float() if sgd.weight_decay else started
-        rows, places = batch.rows[:taken], batch.places[:taken]
-        read = all_rows.index_select(0, rows.flatten()).view(*rows.shape, longest)
-        learned = _tiled(coefficients[:taken], read, stack.tile)
+        read = all_rows.index_select(0, batch.rows[:taken].flatten()).view(taken, -1, longest)
+        learned = _tiled(own, read, stack.tile)
         batch_logits = batch_logits + learned
         slopes = loss.slopes(batch_logits, batch.targets[:taken], step.present)
         slopes = slopes.mul_(step.rates)
         if ball is not None:
-            among = read.gather(-1, places[:, :1].expand(-1, rows.shape[1], -1))
+            among = read.gather(-1, batch.places[:taken, :1].expand(-1, read.shape[1], -1))
             ball.step(slopes, learned, among, started, active)
-        moving = None if velocity is None else velocity[:active]
-        _descend(sgd, coefficients[:active], moving, slopes[:active], places[:active])
+        gathered = None if velocity is None else velocity[:active]
+        _descend(sgd, moving, gathered, slopes[:active], batch.places[:active])
         if sgd.weight_decay:
             drift[:active] = sgd.momentum * drift[:active] + sgd.weight_decay * scale[:active]
             scale[:active] -= sgd.learning_rate * drift[:active]
         if ball is not None:
-            ball.project_(coefficients[:active], scale[:active])
+            ball.project_(moving, scale[:active])
     return Trained(coefficients=coefficients, shrink=scale[:, 0, 0] - 1)
 
 
@@ -195,6 +196,8 @@ def _tiled(
 
     Past a contribution's last record its tiles hold zeros, and add exact zeros.
     """
+    if coefficients.shape[2] == tile:
+        return torch.bmm(coefficients, grams.mT)
     total = torch.bmm(coefficients[:, :, :tile], grams[:, :, :tile].mT)
     for first in range(tile, coefficients.shape[2], tile):
         columns = slice(first, first + tile)
