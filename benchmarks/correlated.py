@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks.harness import Row
 from benchmarks.price import trained
 from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.populations import FixedPopulation, Populations
 from fedveil.engine.releases.run_evaluation import evaluate
-from fedveil.engine.setup import Populations, prepare
-from fedveil.federation.share import FixedPopulation
+from fedveil.engine.setup import prepare
 
 PERIOD, ROUNDS, EPSILON = 5, 100, 3.85
 SEEDS: Final = range(20, 24)

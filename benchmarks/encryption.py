@@ -20,10 +20,12 @@ from benchmarks.harness import Row, at_most, cpu_seconds
 from fedveil.crypto.ckks import CkksKey, CkksParameters, CkksSum
 from fedveil.crypto.seal_format import MemoryFile
 from fedveil.engine.experiments.study import Selection, load_study
+from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.setup import Populations, prepare
+from fedveil.engine.setup import prepare
+from fedveil.protection.driver import Driver
 from fedveil.protection.partial.ballots import decode_bitmap, encode_bitmap, largest, secret_order
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 
@@ -88,7 +90,7 @@ def _overhead() -> Iterator[Row]:
         (experiment,) = load_study("table-1-imagenette", selection).experiments
         prepared = prepare(experiment, populations)
         initial = prepared.task.initial()
-        parties = Parties.of(prepared.agreed, initial, PrivacyRandomness.system())
+        parties = Parties(driver=Driver(prepared.agreed), initial=initial)
         seats[name] = (prepared.setting, initial, parties, count(1))
 
     def play(name: str) -> None:

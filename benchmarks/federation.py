@@ -23,7 +23,7 @@ from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.observer import Unwatched
-from fedveil.engine.rounds.aggregation import MaskedRange
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.federation.heads import HEADS, HeadsSeen
@@ -31,7 +31,7 @@ from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.opening import open_training
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import FixedPopulation, Share
+from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.standing import Standing
@@ -39,6 +39,7 @@ from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.submission import END, Submission, create_run, read_document
 from fedveil.population.records import Population, Records
+from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.protection.masking.secure_aggregation import AggregationPlan
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Model, Relay, Task
@@ -183,10 +184,10 @@ def _bytes(protection: str) -> Row:
         world.play()
         length = features + 1
         needed = 4 * length + 8 * length
-        if isinstance(world.agreed, MaskedRange):
+        if isinstance(world.agreed, MaskedSums):
             agreed = world.agreed
             plan = AggregationPlan(
-                run=bytes(16), silos=agreed.silos, length=agreed.length, limit=agreed.limit
+                run=bytes(16), silos=agreed.clients, length=agreed.length, limit=agreed.limit
             )
             needed = 4 * length + plan.word.itemsize * length + 32
         ratio = world.letters / (_ROUNDS * silos * needed)

@@ -33,9 +33,9 @@ from benchmarks.price import pooled, trained, without
 from benchmarks.price_cases import DATA, POOLED, PROFILE, DataCase, PriceCell
 from fedveil import __version__
 from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.populations import FixedPopulation, Populations
 from fedveil.engine.releases.run_evaluation import evaluate
-from fedveil.engine.setup import Populations, Prepared, prepare
-from fedveil.federation.share import FixedPopulation
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.local.metrics import accuracy
 from fedveil.population.catalogue.files import store
 from fedveil.population.catalogue.heart_disease import HEART_DISEASE, HOSPITALS, hospitals, normalised

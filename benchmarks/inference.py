@@ -86,15 +86,20 @@ class Coverage:
 
     Attributes:
         errors: (runs, d) of every coefficient.
-        held: (runs, d) whether its interval held the truth.
+        reach: (runs, d) half the width of its interval.
         naive: (runs, d) whether the one without the noise did.
         shown: (runs,) whether intervals are shown.
     """
 
     errors: np.ndarray
-    held: np.ndarray
+    reach: np.ndarray
     naive: np.ndarray
     shown: np.ndarray
+
+    @property
+    def held(self) -> np.ndarray:
+        """(runs, d) whether an interval held the truth."""
+        return np.asarray(np.abs(self.errors) < self.reach)
 
     @property
     def rmse(self) -> float:
@@ -129,11 +134,10 @@ def simulate(cell: Cell, runs: Iterable[int]) -> Coverage:
         rng = np.random.default_rng(number)
         one = made(cell.family, cell.n_users, cell.overlap, rng, **cell.keys)
         fitted = released(one, mu, rng)
-        whole, noise = covariance(fitted.estimate, fitted.sums[-1])
-        error, unit = fitted.estimate.theta * fitted.family.unit - one.truth, fitted.family.unit
-        held = np.abs(error) < NORMAL_95 * np.sqrt(np.diag(whole)) * unit
-        naive = np.abs(error) < NORMAL_95 * np.sqrt(np.diag(whole - noise)) * unit
-        found.append((error, held, naive, np.array(fitted.shown)))
+        known, unit = covariance(fitted.estimate, fitted.sums[-1]), fitted.family.unit
+        error, reach = fitted.estimate.theta * unit - one.truth, known.reach * unit
+        naive = NORMAL_95 * np.sqrt(np.diag(known.whole - known.noise)) * unit
+        found.append((error, reach, np.abs(error) < naive, np.array(fitted.shown)))
     return Coverage(*map(np.array, zip(*found, strict=True)))
 
 
@@ -217,6 +221,8 @@ def told(cell: Cell, found: Coverage, peer: tuple[float | None, float | None]) -
     )
     shown = 100 * float(found.shown.mean())
     yield Row(case=f"{cell.label}: with intervals, of {len(found.held)} runs", unit="%", ours=shown)
+    width = float(2 * found.reach[found.shown].mean()) if found.shown.any() else math.nan
+    yield Row(case=f"{cell.label}: width of intervals that are shown, mean", unit="", ours=width)
     case = f"{cell.label}: error; peer: statsmodels without noise"
     most = MOST_ERROR.get(cell.family) if (cell.n_users, cell.epsilon) == (1000, 1.0) else None
     fits = None if most is None else found.rmse <= most

@@ -21,13 +21,13 @@ from benchmarks.harness import Row
 from benchmarks.price_cases import POOLED, PROFILE, PriceCell, cells
 from fedveil import __version__
 from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.populations import FixedPopulation, Populations
 from fedveil.engine.releases.run_evaluation import evaluate
 from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError
-from fedveil.federation.share import FixedPopulation
 from fedveil.methods.channels import Identity
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive

@@ -14,6 +14,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 from gmpy2 import mpz, powmod
@@ -130,9 +131,11 @@ def _whole(plan: WeightingPlan) -> float:
         agreed = WeightedSums(
             plan=plan,
             counts=counts,
-            holder=lambda plan: PaillierKeyHolder(plan, key()),
-            evaluator=paillier_evaluator,
-            sizes=CipherSizes(key=1, number=1, weight=1, ciphertext=1, ciphertexts=1),
+            cipher=SimpleNamespace(
+                holder=lambda plan: PaillierKeyHolder(plan, key()),
+                evaluator=paillier_evaluator,
+                sizes=lambda _: CipherSizes(key=1, number=1, weight=1, ciphertext=1, ciphertexts=1),
+            ),
         )
         zero = np.zeros(plan.length, dtype=np.int64)
         given = [WeightedGiven(contributions=contributions(rng, plan), noise=zero) for _ in range(plan.silos)]

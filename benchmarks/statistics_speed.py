@@ -11,7 +11,7 @@ import torch
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.statistics import histograms
 from fedveil.engine.releases.release_sum import Release, noisy_sum
-from fedveil.engine.rounds.aggregation import MaskedRange
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import statistic
@@ -19,6 +19,7 @@ from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, Numbers
 from fedveil.privacy.bounds import FixedVector
 from fedveil.protection.driver import Driver
+from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStatistic, silo_sums
 
@@ -50,16 +51,17 @@ def _masked(step: LocalStatistic, n_silos: int) -> Row:
         noise_multiplier=1.0,
         protection=SecureAggregation(),
     )
-    release = Release(method=method, step=step, n_silos=n_silos, n_users=table.n_users)
+    public = PublicFacts(n_silos=n_silos, n_users=table.n_users, dimension=step.length)
+    release = Release(method=method, step=step, public=public)
     agreed = release.agreed(table.pairs())
-    assert isinstance(agreed, MaskedRange)
+    assert isinstance(agreed, MaskedSums)
 
     def give(silo: int) -> object:
         at = Sender(number=silo, senders=n_silos, round=1, grid=release.bound.grid, privacy=privacy)
         return agreed.units(method.channel.send(np.zeros(step.length), at).numbers)
 
     def round_of_zeros() -> object:
-        driver: Driver[Any, Any] = Driver(agreed.protocol(privacy), kinds=method.kinds)
+        driver: Driver[Any, Any] = Driver(agreed, kinds=method.kinds)
         return driver.play((1, 0), tuple(range(n_silos)), None, give)
 
     ours, theirs = cpu_seconds(lambda: noisy_sum(release, table, privacy), round_of_zeros, repeats=3)

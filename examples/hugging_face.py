@@ -49,7 +49,7 @@ def lora() -> torch.nn.Module:
     return whole
 
 
-def people() -> fv.People:
+def people() -> fv.Population:
     """Return made-up texts as codes, of 60 people in three hospitals."""
     random = np.random.default_rng(0)
     codes, user = random.integers(0, WORDS, (180, LENGTH)), np.arange(180) % 60

@@ -2,19 +2,24 @@
 
 import gc
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.shape_checks import FAST, install, look_at
+
 ROOMS = ("randomness", "privacy", "quantization", "population", "local", "server", "methods")
 ROOT = Path(__file__).resolve().parents[1]
 TOGETHER = (
-    ("tests/test_run.py", "tests/test_distributed.py"),
+    ("tests/test_run.py", "tests/test_distributed.py", "tests/test_ledger.py", "tests/test_paraaegis.py"),
+    ("tests/test_house.py", "tests/test_dependencies.py", "tests/test_console.py"),
     ("tests/test_accounting.py", "tests/test_dpsgd.py"),
 )
-"""Files whose tests share what is dear and is kept by a process: the server that processes are forked from, Opacus."""
+"""Files whose tests share what is dear and is kept by a process: the server that processes are forked from, Opacus,
+the parsed source."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,13 +30,15 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch
     from hypothesis import settings
 
-    from tests.shape_checks import install
-
-    install([f"fedveil.{room}" for room in ROOMS], "beartype.beartype")
+    rooms = [f"fedveil.{room}" for room in ROOMS]
+    install(rooms, "beartype.beartype", arrays_alone=bool(config.option.markexpr))
     from tests.remembered import remember
     from tests.trials import remember_trials
 
-    settings.register_profile("fedveil", deadline=None, derandomize=True, print_blob=True)
+    examples = 40 if config.option.markexpr else 100
+    settings.register_profile(
+        "fedveil", deadline=None, derandomize=True, print_blob=True, max_examples=examples
+    )
     settings.load_profile("fedveil")
     torch.set_num_threads(1)
     remember_trials()
@@ -56,6 +63,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check the shapes of every call, or of the first ones where slow tests are left out."""
+    look_at(FAST if item.config.option.markexpr else math.inf, item.location[0])
 
 
 def pytest_runtest_teardown() -> None:

@@ -17,7 +17,7 @@ import pytest
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.rounds import weighting
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
@@ -29,7 +29,7 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.opening import open_training
 from fedveil.federation.policy import Policy
 from fedveil.federation.sessions import session_name, session_run
-from fedveil.federation.share import FixedPopulation, Share
+from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.standing import Standing
@@ -41,6 +41,7 @@ from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import Here, Knock, Part, Relay, Task, Terms
 from fedveil.protection.sealed_sums import SealedMessage, SealedServer
+from fedveil.protection.weighting import ciphers
 from fedveil.protection.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
 from tests.test_run import Silent
@@ -128,7 +129,7 @@ def small_keys(monkeypatch: pytest.MonkeyPatch, bits: int = 512) -> None:
     """Have private weighting use Paillier keys that protect nobody, so that a test may make many of them."""
     monkeypatch.setattr(PaillierPrivateKey, "generate", lambda _: PaillierPrivateKey.generate_insecure(bits))
     small = partial(PaillierEvaluator, bits=bits)
-    monkeypatch.setattr(weighting, "PaillierEvaluator", lambda plan, public, **_: small(plan, public))
+    monkeypatch.setattr(ciphers, "PaillierEvaluator", lambda plan, public, **_: small(plan, public))
 
 
 class Killed(BaseException):

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.setup import Prepared
 from fedveil.protection.driver import Driver
 from fedveil.protection.partial.plan import PartialPlan
 from fedveil.protection.partial.sums import PartialGiven, PartialResult, PartialSums
-from fedveil.protection.protocol import Agreement
+from fedveil.protection.protocol import Agreement, Place
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
 from fedveil.protection.weighting.weighted_sums import WeightedGiven, WeightedSums
+from fedveil.randomness import PrivacyRandomness
 
 
 class Inside:
@@ -34,6 +38,14 @@ class Inside:
             self.driver._carry(0xFFFF, to, data)
 
 
+def parties_of(
+    prepared: Prepared, privacy: PrivacyRandomness, transcript: Transcript | None = None
+) -> Parties:
+    """Return the parties of a run, in this process."""
+    driver: Driver[Any, Any] = Driver(prepared.agreed, transcript, privacy=privacy)
+    return Parties(driver=driver, initial=prepared.task.initial())
+
+
 class WeightingParties(Inside):
     """The parties of a run under private weighting."""
 
@@ -41,10 +53,8 @@ class WeightingParties(Inside):
         self, plan: WeightingPlan, counts: np.ndarray, *, holder: Any, evaluator: Callable[..., Any]
     ) -> None:
         size = CipherSizes(key=1, number=1, weight=1, ciphertext=1, ciphertexts=1)
-        agreement = WeightedSums(
-            plan=plan, counts=counts, holder=lambda _: holder, evaluator=evaluator, sizes=size
-        )
-        super().__init__(agreement, plan)
+        cipher = SimpleNamespace(holder=lambda _: holder, evaluator=evaluator, sizes=lambda _: size)
+        super().__init__(WeightedSums(plan=plan, counts=counts, cipher=cipher), plan)
 
     def aggregate(
         self,
@@ -69,13 +79,16 @@ class WeightingParties(Inside):
 class PartialParties(Inside):
     """The parties of a run under partial encryption."""
 
-    def __init__(self, plan: PartialPlan, workers: Executor | None = None) -> None:
-        def divide(
-            message: np.ndarray, partition: np.ndarray, round_number: int, silo: int
-        ) -> tuple[np.ndarray, np.ndarray]:
-            return self._split(silo, partition)
+    def __init__(self, plan: PartialPlan, encrypting: Executor | None = None) -> None:
+        class Divided(PartialSums):
+            """Divides a message as the round of a test says."""
 
-        super().__init__(PartialSums(plan, divide, lambda owner: workers), plan)
+            workers = encrypting
+
+            def divide(_, message: Any, partition: np.ndarray, round_number: int, place: Place) -> Any:
+                return self._split(place.number, partition)
+
+        super().__init__(Divided(plan=plan), plan)
 
     def aggregate(
         self,

@@ -3,7 +3,9 @@
 jaxtyping with beartype decides by the types of what is passed and returned, and by the types and shapes of arrays: by
 nothing else of them, but where an annotation names values (``Literal``). A call whose arguments and result are of
 kinds that passed before is therefore let through; any other is checked in full. The hook checks every call of
-the innermost loops otherwise, which took more than half of the time of the tests that train.
+the innermost loops otherwise, which took more than half of the time of the tests that train. Where a session leaves
+slow tests out, it looks at the functions that are given or return arrays alone, and at the first :data:`FAST` calls of
+each in every file of tests: other types mypy has checked.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
+import re
 import threading
 import types
 from collections.abc import Callable, Collection, Hashable, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 import jaxtyping
@@ -29,10 +34,30 @@ _PLAIN: Final[set[type]] = set()
 _ARRAYS: Final[set[type]] = set()
 """Types of arrays that were met: nothing but type, dtype and shape is looked at."""
 
+FAST: Final = 100
+"""Calls of each function that are looked at in each file of tests, where slow tests are left out."""
+_calls = math.inf
+_file = ""
 
-def install(rooms: Sequence[str], typechecker: str) -> None:
-    """Check every annotated function and dataclass of the modules below ``rooms`` that are imported from now on."""
-    jaxtyping.jaxtyped = remembering  # the name that the hook decorates with
+
+def look_at(calls: float, file: str) -> None:
+    """Look at so many calls of every function while the tests of a file run."""
+    global _calls, _file
+    if file != _file:
+        _calls, _file = calls, file
+
+
+def install(rooms: Sequence[str], typechecker: str, *, arrays_alone: bool) -> None:
+    """Check every annotated function and dataclass of the modules below ``rooms`` that are imported from now on.
+
+    Args:
+        rooms: packages.
+        typechecker: what decides, by its name.
+        arrays_alone: whether functions that no array is given to, and that return none, are left out.
+    """
+    jaxtyping.jaxtyped = partial(
+        remembering, arrays_alone=arrays_alone
+    )  # the name that the hook decorates with
     jaxtyping.install_import_hook(list(rooms), typechecker)
 
 
@@ -171,29 +196,44 @@ _OF: Final[dict[int, _Checks]] = {}
 """By the identity of the code, which closures share; two dataclasses may have equal code, and other annotations."""
 
 
-def remembering(fn: Any = None, *, typechecker: Any = None) -> Any:
+def _takes_arrays(fn: types.FunctionType) -> bool:
+    """Return whether an annotation of a function names an array, by whichever name the module has for it."""
+    words = {word for one in fn.__annotations__.values() for word in re.findall(r"\w+", str(one))}
+    named = [fn.__globals__[word] for word in words if word in fn.__globals__]
+    return any(one in (torch.Tensor, np, np.ndarray) or "jaxtyping" in repr(one) for one in named)
+
+
+def remembering(fn: Any = None, *, typechecker: Any = None, arrays_alone: bool = False) -> Any:
     """Decorate like :func:`jaxtyping.jaxtyped`, and let calls through that differ from none that passed."""
+    again = partial(remembering, typechecker=typechecker, arrays_alone=arrays_alone)
     if fn is None:
-        return functools.partial(remembering, typechecker=typechecker)
+        return again
     if inspect.isclass(fn):
         if dataclasses.is_dataclass(fn) and not hasattr(fn.__init__, "remembers"):
-            fn.__init__ = remembering(fn.__init__, typechecker=typechecker)
+            fn.__init__ = again(fn.__init__)
         return fn
     if isinstance(fn, classmethod | staticmethod):
-        return type(fn)(remembering(fn.__func__, typechecker=typechecker))
+        return type(fn)(again(fn.__func__))
     if isinstance(fn, property):
-        parts = (fn.fget, fn.fset, fn.fdel)
-        return property(*(one and remembering(one, typechecker=typechecker) for one in parts))
+        return property(*(one and again(one) for one in (fn.fget, fn.fset, fn.fdel)))
     if not isinstance(fn, types.FunctionType):
         return _STRICT(fn, typechecker=typechecker)
+    if arrays_alone and not _takes_arrays(fn):
+        return fn
 
     checks: _Checks | None = None
     valued = True
+    file, left = "", 0.0
 
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        nonlocal checks, valued
+        nonlocal checks, valued, file, left
+        if file is not _file:
+            file, left = _file, _calls
+        elif left <= 0:
+            return fn(*args, **kwargs)
+        left -= 1
         if checks is None:
             checks = _OF.get(id(fn.__code__))
             if checks is None:

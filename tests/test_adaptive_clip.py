@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
-from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
@@ -45,6 +45,7 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.registry import names
 from tests.messages import sender
+from tests.parties import parties_of
 from tests.test_run import Silent, experiment, files, same_model
 
 POPULATIONS = Populations()
@@ -267,7 +268,7 @@ def test_masks_change_no_bit() -> None:
     found = []
     for protection in ({}, {"protection": {"name": "secure-aggregation"}}):
         prepared = ready(asked(method=ADAPTIVE, rounds=1, **protection))
-        parties = Parties.of(prepared.agreed, prepared.task.initial(), PrivacyRandomness.insecure(11))
+        parties = parties_of(prepared, PrivacyRandomness.insecure(11))
         turn = Turn(
             setting=prepared.setting,
             model=prepared.task.initial(),

@@ -11,7 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.setup import Populations, Prepared, prepare, setting_with
+from fedveil.engine.populations import Populations
+from fedveil.engine.setup import Prepared, prepare, setting_with
 from fedveil.errors import ModelError
 from fedveil.local.alone import _same, alone_in_a_batch
 from fedveil.local.choice import choose_trainer, records_together

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,8 @@ from fedveil.checks import Verification
 from fedveil.cli import app, main
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.run_folder.shown import FIELDS, FILES, Kind
+from fedveil.errors import DataError
+from fedveil.local.models import build_model
 from fedveil.privacy.claims import Role
 from fedveil.privacy.statement import Disclosure, Statement
 from tests.test_python import FRAME, X, Y, network, people, train
@@ -283,6 +286,37 @@ def test_onnx_gives_the_same_outputs(made: Path, tmp_path: Path) -> None:
         assert np.allclose(outputs, read.predictor.outputs(X[:count]), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": {"outputs": 10**10}}, "classes: 2 of them, and the model has 10000000000 outputs"),
+        ({"input": {"shape": [10**10], "columns": None}}, "is larger than any model reads"),
+        (
+            {"input": {"shape": [10**7], "columns": None}},
+            r"tensor '.*' is .* in the bundle and .* in the model",
+        ),
+        ({"classes": []}, "classes: 0 of them, and the model has 2 outputs"),
+        ({"task": "survival"}, "classes: a survival has none"),
+        ({"input": {"factor": 1e38}}, "row 0: the model's outputs are not finite"),
+    ],
+)
+def test_a_bundle_that_asks_for_another_model_than_its_weights_is_refused_before_it_is_built(
+    made: Path, tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    """Records of 10^10 features, or as many outputs, would take hundreds of gigabytes."""
+    document = json.loads((made / "bundle.json").read_bytes())
+    for key, value in changes.items():
+        document[key] = {**document[key], **value} if isinstance(value, dict) else value
+    files = read_files(made) | {"bundle.json": json.dumps(document).encode()}
+    write_files(tmp_path / "asks", {**files, SUMS: sums(files)})
+    with (
+        mock.patch("fedveil.bundle.bundle.build_model", wraps=build_model) as built,
+        pytest.raises((BundleError, DataError), match=told),
+    ):
+        fv.load(tmp_path / "asks").predict(X * 1e5)
+    assert built.called == ("outputs are not finite" in told)
+
+
 # --- trust ----------------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +335,7 @@ def test_one_bit_of_any_file_is_noticed(copy: Path) -> None:
             changed[place] ^= 1 << int(random.integers(8))
             path.write_bytes(changed)
             found = fv.verify(copy)
+            assert str(found).splitlines()[0].startswith("fails ")
             assert not found.holds, f"{path.name}, byte {place}"
         path.write_bytes(content)
     assert fv.verify(copy).holds

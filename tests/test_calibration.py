@@ -1,7 +1,9 @@
 """Calibrated values meet their target, and barely."""
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from fedveil.errors import BudgetError, PrivacyError
@@ -35,6 +37,40 @@ def test_noise_meets_the_target_and_less_does_not(name: str, target: float, roun
     sigma = calibrate_noise(event, Budget(epsilon=target, delta=DELTA, accountant=accountant))
     assert accountant.epsilon(event(sigma), DELTA) <= target
     assert accountant.epsilon(event(sigma * (1 - 2e-4)), DELTA) > target
+
+
+def halved(fits: Callable[[float], bool]) -> float:
+    """The oracle: a bracket from 1 on by factors of 2, halved on a logarithmic scale."""
+    high = 1.0
+    while not fits(high):
+        high *= 2
+    low = high / 2
+    while fits(low):
+        high, low = low, low / 2
+    while low < high * (1 - 1e-4):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_noise_is_that_of_halving_to_the_last_bit_in_half_the_steps(name: str) -> None:
+    rng, accountant = np.random.default_rng(3), make_accountant(name)
+    asked = []
+
+    def event(sigma: float) -> Event:
+        asked.append(sigma)
+        return gaussian_rounds(noise_multiplier=sigma, rounds=rounds)
+
+    for epsilon in 10 ** rng.uniform(-0.5, 1.5, 20):
+        rounds, budget = (
+            int(rng.integers(1, 500)),
+            Budget(epsilon=epsilon, delta=DELTA, accountant=accountant),
+        )
+        found, steps = calibrate_noise(event, budget), len(asked)
+        assert found == halved(lambda sigma, most=epsilon: accountant.epsilon(event(sigma), DELTA) <= most)
+        assert steps < 0.6 * (len(asked) - steps)
+        asked.clear()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import pytest
 
 from fedveil.engine.audit import canary_scores
 from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.setup import Populations, prepare
+from fedveil.engine.populations import Populations
+from fedveil.engine.setup import prepare
 from fedveil.privacy.audit import canary_bound
 from fedveil.randomness import PrivacyRandomness
 from fedveil.registry import names

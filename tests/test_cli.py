@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import COMMANDS, app, main
-from fedveil.engine import setup
+from fedveil.engine import populations
 
 EXPERIMENT = """
 name = "tiny"
@@ -207,9 +207,9 @@ def test_check_shows_every_seed_and_a_study_loads_each_population_once(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.toml").write_text(STUDY)
     loaded: list[int] = []
-    load = setup.load_population
+    load = populations.load_population
     monkeypatch.setattr(
-        setup, "load_population", lambda data, seed: (loaded.append(seed), load(data, seed))[1]
+        populations, "load_population", lambda data, seed: (loaded.append(seed), load(data, seed))[1]
     )
     rows = as_json("check", "two.toml", "--seeds", "3")["experiments"]
     assert [row["experiment"] for row in rows] == [
@@ -266,7 +266,7 @@ def test_a_schema_that_does_not_fit_is_named_by_file_and_key(
     message = failure(monkeypatch, capsys, "check", str(toml), *options)
     assert "toml does not fit: n_users: must be a whole number, not '40';" in message
     assert "target.classes: needs 2 or more entries, not 1" in message
-    assert "features.age: kind: must be one of 'number', 'date', 'category', not 'amount'" in message
+    assert "features.age.kind: must be one of 'number', 'date', 'category', not 'amount'" in message
     assert "features.sex.categories: is required" in message
     assert "Input should" not in message
     assert "Field required" not in message

@@ -25,7 +25,7 @@ from fedveil.quantization import (
 from fedveil.quantization.streams import TAG_BYTES
 
 LENGTH = 70
-ROUNDS = (5_000, 20_000)
+ROUNDS = (2_000, 20_000)
 STREAMS = InsecureSimulationStreams(0, "fuzz")
 
 

@@ -32,6 +32,7 @@ from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RefusedRunError, SilentSiloError
 from fedveil.reference import summary
 from fedveil.registry import members, names
+from tests.source import parsed
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "fedveil"
 
@@ -57,7 +58,7 @@ def cells(console: Console, word: str) -> list[list[str]]:
 def test_no_epsilon_is_rounded_by_a_format() -> None:
     found = []
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
                 value, style = ast.unparse(node.value), ast.unparse(node.format_spec)
                 if "epsilon" in value and "." in style:

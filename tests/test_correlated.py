@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.past_sums import PastSums
 from fedveil.engine.rounds.setting import Setting
-from fedveil.engine.rounds.silo_side import trained_sums
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
-from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
@@ -271,7 +271,8 @@ def sent(method: Method, records: Records, models: list[torch.Tensor], units: li
             experiment=ExperimentRandomness(1),
             privacy=PrivacyRandomness.insecure(1),
         )
-        past = [trained_sums(turn), *past][: now.channel.memory + 1]
+        job = turn.sum_job(None)
+        past = [turn.trainer.sums(job).marked(job).total, *past][: now.channel.memory + 1]
         found.append(sum(now.channel.encoded([one[silo].numpy() for one in past]) for silo in range(3)))
     return np.array(found)
 

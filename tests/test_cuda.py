@@ -24,7 +24,7 @@ from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Sums, Trainer, TrainJob
 from fedveil.local.vectorized import VmapTrainer
-from fedveil.population.arrays import People
+from fedveil.population.records import Population
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from tests.training import cohort_of, everyone, task_of
@@ -158,7 +158,7 @@ def test_updates_that_are_not_finite_count_as_nothing() -> None:
 
 
 @pytest.fixture(scope="module")
-def people() -> People:
+def people() -> Population:
     random = np.random.default_rng(0)
     features, user = random.normal(size=(400, 8)), random.integers(0, 80, 400)
     targets = (features[:, 0] > 0).astype(int)
@@ -190,7 +190,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_run_on_the_device_says_so_and_its_bundle_serves_elsewhere(
-    name: str, people: People, tmp_path: Path
+    name: str, people: Population, tmp_path: Path
 ) -> None:
     def trained(device: str, **trainer: Any) -> fv.Result:
         return fv.train(
@@ -219,7 +219,7 @@ def test_a_run_on_the_device_says_so_and_its_bundle_serves_elsewhere(
     )
 
 
-def test_a_run_in_bfloat16_can_be_resumed(people: People, tmp_path: Path) -> None:
+def test_a_run_in_bfloat16_can_be_resumed(people: Population, tmp_path: Path) -> None:
     class Once(fv.Callback):
         def round_ended(self, round: fv.RoundSummary) -> str | None:
             return "enough"

@@ -7,9 +7,10 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
-from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+from tests.source import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -58,18 +59,13 @@ def _last(called: ast.expr) -> str:
     return getattr(called, "attr", getattr(called, "id", ""))
 
 
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def imported(*folders: str) -> dict[str, set[str]]:
     """Return the distributions that files below the folders import, each with those files."""
     distributions = packages_distributions()
     found: dict[str, set[str]] = {}
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for module in modules(tree(path)):
+            for module in modules(parsed(path)):
                 if module not in sys.stdlib_module_names and module not in OURS | PEERS:
                     for name in distributions.get(module, [module]):
                         found.setdefault(normal(name), set()).add(str(path.relative_to(ROOT)))
@@ -87,7 +83,7 @@ def test_the_package_imports_what_it_declares_and_nothing_else() -> None:
 def test_what_an_extra_brings_is_imported_at_the_top_of_its_own_modules_alone() -> None:
     eager: dict[str, set[str]] = {}
     for path in sorted((ROOT / "src/fedveil").rglob("*.py")):
-        statements = [node for node in tree(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        statements = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {normal(name) for one in statements for name in modules(one)}
         if names & OPTIONAL and "flower" not in path.parts:
             eager[str(path.relative_to(ROOT / "src/fedveil"))] = names & OPTIONAL
@@ -124,3 +120,11 @@ def test_every_classified_python_is_one_that_is_allowed() -> None:
     ]
     assert min(named) == least
     assert named == sorted(named)
+
+
+def test_every_address_of_the_package_is_a_paper_that_the_citation_and_the_readme_name() -> None:
+    cited, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("CITATION.cff", "README.md"))
+    assert len(PROJECT["urls"]) == 4
+    for name, address in PROJECT["urls"].items():
+        assert f'url: "{address}"' in cited
+        assert f"[{name}]({address})" in readme

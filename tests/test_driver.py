@@ -13,7 +13,7 @@ from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.workload import OwnMessages, SiloSums
+from fedveil.engine.rounds.workload import ClientWork, CohortWork
 from fedveil.protection.driver import Driver, Dropouts
 from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.masking.masked_sums import MaskedSums
@@ -180,16 +180,17 @@ def test_one_message_of_all_clients_is_the_sum_of_each_clients_own() -> None:
         experiment=ExperimentRandomness(5),
         privacy=PrivacyRandomness.insecure(3),
     )
-    work = SiloSums(turn)
+    parties = Parties.in_the_open(setting)
+    work = CohortWork(turn, parties.agreed)
     drawn = work.begin(0)
-    together, summed = Parties.in_the_open(setting).driver.play((1, 0), (0,), drawn, work.give)
+    together, summed = parties.driver.play((1, 0), (0,), drawn, work.give)
     assert drawn is not None
     assert summed == 1 < drawn.sum()
     rows = setting.cohort.groups.user.astype(np.int64)
     apart = replace(setting, cohort=replace(setting.cohort, rows=rows, n_silos=setting.n_users))
-    work = SiloSums(replace(turn, setting=apart))
-    work.begin(0)
     driver = Parties.in_the_open(apart).driver
+    work = CohortWork(replace(turn, setting=apart), driver.agreement)
+    work.begin(0)
     assert driver.agreement.clients == setting.n_users
     alone, summed = driver.play((1, 0), tuple(range(setting.n_users)), drawn, work.give)
     assert summed == setting.n_users
@@ -214,7 +215,8 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
 
     def played(block: int) -> tuple[np.ndarray, list[int]]:
         monkeypatch.setattr("fedveil.engine.rounds.workload._BLOCK_ELEMENTS", block * length)
-        work, held = OwnMessages(turn), []
+        parties = Parties.in_the_open(setting)
+        work, held = ClientWork(turn, parties.agreed), []
         drawn = work.begin(0)
 
         def give(number: int) -> Any:
@@ -222,7 +224,7 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
             held.append(len(work._block))
             return given
 
-        total, _ = Parties.in_the_open(setting).driver.play((1, 0), work.senders(()), drawn, give)
+        total, _ = parties.driver.play((1, 0), work.senders(()), drawn, give)
         return total, held
 
     whole, together = played(8)
@@ -248,7 +250,7 @@ def test_clients_that_end_with_different_results_end_the_attempt(wrong: int) -> 
     plan = PartialPlan(
         run=bytes(16), silos=2, length=4, ratio=0.5, clear_limit=9, hidden_limit=9, ballots="none"
     )
-    driver = Driver(PartialSums(plan, lambda message, chosen, number, silo: (UNITS[~chosen], UNITS[chosen])))
+    driver = Driver(PartialSums(plan=plan))
     result = driver._clients[wrong].result
 
     def altered() -> PartialResult:

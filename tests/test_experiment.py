@@ -11,7 +11,8 @@ import pytest
 
 from fedveil.engine.experiments.experiment import merge, parse, parse_assignment
 from fedveil.engine.experiments.study import Selection, load_study, preset_text, presets
-from fedveil.engine.setup import Populations, prepare
+from fedveil.engine.populations import Populations
+from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
 from fedveil.population.catalogue import catalogue

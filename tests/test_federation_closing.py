@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.side_releases import Spent
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import prepare
@@ -20,7 +21,6 @@ from fedveil.federation.own import statement as own_statement
 from fedveil.federation.own.session import OwnSession
 from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.rounds import Rounds
-from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.local.trainer import SplitTrainer
 from fedveil.privacy.events import atoms, compose

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.rounds.past_sums import PastSums
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.setup import prepare
 from fedveil.federation.own.statement import _composed
-from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore
 from fedveil.privacy.claims import Role

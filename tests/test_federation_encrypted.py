@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError
 from fedveil.federation.coordinator import CoordinatorParty
@@ -23,7 +24,6 @@ from fedveil.federation.deployable import check_deployable
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo import MODELS
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord

@@ -427,6 +427,24 @@ def test_a_coordinator_gives_the_runs_ledger_back_though_heads_cannot_be_kept(
     world.coordinate().close()
 
 
+def test_heads_of_an_earlier_release_are_not_forgotten_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "heads.json").write_text("{}")
+    with pytest.raises(RunFolderError, match=r"heads\.json: heads that an earlier release has heard"):
+        HeadsSeen(tmp_path / HEADS, bytes(32))
+
+
+def test_a_ledger_that_was_carried_into_a_state_and_not_in_its_place_is_refused(world: World) -> None:
+    """`cp -r` puts a folder into one of its name, and what was spent would not count."""
+    assert stopped(world) is None
+    world.close()
+    state = world.folder / STATE
+    shutil.copytree(state, state / "state")
+    with pytest.raises(IntegrityError, match=r"another state of a silo lies in this one"):
+        world.silo(0)
+    shutil.rmtree(state / "state")
+    world.silo(0).close()
+
+
 def test_a_note_of_an_end_that_says_no_line_is_damage(world: World) -> None:
     party = world.silos[0]
     assert party is not None

@@ -7,7 +7,8 @@ import re
 import tomllib
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.parts_due import has_trained
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
@@ -24,7 +26,8 @@ from fedveil.flower.guard import open_silo
 from fedveil.flower.joining import DraftedPolicy
 from fedveil.flower.provisioning import provision
 from fedveil.flower.submission import create_run, due_parts, read_document
-from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.events import Adjacency, GaussianEvent
+from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.protection.refusals import Code
 from tests import test_evaluation_targets
 from tests.test_preprocessing import FILES, tables
@@ -241,3 +244,33 @@ def test_scoring_beyond_the_deadline_of_a_round_ends_the_release_and_stays_charg
     (stopped,) = study.play()
     assert "the round took longer than" in (stopped or "")
     assert study.charges(0)[-1] == ("/eval/1", 1)
+
+
+@pytest.mark.parametrize(("repeats", "asked"), [(True, [3, 3]), (False, [5, 6])])
+def test_whether_training_has_ended_by_its_budget_is_asked_of_every_charge(
+    repeats: bool, asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a coordinator asks it before a round: else it would open training for ever, and never evaluate.
+
+    After two rounds: masks that are recovered cost another charge an attempt (two rounds, each of them twice); where an
+    attempt repeats what was released, the third round was charged already, or not yet.
+    """
+    event = GaussianEvent(noise_multiplier=2.0)
+    run = SimpleNamespace(
+        evaluation="asked for",
+        experiment=SimpleNamespace(rounds=10, name="run"),
+        guarantee=SimpleNamespace(unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE),
+        agreed=SimpleNamespace(repeats=repeats),
+    )
+    given: list[int] = []
+    monkeypatch.setattr(
+        "fedveil.federation.parts_due.over_budget", lambda _, number, charges: given.append(charges)
+    )
+    monkeypatch.setattr(RunFolder, "read_checkpoint", lambda _: SimpleNamespace(round=2))
+    charged = [(1, 0), (2, 0)] if repeats else [(1, 0), (1, 1), (2, 0), (2, 1)]
+    for more in ([], [(3, 0)]):
+        with Ledger(tmp_path / "ledger.jsonl", unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE) as ledger:
+            for number, attempt in [*charged, *more][len(ledger.entries) :]:
+                ledger.charge(run="run", round=number, attempt=attempt, event=event)
+        assert not has_trained(cast(Any, run), RunFolder(tmp_path))
+    assert given == asked

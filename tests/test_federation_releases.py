@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomlkit
 from typer.testing import CliRunner
 
 from fedveil import cli
@@ -26,6 +27,7 @@ from fedveil.engine.releases.release_run import PreparedReleases, make_releases
 from fedveil.engine.releases.releases import prepare_release
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import ConfigError
+from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import ROUNDS, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
@@ -47,6 +49,7 @@ from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Closing, Part, Phase
 from tests import test_inference_runs, test_releases
 from tests.federation_world import small_keys
+from tests.test_run_audit import unnoticed_values
 
 SILOS = ("north", "south", "west")
 SEEDED = 'epsilon = 8.0\naccountant = "rdp"\ninsecure_seed = 1'
@@ -84,11 +87,12 @@ class Hospitals:
             silos=tuple(self.files),
             roster=tuple(key.public for key in self.keys),
             coordinator=self.key.public,
-            schema_digest=bytes(32),
+            schema_digest=hashlib.sha256(table.schema_file.read_bytes()).digest(),
         )
         self.users = folder / "users.txt"
         self.users.write_text("".join(f"p{number}\n" for number in range(self.schema.n_users)))
         self.run = RunFolder.create(folder / "federated", document)
+        self.run.write(DECLARED, table.schema_file.read_bytes())
         self.silos = [self.silo(number) for number in range(len(self.keys))]
         self.lie = self.told
 
@@ -392,17 +396,32 @@ def test_the_folder_of_a_release_is_checked_as_that_of_a_run(tmp_path: Path) -> 
     assert found["end"]["detail"].startswith("statement signed by the coordinator")
     counted = folder / "statistics.json"
     document = json.loads(counted.read_text())
-    forged = {"vector": [1234.0] * len(document["vector"]), "noise_std": 1e-3}
-    decoy = {"releases": [{key: document[key] for key in forged}]}
+    forged = {"vector": [1234.0] * len(document["vector"])}
+    decoy = {"releases": [{key: document[key] for key in ("vector", "noise_std")}]}
     for changed, outcome in (
         (document, "holds"),
         (document | forged, "fails"),
+        (document | {"noise_std": 1e-3}, "fails"),
         (document | forged | decoy, "fails"),  # numbers that were signed, beside those that are shown
         (document | {"more": 1}, "fails"),
     ):
         counted.write_text(json.dumps(changed))
         (said,) = [one for one in verify_run(folder).checks if one.name == "releases"]
         assert said.outcome == outcome
+    counted.write_text(json.dumps(document))
+    tried, unnoticed = unnoticed_values(folder, "statistics.json")
+    assert tried > 20
+    assert unnoticed == []
+    (name, feature) = next(
+        one for one in document["schema"]["features"].items() if one[1]["kind"] == "number"
+    )
+    declared = tomlkit.parse((folder / DECLARED).read_text())
+    for one in (feature, declared["features"][name]):  # type: ignore[index]
+        one["upper"] *= 100
+    counted.write_text(json.dumps(document))
+    (folder / DECLARED).write_text(tomlkit.dumps(declared))
+    (said,) = [one for one in verify_run(folder).checks if one.name == "releases"]
+    assert "not the schema on which the members agreed" in said.detail
     (folder / "ledger.jsonl").write_bytes(b"")
     assert not verify_run(folder).holds
 
@@ -439,6 +458,10 @@ def test_every_release_of_a_document_is_signed_and_its_end_with_the_last(tmp_pat
         assert [one.outcome for one in verify_run(world.run.path).checks if one.name == "releases"] == [
             outcome
         ]
+    fitted.write_text(json.dumps(document))
+    tried, unnoticed = unnoticed_values(world.run.path, "inference.json")
+    assert tried > 10
+    assert unnoticed == []
     assert [json.loads(line)["part"] for line in (world.run / ROUNDS).read_text().splitlines()] == [
         "1",
         "2",

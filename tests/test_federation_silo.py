@@ -18,14 +18,14 @@ import pytest
 from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.rounds.workload import SiloSums
+from fedveil.engine.populations import FixedPopulation
+from fedveil.engine.rounds.workload import CohortWork
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.federation.audit.run_record import attested
 from fedveil.federation.heads import NONE
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore, RoundRecord
@@ -310,7 +310,7 @@ def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
     def fail(*_: object) -> None:
         raise RuntimeError("record 17 of the table")
 
-    monkeypatch.setattr(SiloSums, "give", fail)
+    monkeypatch.setattr(CohortWork, "give", fail)
     told(world, terms(world))
     answer = told(world, *task(world), number=1)
     assert cause(answer) == "request"

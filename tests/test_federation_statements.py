@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from fedveil.engine.experiments.experiment import merge
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.side_releases import Spent
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, FedveilError
 from fedveil.federation.deployable import check_deployable
-from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.parts import Attested, Closing, Joined, Model, Over, Refused, Task

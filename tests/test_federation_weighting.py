@@ -12,14 +12,14 @@ import pytest
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.rounds.silo_side import WeightedTraining
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.rounds.workload import CohortWork
 from fedveil.engine.run_folder.folder import Checkpoint, RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.federation import exchange
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import FixedPopulation
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
@@ -252,7 +252,7 @@ def test_under_oblivious_transfer_somebody_is_drawn_whom_nobody_knows(tmp_path: 
         experiment=ExperimentRandomness(experiment.seed),
         privacy=experiment.privacy.randomness(),
     )
-    training = WeightedTraining(turn)
+    training = CohortWork(turn, prepared.agreed)
     groups, alone = prepared.setting.cohort.groups, np.zeros((held.n_users, len(moved)))
     totals = np.bincount(groups.user, weights=groups.size)
     for silo in range(3):

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,22 +20,29 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from safetensors.torch import save_file
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import run
 from fedveil.engine.run_folder.diagnostics import require_same_records
 from fedveil.engine.run_folder.documents import read_rows
 from fedveil.engine.run_folder.folder import RunFolder, stored_tensors
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import DataError, FedveilError, RunFolderError
+from fedveil.federation.audit.ledger_audit import LedgerExport, _signed, export_ledger, verify_ledger
+from fedveil.federation.charter import Charter
+from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.rounds import STATE, Rounds, identify
-from fedveil.federation.share import FixedPopulation, silo_share
+from fedveil.federation.share import silo_share
 from fedveil.federation.store import RecordStore, RoundRecord
-from fedveil.files import DEEPEST, parse_json, parse_toml, read_content, read_text
+from fedveil.files import DEEPEST, LARGEST_FILE, parse_json, parse_toml, read_content, read_text
+from fedveil.flower.requests import Request
 from fedveil.local.pretrained import take_parameters
 from fedveil.population.draft import draft_schema
 from fedveil.population.schema import read_schema
@@ -143,6 +151,27 @@ def federation(folder: Path) -> dict[str, FileKind]:
             sealed += body[:-1] + f', "digest": "{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
         return sealed
 
+    def audited(at: Path) -> Any:
+        LedgerExport.read(at)
+        return [(one.name, one.outcome) for one in verify_ledger(at).checks]
+
+    def export_of(content: bytes) -> bytes:
+        try:
+            document = json.loads(content)
+            document["signature"] = world.keys[0].sign(_signed(document)).hex()
+        except (ValueError, TypeError, RecursionError):
+            return content
+        return json.dumps(document).encode()
+
+    export = folder / "audit.json"
+    export_ledger(
+        folder / "state-0",
+        export,
+        identity=world.keys[0],
+        membership=world.membership,
+        number=0,
+        delta=1e-5,
+    )
     here = run_folder.path
     silo_ledger = folder / "state-0" / "ledger.jsonl"
     return {
@@ -150,6 +179,9 @@ def federation(folder: Path) -> dict[str, FileKind]:
         "policy.toml": FileKind(path=folder / "policy.toml", read=Policy.read),
         "ledger.jsonl": FileKind(path=silo_ledger, read=ledger, sealed=True),
         "ledger.jsonl, sealed": FileKind(path=silo_ledger, read=ledger, seal=lines_of),
+        "audit.json": FileKind(path=export, read=audited, sealed=True),
+        "audit.json, signed": FileKind(path=export, read=audited, seal=export_of),
+        "heads.jsonl": FileKind(path=folder / HEADS, read=lambda at: HeadsSeen(at, bytes(32)).last("silo-0")),
         "answer": FileKind(path=kept, read=answer, sealed=True),
         "answer, sealed": FileKind(path=kept, read=answer, seal=answer_of),
         "weighted input": FileKind(path=weighted, read=lambda at: WeightedGiven.decode(at.read_bytes())),
@@ -197,6 +229,24 @@ def alone(folder: Path) -> dict[str, FileKind]:
     (folder / "users.txt").write_text("0\n1\n2\n3\n")
     save_file({"weight": torch.ones(1, 3), "bias": torch.zeros(1)}, folder / "model.safetensors")
     schema = read_schema(folder / "schema.toml")
+    founder, identity = IdentityKey.generate(), IdentityKey.generate()
+    node = ec.generate_private_key(ec.SECP384R1())
+    charter = Charter(
+        name="five", host="h", port=9443, founder=founder.public, authority="", data_schema=SCHEMA
+    )
+    (folder / "charter.toml").write_text(charter.to_toml())
+    request = Request(
+        role="silo",
+        name="north",
+        charter=charter.digest,
+        identity=identity.public,
+        transport=node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode(),
+    )
+    request.signed(identity, node).write(folder / "north.request")
+
+    def asked_for(at: Path) -> Any:
+        Request.read(at).check(charter.digest)
+
     membership = Membership(
         silos=("north", "south"),
         roster=tuple(IdentityKey.generate().public for _ in range(2)),
@@ -212,6 +262,8 @@ def alone(folder: Path) -> dict[str, FileKind]:
             return [stored.get_tensor(name) for name in stored.keys()]  # noqa: SIM118 - no mapping
 
     return {
+        "charter.toml": FileKind(path=folder / "charter.toml", read=Charter.read),
+        "north.request": FileKind(path=folder / "north.request", read=asked_for, sealed=True),
         "identity.key": FileKind(path=folder / "identity.key", read=IdentityKey.load),
         "paillier.key": FileKind(path=folder / "paillier.key", read=PaillierPrivateKey.load),
         "schema.toml": FileKind(path=folder / "schema.toml", read=read_schema),
@@ -231,6 +283,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
 
 
 NAMES = (
+    *("charter.toml", "north.request", "heads.jsonl", "audit.json", "audit.json, signed"),
     *("membership.toml", "policy.toml", "ledger.jsonl", "ledger.jsonl, sealed", "answer", "answer, sealed"),
     *("weighted input", "federation.json", "participants.json", "experiment.toml", "metrics.jsonl"),
     *("privacy.json", "privacy.json, reported", "metrics.jsonl, reported", "experiment.toml, reported"),
@@ -505,6 +558,18 @@ def test_what_no_document_of_ours_holds_is_refused(text: str) -> None:
         return
     with pytest.raises(DataError, match="here"):
         parse_json(text, "here", DataError)
+
+
+def test_reading_a_short_file_takes_no_room_for_the_longest(tmp_path: Path) -> None:
+    """A silo may be served with less memory than the longest file that it would read has bytes."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    tracemalloc.start()
+    try:
+        assert read_content(path, DataError, largest=LARGEST_FILE) == b"x" * 100
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_file_is_read_within_its_limit(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -293,7 +293,7 @@ class Node:
 
 @dataclass
 class LoopGrid:
-    """Flower's messages in this process: each meets a carrier; every fifth is lost, at every fiftieth all forget."""
+    """Flower's messages in this process: each meets a carrier; some are lost, at every fiftieth all forget."""
 
     nodes: list[Node]
     guards: list[Path]
@@ -301,6 +301,7 @@ class LoopGrid:
     last: dict[int, Any] = field(default_factory=dict)
     sent: int = 0
     whole: int = 0
+    lost: Callable[[int], bool] = lambda sent: sent % 5 == 0
 
     def get_nodes(self) -> list[Node]:
         return self.nodes
@@ -315,7 +316,7 @@ class LoopGrid:
             self.whole += "letter" in message.content["fedveil"]
             keys.append(f"message {self.sent}")
             message.metadata.__dict__["_message_id"] = keys[-1]
-            if self.sent % 5 == 0:
+            if self.lost(self.sent):
                 continue
             node = message.metadata.dst_node_id
             if self.sent % 50 == 1:
@@ -722,6 +723,38 @@ def test_a_run_ends_though_silos_work_for_longer_than_patience(
     assert grid.whole < signs[0] < grid.sent
     charged = read_entries(made.provisioned.silos[1] / "state" / LEDGER)
     assert [entry.round for entry in charged] == [1, 2]
+
+
+@pytest.mark.usefixtures("flowers_task")
+def test_a_letter_to_a_dead_connection_is_sent_again_before_the_others_would_go_on(
+    made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower counts it as delivered: the silo is reminded of it and says that it has none."""
+    from fedveil.flower import transport
+
+    now = [0.0]
+
+    def passing(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=passing))
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    folder = create_run(home, read_document(made.experiment, home))
+    (party,) = due_parts(home, folder.path)
+    nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
+    grid = LoopGrid(nodes, guards, lost=lambda sent: sent <= len(HOSPITALS))
+    monkeypatch.setattr(party, "go_on", lambda silent: pytest.fail("left behind") if silent else ())
+    found, handle = [], party.receive
+
+    def noted(silo: int, data: bytes) -> Any:
+        found.append(now[0])
+        return handle(silo, data)
+
+    monkeypatch.setattr(party, "receive", noted)
+    transport.carry(grid, party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+    assert party.outcome is not None
+    assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
+    assert 39.0 < found[0] < 45.0 < home.settings.go_on_after
 
 
 def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:

@@ -230,13 +230,11 @@ def running(process: int) -> bool:
 
 POOL = """\
 import os, signal, sys
-from types import SimpleNamespace
-from fedveil.engine.rounds.partial import PartialRange
+from fedveil.protection.partial.workers import workers_of
 if __name__ == "__main__":
     class Owner: pass
     owner = Owner()
-    made = SimpleNamespace(protection=SimpleNamespace(processes=2))
-    pool = PartialRange.workers(made, owner=owner)
+    pool = workers_of(2, owner)
     print(pool.submit(os.getpid).result(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -28,6 +28,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.registry import HOUSE
 from fedveil.stage import Stage
 from tests.pins.compositions import compositions, public
+from tests.source import parsed
 
 HERE = Path(__file__).parent
 SOURCE = Path(fedveil.__file__).parent
@@ -36,10 +37,7 @@ SOURCE = Path(fedveil.__file__).parent
 @cache
 def trees() -> dict[str, ast.Module]:
     """Every file of the package by its path inside."""
-    return {
-        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text())
-        for path in sorted(SOURCE.rglob("*.py"))
-    }
+    return {path.relative_to(SOURCE).as_posix(): parsed(path) for path in sorted(SOURCE.rglob("*.py"))}
 
 
 @cache
@@ -52,7 +50,7 @@ def stages() -> dict[str, set[str]]:
         if isinstance(node, ast.ClassDef)
     ]
     names = {"Stage", "Clip", "ClipL1", "Unbounded"}
-    for duties in ({"draw", "over"}, {"server", "client"}, {"protocol", "workload"}):  # samplers; agreements
+    for duties in ({"draw", "over"}, {"server", "client"}, {"given", "vector"}):  # samplers; agreements
         names |= {node.name for _, node in classes if duties <= _methods(node)}
     while more := {n.name for _, n in classes if {_last(base) for base in n.bases} & names} - names:
         names |= more

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.run_preprocessing import lengths_of_updates
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, DataError
@@ -20,7 +21,7 @@ from fedveil.federation.document import canonical
 from fedveil.federation.errors import told
 from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.proposals import own_work
-from fedveil.federation.share import FixedPopulation, Share
+from fedveil.federation.share import Share
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.main_silos import MainSilos, MainSilosError, read_main_silos
 from fedveil.population.records import Population

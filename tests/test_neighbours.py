@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import load_file
 
 from fedveil.engine.experiments.experiment import merge, parse
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.rounds.turn import draw_users
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.deployable import check_deployable
-from fedveil.federation.share import FixedPopulation
 from fedveil.population.records import Population, Records
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
@@ -159,8 +159,7 @@ def public(row: dict[str, Any]) -> dict[str, Any]:
 
 def agreed_numbers(prepared: Prepared) -> Any:
     """What the parties agree on before any round, but for what each of them alone knows."""
-    protocol = prepared.agreed.protocol(PrivacyRandomness.insecure(11))
-    named = vars(protocol)
+    named = vars(prepared.agreed)
     assert named
     return {
         key: repr(value)

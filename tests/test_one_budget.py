@@ -13,12 +13,12 @@ import pytest
 from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.experiments.release_document import InferenceDocument, parse_releases
 from fedveil.engine.experiments.sections import PrivacySection
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.release_run import make_releases
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
-from fedveil.federation.share import FixedPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.submission import create_run, read_document
 from fedveil.privacy.accounting import make_accountant

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ import torch
 
 pytest.importorskip("tenseal")
 
+
+from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.rounds.partial import PartialRange
-from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.rounds.workload import workload
 from fedveil.engine.run import resume, run
-from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
@@ -39,11 +42,23 @@ from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.partial import workers
+from fedveil.protection.partial.sums import PartialSums
+from fedveil.protection.protocol import Place
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from tests.children import forking
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
+from tests.parties import parties_of
 from tests.test_run import Silent
 
 CLIENTS = 5
+PLACE = Place(
+    run=bytes(16),
+    number=0,
+    identity=IdentityKey.generate(),
+    roster=(),
+    privacy=PrivacyRandomness.insecure(3),
+)
 POPULATIONS = Populations()
 FEDERATION = PublicFacts(n_silos=CLIENTS, n_users=CLIENTS, silo_records=(90, 100, 80, 100, 95))
 
@@ -88,14 +103,15 @@ def aggregate(
 ) -> np.ndarray:
     """Return the sum of these vectors as the silos end with it."""
     agreed, initial = prepared.agreed, prepared.task.initial()
-    assert isinstance(agreed, PartialRange)
-    driver = Driver(agreed.protocol(PrivacyRandomness.insecure(round_number))) if driver is None else driver
-    turn = turn_of(prepared, round_number, model)
+    assert isinstance(agreed, PartialSums)
+    driver = Driver(agreed, privacy=PrivacyRandomness.insecure(round_number)) if driver is None else driver
+    work = workload(turn_of(prepared, round_number, model), agreed, initial)
+    work.bare = lambda client: messages[client]  # type: ignore[method-assign]
     result, summed = driver.play(
         (round_number, 0),
         tuple(range(len(messages))),
         None,
-        lambda silo: agreed.given(messages[silo], turn, silo=silo, initial=initial),
+        work.give,
     )
     assert summed == len(messages)
     return agreed.vector(result)
@@ -111,8 +127,8 @@ def test_ckks_fedavg_is_fedavg_to_1e_7_and_1e_5_relative() -> None:
     for name in ("fedavg", "ckks-fedavg"):
         prepared = asked({"name": name})
         parties = None
-        if isinstance(prepared.agreed, PartialRange):
-            parties = Parties.of(prepared.agreed, prepared.task.initial(), PrivacyRandomness.insecure(1))
+        if isinstance(prepared.agreed, PartialSums):
+            parties = parties_of(prepared, PrivacyRandomness.insecure(1))
         models.append(play_round(turn_of(prepared), parties)[0])
     moved = models[0] - prepared.task.initial()
     assert (models[0] - models[1]).abs().max() < 1e-7
@@ -130,7 +146,8 @@ def test_the_encrypted_sum_of_unbounded_updates_is_exact_to_1e_7_up_to_64_and_re
         aggregate(prepared, sent)
 
 
-def test_worker_processes_encrypt_to_the_same_sum() -> None:
+def test_worker_processes_encrypt_to_the_same_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: forking()))
     prepared = asked({"name": "ckks-fedavg"}, {"ratio": 1.0, "processes": 2})
     sent = updates(prepared)
     assert np.array_equal(aggregate(prepared, sent), aggregate(asked({"name": "ckks-fedavg"}), sent))
@@ -160,9 +177,9 @@ def test_the_part_in_clear_has_its_noise_and_the_other_part_none() -> None:
 def test_noise_in_the_encrypted_part_has_the_size_that_is_asked_for() -> None:
     given = {"ratio": 0.5, "strategy": "random", "he_noise": 3.0, "he_clip": 0.25}
     prepared = asked({"name": "paraaegis", "clip": 1.0, "noise_multiplier": 0.5}, given)
-    assert isinstance(prepared.agreed, PartialRange)
+    assert isinstance(prepared.agreed, PartialSums)
     driver, parts = (
-        Driver(prepared.agreed.protocol(PrivacyRandomness.insecure(1))),
+        Driver(prepared.agreed, privacy=PrivacyRandomness.insecure(1)),
         {"clear": [], "hidden": []},
     )
     for t in range(1, 21):
@@ -189,13 +206,12 @@ def test_each_parts_noise_is_the_claimed_one_to_one_percent(
     """Over 150,000 values a part: 5.4 standard errors are 1 %, so 2 % less noise than the account counts shows."""
     given = {"name": name, "clip": 1.0, "noise_multiplier": 0.5}
     agreed, count = asked(given, {"ratio": 0.5, "strategy": "random", **protection}).agreed, 150_000
-    assert isinstance(agreed, PartialRange)
-    split = agreed.split(
+    assert isinstance(agreed, PartialSums)
+    split = agreed.divide(
         np.zeros(2 * count),
         np.arange(2 * count) % 2 == 0,
-        PrivacyRandomness.insecure(3),
-        round_number=1,
-        silo=0,
+        1,
+        PLACE,
     )
     grids, claimed = (agreed.clear.grid, agreed.hidden.grid), (clear_std, hidden_std)
     for units, grid, std in zip(split, grids, claimed, strict=True):
@@ -339,7 +355,7 @@ def test_the_published_noise_is_named_and_claims_no_client(tmp_path: Path) -> No
     privacy = {"epsilon": 1.0, "delta": 1e-5}
     prepared = asked(method, {"ratio": 0.1}, privacy=privacy)
     largest = max(prepared.population.records_per_silo())
-    assert isinstance(prepared.agreed, PartialRange)
+    assert isinstance(prepared.agreed, PartialSums)
     expected = math.sqrt(2 * 2 * math.log(1e5)) * 2 * 0.5 / largest
     assert prepared.agreed.clear.noise_std == pytest.approx(expected)
     statement = run(prepared, tmp_path, Silent()).statement
@@ -452,7 +468,7 @@ def test_every_row_runs_resumes_and_says_who_is_kept_out(row: str, tmp_path: Pat
     assert outcome.rounds == 2
     rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
     assert all(line["test"]["accuracy"] > 0 for line in rows)
-    if isinstance(prepared.agreed, PartialRange):
+    if isinstance(prepared.agreed, PartialSums):
         roles = [line.role for line in outcome.statement.trust]
         assert roles == [Role.SERVER, Role.SILO, Role.READER, Role.SERVER | Role.SILO]
         assert "the models" not in outcome.statement.trust[0].sees
@@ -463,12 +479,12 @@ def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
     """ULDP-AVG-w without noise: grids and weights survive the division, bit for bit."""
     method = {"name": "uldp-avg-w", "noise_multiplier": 0.0}
     plain, hidden = asked(method), asked(method, {"ratio": 0.3})
-    assert isinstance(hidden.agreed, PartialRange)
+    assert isinstance(hidden.agreed, PartialSums)
     models = [
         play_round(turn_of(prepared), parties)[0]
         for prepared, parties in (
             (plain, None),
-            (hidden, Parties.of(hidden.agreed, hidden.task.initial(), PrivacyRandomness.insecure(1))),
+            (hidden, parties_of(hidden, PrivacyRandomness.insecure(1))),
         )
     ]
     assert torch.equal(*models)

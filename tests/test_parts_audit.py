@@ -14,11 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomlkit
 from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.errors import FedveilError
 from fedveil.federation import parts_due
+from fedveil.federation.audit.recorded_run import RecordedRun
+from fedveil.federation.audit.released_files import check_releases
 from fedveil.federation.audit.released_sums import digest_of_release
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import (
@@ -27,6 +31,7 @@ from fedveil.federation.audit.run_record import (
     ROUNDS,
     by_coordinator,
     canonical,
+    files_of,
     signed_end,
 )
 from fedveil.federation.errors import RefusalError
@@ -44,7 +49,7 @@ from fedveil.protection.parts import Attested, Closing
 from fedveil.statistics.evaluation.evaluated import Evaluated
 from tests.test_federation_parts import PEOPLE, Study, carried
 from tests.test_preprocessing import tables
-from tests.test_run_audit import flipped, outcomes, resigned_lines
+from tests.test_run_audit import flipped, outcomes, resigned_lines, unnoticed_values
 
 PARTS = ["prep/1", "", "", "eval/1", "eval/2"]
 SECURE: dict[str, Any] = {"privacy": {"insecure_seed": None}}
@@ -114,10 +119,11 @@ def test_the_last_release_that_the_record_leaves_out_is_missed(study: Study, cop
 
 
 def resigned_file(study: Study, folder: Path, name: str, change: Callable[[Any], None]) -> None:
-    """Have a coordinator change released numbers, and sign the files of the run anew."""
-    document = json.loads((folder / name).read_text())
+    """Have a coordinator change a file, and sign the files of the run anew."""
+    text, toml = (folder / name).read_text(), name.endswith("toml")
+    document = tomlkit.parse(text) if toml else json.loads(text)
     change(document)
-    (folder / name).write_text(json.dumps(document))
+    (folder / name).write_text(tomlkit.dumps(document) if toml else json.dumps(document))
     contents = json.loads((folder / CONTENTS).read_text())
     contents["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     (folder / CONTENTS).write_bytes(canonical(contents))
@@ -160,6 +166,80 @@ def test_released_numbers_are_those_that_silos_signed(
     lines[3 + release]["next"] = digest_of_release(made).hex()
     resigned_lines(study.home.identity, copied, lines)
     assert outcomes(verify_run(copied))[resign] == "fails"
+
+
+def fewer(document: Any) -> None:
+    """People counted once for every silo become people."""
+    document["asked"]["silos"] = "equal"
+
+
+def turned(document: Any) -> None:
+    document["asked"]["schema_"]["target"]["classes"].reverse()
+
+
+def wider(document: Any) -> None:
+    document["wanted"]["schema_"]["features"]["age"]["upper"] *= 100
+
+
+def refined_wider(document: Any) -> None:
+    document["features"]["age"]["upper"] *= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("evaluation.json", fewer),
+        ("evaluation.json", turned),
+        ("preprocessing.json", wider),
+        ("schema.toml", refined_wider),
+        ("declared.toml", refined_wider),
+    ],
+)
+def test_what_released_numbers_are_of_is_what_silos_were_asked_for(
+    study: Study, copied: Path, name: str, change: Callable[[Any], None]
+) -> None:
+    """The coordinator signs the files of the run anew: the numbers are those of the record, and mean another thing."""
+    resigned_file(study, copied, name, change)
+    found = outcomes(verify_run(copied))
+    assert found["rounds"] == found["end"] == "holds"
+    assert found["releases"] == "fails"
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "preprocessing.json", "schema.toml"])
+def test_every_value_beside_released_numbers_follows_from_what_was_signed(study: Study, name: str) -> None:
+    tried, unnoticed = unnoticed_values(study.run.path, name)
+    assert tried > 20
+    assert unnoticed == []
+
+
+def test_numbers_of_one_part_are_not_those_of_another(study: Study) -> None:
+    """A record that calls the first release another part's, in terms that asked for no such release or for nothing."""
+    files = files_of(study.run.path)
+    run = RecordedRun(files)
+    run.signed(None, whole=True)
+    record = [run._ended(line.data) for line in run._lines]
+    check_releases(files, record, whole=True)
+    asked = json.loads(record[0].experiment)
+    of_another = [replace(record[0], part="eval/1"), *record[1:]]
+    unasked = [
+        replace(
+            one, experiment=json.dumps(asked | {"preprocessing": None}, sort_keys=True, separators=(",", ":"))
+        )
+        for one in record
+    ]
+    senseless = [replace(one, experiment="{}") for one in record]
+    for changed in (of_another, unasked, senseless):
+        with pytest.raises(FedveilError):
+            check_releases(files, changed, whole=True)
+
+
+def test_releases_that_silos_were_not_asked_for_are_none(study: Study, copied: Path) -> None:
+    """A file of releases in a run that has none, or of none."""
+    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    resigned_lines(study.home.identity, copied, lines[1:3])
+    (found,) = [one for one in verify_run(copied).checks if one.name == "releases"]
+    assert found.outcome == "fails"
+    assert "the record has no release" in found.detail
 
 
 def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, copied: Path) -> None:
@@ -228,6 +308,7 @@ def test_a_federations_run_is_bundled_by_command_and_carries_its_signatures(
     assert shown.exit_code == 0, shown.output
     found = {one["name"]: one["outcome"] for one in json.loads(shown.stdout)["checks"]}
     assert found["rounds"] == found["end"] == found["statement"] == "holds"
+    assert found["schema"] == "unchecked"  # it was refined
 
 
 # --- what a silo signs ---------------------------------------------------------------------------------------

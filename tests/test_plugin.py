@@ -162,8 +162,10 @@ def test_a_silo_runs_it_only_if_its_policy_names_the_package(installed: None) ->
     with pytest.raises(
         RefusalError, match="comes from the package fedveil-example; this silo allows: fedveil"
     ):
-        policy.check_packages(DOCUMENT)
-    policy.model_copy(update={"packages": ("fedveil-example",)}).check_packages(DOCUMENT)
+        policy.check_packages(DOCUMENT, {})
+    policy.model_copy(update={"packages": ("fedveil-example",)}).check_packages(
+        DOCUMENT, {"fedveil-example": "0.1"}
+    )
 
 
 @pytest.mark.slow

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 
 from fedveil.cli import main
 from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.rounds.aggregation import MaskedRange
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.protections import SecureAggregation
+from fedveil.population.records import nobodys_groups
 from fedveil.privacy.claims import Role
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
-from fedveil.randomness import PrivacyRandomness
+from fedveil.protection.masking.masked_sums import MaskedSums
 from tests.contract.test_methods import CLIP, METHOD_CASES, SILOS, USERS, bounded_sum
 from tests.test_run import Silent, experiment, files, same_model
 
@@ -38,16 +39,17 @@ def asked(**changes: Any) -> Experiment:
     return parse(document, "test")
 
 
-def masked_range(name: str, sigma: float = 5.0) -> MaskedRange:
+def masked_range(name: str, sigma: float = 5.0) -> MaskedSums:
     method = replace(METHOD_CASES[name](sigma), protection=SecureAggregation())
-    return MaskedRange.of(method, n_silos=SILOS, n_users=USERS, length=4)
+    public = PublicFacts(n_silos=SILOS, n_users=USERS, dimension=4)
+    return method.protection.agree(method, public, nobodys_groups(), 1)
 
 
 def total_of(
-    agreed: MaskedRange, messages: Sequence[np.ndarray], driver: Driver[Any, Any] | None = None
+    agreed: MaskedSums, messages: Sequence[np.ndarray], driver: Driver[Any, Any] | None = None
 ) -> np.ndarray:
     """Return the sum of the silos' messages in round 1, as the server learns it."""
-    driver = Driver(agreed.protocol(PrivacyRandomness.system())) if driver is None else driver
+    driver = Driver(agreed) if driver is None else driver
     silos = tuple(range(len(messages)))
     units, _ = driver.play((1, 0), silos, None, lambda silo: agreed.units(messages[silo]))
     return agreed.vector(units)
@@ -193,7 +195,7 @@ def test_a_message_beyond_the_range_ends_the_round_and_names_the_silo() -> None:
 
 def test_a_round_is_summed_once() -> None:
     agreed = masked_range("uldp-avg")
-    driver = Driver(agreed.protocol(PrivacyRandomness.system()))
+    driver = Driver(agreed)
     total_of(agreed, [np.zeros(4)] * SILOS, driver)
     with pytest.raises(ProtocolError, match="keys are used once"):
         total_of(agreed, [np.zeros(4)] * SILOS, driver)

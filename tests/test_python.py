@@ -47,7 +47,7 @@ DECLARED: dict[str, Any] = {
 METHOD: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0}
 
 
-def people(*, features: Any = X, targets: Any = Y, **changes: Any) -> fv.People:
+def people(*, features: Any = X, targets: Any = Y, **changes: Any) -> fv.Population:
     return fv.population(features, targets, **DECLARED | {"test": (X[:20], Y[:20])} | changes)
 
 
@@ -161,7 +161,7 @@ def test_nobodys_seed_or_side_depends_on_who_else_is_there() -> None:
     whole = people(test=None)
     less = people(features=X[rest], targets=Y[rest], user=USER[rest], silo=SILO[rest], test=None)
 
-    def held(one: fv.People) -> set[tuple[int, bytes]]:
+    def held(one: fv.Population) -> set[tuple[int, bytes]]:
         assert one.train.key is not None
         return {(int(k), f.tobytes()) for k, f in zip(one.train.key, one.train.features, strict=True)}
 
@@ -337,6 +337,67 @@ class EndsByRaising(KeepAll):
 def test_a_callback_that_sees_private_numbers_ends_no_run_by_raising_either(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sees private numbers, so it cannot end the run"):
         train(tmp_path, callbacks=[EndsByRaising()])
+
+
+def test_ids_that_differ_in_their_form_alone_are_warned_of_and_stay_apart() -> None:
+    given = {"silo": ["n"] * 4, "n_users": 9, "task": "classification", "test": (X, Y)}
+    for ids in (["a", "A", "b", "c"], ["7", "007", "8", "9"], ["x 1", "x-1", "y", "z"]):
+        with pytest.warns(UserWarning, match="user: some ids differ in their form alone") as told:
+            made = fv.population(X[:4], [0, 1, 1, 0], user=ids, **given)
+        assert len(np.unique(made.train.user)) == 4
+        assert all(one not in str(told[0].message) for one in ("007", "x 1"))
+    fv.population(X[:4], [0, 1, 1, 0], user=["1", "10", "1a", "11"], **given)  # warnings are errors here
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "told"),
+    [
+        (
+            "user",
+            np.ma.masked_array(["a", "b", "zz", "zz"], mask=[0, 0, 1, 1]),
+            "user, row 2: the entry is masked",
+        ),
+        ("user", np.ma.masked_array([1, 2, 9, 9], mask=[0, 1, 0, 0]), "user, row 1: the entry is masked"),
+        (
+            "silo",
+            np.ma.masked_array(["n", "s", "s", "n"], mask=[1, 0, 0, 0]),
+            "silo, row 0: the entry is masked",
+        ),
+        (
+            "targets",
+            np.ma.masked_array([0, 1, 1, 0], mask=[0, 0, 0, 1]),
+            "targets, row 3: the entry is masked",
+        ),
+        ("features", np.ma.masked_array(X[:4], mask=X[:4] > 2), "features, row .*: the entry is masked"),
+        ("features", torch.eye(4).to_sparse(), r"features: a tensor of layout .*\.to_dense\(\)"),
+    ],
+)
+def test_what_hides_its_values_is_refused(column: str, values: Any, told: str) -> None:
+    """An array whose mask nobody reads has fillers in it, and all that are masked would be one user."""
+    if column == "features" and np.ma.isMaskedArray(values):
+        values.mask[3, 1] = True
+    given = {
+        "features": X[:4],
+        "targets": [0, 1, 1, 0],
+        "user": [1, 2, 3, 4],
+        "silo": ["n"] * 4,
+        column: values,
+    }
+    with pytest.raises(DataError, match=told):
+        fv.population(**given, n_users=10, task="classification", test=(X, Y))
+
+
+def test_masks_that_hide_nothing_and_half_precision_are_read() -> None:
+    given = {
+        "user": np.ma.masked_array([1, 2, 2, 4]),
+        "silo": ["n"] * 4,
+        "n_users": 10,
+        "task": "classification",
+    }
+    half = torch.tensor(X[:4]).bfloat16()
+    made = fv.population(half, [0, 1, 1, 0], **given, test=(X, Y))
+    assert made.train.user.tolist() == [0, 1, 1, 2]
+    assert np.array_equal(made.train.features, half.float().numpy())
 
 
 @pytest.mark.parametrize("missing", [float("nan"), None, "", 1.0, True])
@@ -723,7 +784,9 @@ def test_predicting_other_columns_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_printed_of_people_and_of_a_result_is_a_line_of_public_numbers(trained: fv.Result) -> None:
     held = "task='classification', n_classes=2)"
-    assert repr(people()) == f"People(name='{people().name}', n_users={people().n_users}, n_silos=2, {held}"
+    assert (
+        repr(people()) == f"Population(name='{people().name}', n_users={people().n_users}, n_silos=2, {held}"
+    )
     assert repr(trained).startswith("Result(epsilon=")
     assert "\n" not in repr(trained)
     assert len(repr(trained)) < 300

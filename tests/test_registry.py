@@ -6,7 +6,7 @@ import pickle
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +17,17 @@ from fedveil.engine.experiments.choice import Choice, Chosen, own_keys
 from fedveil.engine.experiments.experiment import asked_for, parse
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
+from fedveil.federation.audit.run_audit import verify_run
+from fedveil.federation.audit.run_record import signed_end
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.keys import REQUIRED, Fraction, check_ranges, filled, keys_of
 from fedveil.population.catalogue import catalogue
+from fedveil.protection.parts import Part, Terms
+from fedveil.protection.refusals import Code
 from fedveil.reference import entries, page
-from fedveil.registry import HOUSE, KINDS, find, known, names
+from fedveil.registry import HOUSE, KINDS, Member, find, known, names
+from tests.federation_world import TESTING, World, asked, population
 from tests.plugins import Install, installing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -197,6 +202,46 @@ def test_a_package_that_fails_to_import_is_named_and_breaks_nothing_else(
     assert "fv-broken" not in page(), "the reference is of the house"
 
 
+def test_a_silo_joins_no_run_that_another_version_of_a_package_was_composed_for(
+    install: Install, tmp_path: Path
+) -> None:
+    """Nothing is charged; and what the run was composed with is in the terms that all parties sign."""
+    install("fv-sharp", {"denoisers": {"sharp": "fv_sharp:Sharp"}}, {"fv_sharp": SHARP})
+    policy = TESTING.model_copy(update={"packages": ("fv-sharp",)})
+    secure = asked(rounds=1, server={"denoiser": {"name": "sharp"}}, privacy={"insecure_seed": None})
+    world = World(tmp_path, secure, population(), policy)
+    named = '"packages":{"fv-sharp":"0.1"},'
+    for other in (
+        "",
+        '"packages":{"fv-sharp":"0.1.1"},',
+        '"packages":{"fv-sharp":"0.1","more":"1"},',
+        '"packages":7,',
+    ):
+
+        def lie(silo: int, parts: tuple[Part, ...], other: str = other) -> tuple[Part, ...]:
+            first, *rest = parts
+            if silo != 1 or not isinstance(first, Terms):
+                return parts
+            assert named in first.experiment
+            return replace(first, experiment=first.experiment.replace(named, other)), *rest
+
+        world.lie = lie
+        world.play()
+        assert world.coordinator is not None
+        assert world.coordinator.refused is Code.VERSION
+        assert [one._ledger.charges for one in world.silos if one is not None] == [0, 0, 0]
+        world.coordinator.close()
+    world.lie = None
+    world.play()
+    found = verify_run(world.run_folder.path)
+    assert found.holds
+    assert len(signed_end(world.run_folder.path)) == 3
+    with pytest.MonkeyPatch.context() as patched:  # whoever checks later may have another version
+        patched.setattr(Member, "version", "0.2")
+        assert verify_run(world.run_folder.path).holds
+    world.close()
+
+
 def test_a_silo_loads_a_package_only_if_its_policy_names_it(install: Install) -> None:
     kinds = {"denoisers": {"sharp": "fv_sharp:Sharp"}, "data_sets": {"odd": "fv_sharp:Sharp"}}
     install("fv-sharp", kinds, {"fv_sharp": SHARP})
@@ -206,12 +251,14 @@ def test_a_silo_loads_a_package_only_if_its_policy_names_it(install: Install) ->
         with pytest.raises(
             RefusalError, match=rf"{key} = .* comes from the package fv-sharp; this silo allows: fed"
         ):
-            policy.check_packages(document)
+            policy.check_packages(document, {})
     with pytest.raises(RefusalError, match="no method 'nobodys'"):
-        policy.check_packages(BASE | {"method": {"name": "nobodys"}})
+        policy.check_packages(BASE | {"method": {"name": "nobodys"}}, {})
     assert "fv_sharp" not in sys.modules
-    policy.check_packages(BASE)
-    policy.model_copy(update={"packages": ("fv-sharp",)}).check_packages(denoised("sharp"))
+    policy.check_packages(BASE, {})
+    policy.model_copy(update={"packages": ("fv-sharp",)}).check_packages(
+        denoised("sharp"), {"fv-sharp": "0.1"}
+    )
     assert "fv_sharp" not in sys.modules
 
 

@@ -14,7 +14,7 @@ import torch
 
 from fedveil.cli import main
 from fedveil.engine.experiments.release_document import ReleaseDocument, read_release_document
-from fedveil.engine.releases.release_run import make_releases
+from fedveil.engine.releases.release_run import make_releases, resume_releases
 from fedveil.engine.releases.release_sum import noisy_sum
 from fedveil.engine.releases.releases import PreparedRelease, prepare_release
 from fedveil.errors import FedveilError, RunFolderError
@@ -259,6 +259,38 @@ def test_a_release_killed_after_its_charge_is_charged_again(
         assert "charged 2 times" in " ".join(statement["mechanisms"])
     assert len(kept) == 1
     assert [entry.attempt for entry in read_entries(folder / "ledger.jsonl")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("file", "was", "now", "told"),
+    [
+        ("statistics.toml", "epsilon = 2.0", "epsilon = 1.9", "charged for other releases"),
+        ("statistics.toml", "delta = 1e-05", "delta = 0.01", "charged for other releases"),
+        ("statistics.toml", 'name = "cohort"', 'name = "court"', "another statement would follow"),
+        ("statistics.toml", "bins = 8", "bins = 4", "is a release of other figures"),
+        (
+            "../../schema.toml",
+            "upper = 100",
+            "upper = 120",
+            "is a release of other figures, or of other tables",
+        ),
+    ],
+)
+def test_what_was_released_is_not_stated_again_for_another_document(
+    released: Path, file: str, was: str, now: str, told: str
+) -> None:
+    path, before = (released / file).resolve(), (released / "privacy.json").read_bytes()
+    content = path.read_text()
+    assert was in content
+    path.write_text(content.replace(was, now))
+    try:
+        with pytest.raises(RunFolderError, match=told):
+            resume_releases(prepare_release(read_release_document(released / "statistics.toml")), released)
+    finally:
+        path.write_text(content)
+    assert (released / "privacy.json").read_bytes() == before
+    resume_releases(prepare_release(read_release_document(released / "statistics.toml")), released)
+    assert (released / "privacy.json").read_bytes() == before
 
 
 def spent_by_two(folder: Path) -> float:

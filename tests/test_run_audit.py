@@ -6,13 +6,17 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -21,24 +25,30 @@ from fedveil.api.predictor import Predictor
 from fedveil.bundle.archive import read_files
 from fedveil.bundle.verification import verify_bundle
 from fedveil.bundle.writing import Source, write_bundle
-from fedveil.checks import Verification
+from fedveil.checks import Verification, tried
 from fedveil.crypto.keys import IdentityKey
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
-from fedveil.errors import IntegrityError
+from fedveil.errors import FedveilError, IntegrityError
 from fedveil.federation.attendance import Attendance
+from fedveil.federation.audit import released_files
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
+from fedveil.federation.audit.recorded_run import RecordedRun
+from fedveil.federation.audit.released_files import check_releases, check_schema
 from fedveil.federation.audit.run_audit import BEYOND, verify_run
 from fedveil.federation.audit.run_record import (
     AGREED,
     CONTENTS,
     MADE_LATER,
     ROUNDS,
+    TERMS,
     by_coordinator,
     canonical,
+    files_of,
+    read_terms,
 )
 from fedveil.federation.charter import Charter
-from fedveil.federation.share import FixedPopulation
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_lines import Entry
@@ -182,6 +192,63 @@ def flipped(folder: Path, some: int) -> tuple[int, list[str]]:
     return tried, unnoticed
 
 
+def changed_values(
+    document: Any, numbers: frozenset[str] = frozenset({"vector"})
+) -> Iterator[tuple[str, Any]]:
+    """Return copies of a document, in each of which one value is another; of a list, its first and its order.
+
+    Args:
+        document: of JSON, or TOML.
+        numbers: keys of what is left as it is.
+    """
+    if isinstance(document, dict):
+        for key, value in document.items():
+            if key not in numbers:
+                yield from (
+                    (f"{key}.{at}", document | {key: one}) for at, one in changed_values(value, numbers)
+                )
+        yield "+", document | {"more": 1}
+    elif isinstance(document, list):
+        if len(document) > 1 and document != document[::-1]:
+            yield "reversed", document[::-1]
+        if document:
+            yield from ((f"0.{at}", [one, *document[1:]]) for at, one in changed_values(document[0], numbers))
+    elif isinstance(document, str):
+        yield "", f"{document}1"
+    else:
+        yield "", 1.05 * document + 1 if document else 1
+
+
+def unnoticed_values(folder: Path, name: str) -> tuple[int, list[str]]:
+    """Change every value of a file of releases but the numbers that were released; return how often, and what holds."""
+    files = files_of(folder)
+    run, text = RecordedRun(files), files[name].decode()
+    assert {one.name: one.outcome for one in run.signed(None, whole=True)}["releases"] == "holds"
+    record, toml = [run._ended(line.data) for line in run._lines], name.endswith("toml")
+    tried, unnoticed, meant = 0, [], released_files._meant
+    known = cache(lambda: meant(*given))
+    given: tuple[Any, ...] = ()
+
+    def once(*arguments: Any) -> dict[str, Any]:
+        """What follows from numbers that stay as they are is computed once."""
+        nonlocal given
+        given = given or arguments
+        return known()
+
+    for nothing in ({}, [], {"releases": []}, {"releases": 7}):
+        with pytest.raises(FedveilError):
+            check_releases({**files, name: json.dumps(nothing).encode()}, record, whole=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(released_files, "_meant", once)
+        for place, changed in changed_values(tomllib.loads(text) if toml else json.loads(text)):
+            content = tomlkit.dumps(changed) if toml else json.dumps(changed)
+            tried += 1
+            with suppress(FedveilError):
+                check_releases({**files, name: content.encode()}, record, whole=True)
+                unnoticed.append(place)
+    return tried, unnoticed
+
+
 def test_a_flipped_bit_of_any_file_is_noticed(copied: Path) -> None:
     tried, unnoticed = flipped(copied, 1)
     assert tried > 25
@@ -201,6 +268,16 @@ def test_a_signature_has_one_way_to_be_written(copied: Path) -> None:
     for one in (json.loads(whole)["signature"], json.loads(whole)["silos"][2]["signature"]):
         (copied / AGREED).write_text(whole.replace(one, one.upper()))
         assert "not as it was written" in first_fault(copied)
+
+
+def test_a_models_columns_are_read_by_the_schema_of_the_membership(world: World) -> None:
+    schema, files = b"columns", files_of(world.run_folder.path)
+    for written, outcome in ((schema, "holds"), (schema + b" ", "fails")):
+        terms = [
+            (replace(membership, schema_digest=hashlib.sha256(schema).digest()), experiment)
+            for membership, experiment in read_terms(files[TERMS]).values()
+        ]
+        assert tried("schema", lambda: check_schema(written, terms)).outcome == outcome  # noqa: B023
 
 
 def test_what_is_made_later_is_named_as_unsigned(copied: Path) -> None:

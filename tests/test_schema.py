@@ -67,7 +67,7 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
         (
             'kind = "number"',
             'kind = "amount"',
-            "features.age: kind: must be one of 'number', 'date', 'category', not 'amount'",
+            "features.age.kind: must be one of 'number', 'date', 'category', not 'amount'",
         ),
         ('["f", "m"]', '["f", "f"]', "a category is declared twice"),
         ('["f", "m"]', "[]", "features.sex.categories: needs 1 or more entries, not 0"),

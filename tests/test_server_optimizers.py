@@ -15,11 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.coordinator_side import coordinate
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
 from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, ModelError, RunFolderError
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method

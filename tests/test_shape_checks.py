@@ -1,5 +1,6 @@
 """What the tests check of shapes and types: what differs from all that passed is found, at the first call and later."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,9 +12,13 @@ from beartype import beartype
 from jaxtyping import Float32, TypeCheckError
 from torch import Tensor
 
-from tests.shape_checks import remembering
+from fedveil.privacy.accountant import gaussian_epsilon
+from fedveil.privacy.rows import check_weights
+from tests import shape_checks
+from tests.shape_checks import FAST, _takes_arrays, look_at, remembering
 
 checked = remembering(typechecker=beartype)
+Vector = Float32[Tensor, " d"]
 
 
 @checked
@@ -130,3 +135,42 @@ def test_dataclasses_and_functions_within_functions_are_checked() -> None:
 
     assert [made(factor)(3) for factor in (1, 2)] == [3, 6]  # what is remembered is no closure
     assert refused(made(2), "3")
+
+
+def test_the_house_is_checked_in_every_session(request: pytest.FixtureRequest) -> None:
+    """In one that leaves slow tests out too: what takes arrays, from the first call in each file on."""
+    fast = bool(request.config.option.markexpr)
+    assert refused(check_weights, torch.ones(2, 2))
+    assert hasattr(gaussian_epsilon, "remembers") is not fast
+    assert shape_checks._calls == (FAST if fast else math.inf)
+    assert shape_checks._file == request.node.location[0]
+
+
+def test_what_takes_or_returns_arrays_is_told_by_whatever_name_they_have() -> None:
+    def aliased(values: "Vector") -> None: ...
+
+    def returning() -> "np.ndarray | None": ...
+
+    def plain(value: "int", *rest: "str") -> "tuple[float, ...]": ...
+
+    assert [_takes_arrays(one) for one in (aliased, returning, plain)] == [True, True, False]
+
+
+def test_a_file_looks_at_the_first_calls_of_each_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    @checked
+    def once(value: int) -> int:
+        return value
+
+    for name in ("_calls", "_file"):
+        monkeypatch.setattr(shape_checks, name, getattr(shape_checks, name))
+    for file in ("one", "two"):
+        look_at(3, file)
+        assert [refused(once, wrong) for wrong in (1, "1", 1.5, "1", 1.5)] == [
+            False,
+            True,
+            True,
+            False,
+            False,
+        ]
+        look_at(math.inf, file)  # the same file goes on
+        assert not refused(once, "1")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.side_releases import Spent
 from fedveil.engine.run import run
 from fedveil.engine.run_folder.shown import FIELDS, FILES, METRICS, Kind, uncovered
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.federation.share import FixedPopulation
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import read_entries

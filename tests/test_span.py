@@ -11,15 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedveil.errors import ModelError, PrivacyError
+from fedveil.local.choice import choose_trainer
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import LOSSES, Loss, RecordLoss
+from fedveil.local.span.features import ADDITIONS, BLOCK_ROWS, Rows
 from fedveil.local.span.packing import Held, stack_layouts
 from fedveil.local.span.plan import linear_layer
-from fedveil.local.span.sums import Lengths, coefficients, round_to_grid
+from fedveil.local.span.sums import MOST_WEIGHT, Lengths, coefficients, round_to_grid
 from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalGradient, LocalSgd, LocalStep
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Sums, TrainJob
+from fedveil.local.vectorized import VmapTrainer
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
@@ -284,7 +287,60 @@ def test_weights_outside_the_unit_interval_are_refused() -> None:
 
 def test_a_silo_beyond_the_proof_is_refused() -> None:
     with pytest.raises(PrivacyError, match=r'trainer\.name = "vmap"'):
-        round_to_grid(Clip(norm=1.0), torch.zeros(2, dtype=torch.float64), 2.0**20, 2**20)
+        round_to_grid(Clip(norm=1.0), torch.zeros(2, dtype=torch.float64), MOST_WEIGHT + 1.0)
+
+
+def test_whether_the_proof_holds_is_asked_of_the_number_of_users_before_a_run() -> None:
+    task, local = make_task("cross_entropy", 3, True), LocalGradient()
+    for users, kind in ((MOST_WEIGHT, SpanTrainer), (MOST_WEIGHT + 1, VmapTrainer)):
+        assert isinstance(choose_trainer(task, local, bound=Clip(norm=1.0), users=users), kind)
+    with pytest.raises(ModelError, match="proved for up to 838860 users, and 838861 are declared"):
+        choose_trainer(task, local, name="span", bound=Clip(norm=1.0), users=MOST_WEIGHT + 1)
+    assert isinstance(choose_trainer(task, local, bound=Unbounded(), users=10**9), SpanTrainer)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+def test_who_can_add_nothing_changes_no_bit_of_a_total(
+    weight_decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is rounded to the grid: afterwards a difference would be seen in one run of thousands."""
+    totals: list[Tensor] = []
+
+    def seen(bound: Bound, total: Tensor, weight: float) -> Tensor:
+        totals.append(total.clone())
+        return round_to_grid(bound, total, weight)
+
+    monkeypatch.setattr("fedveil.local.span.trainer.round_to_grid", seen)
+    task, cohort = (
+        make_task("cross_entropy", 5, True),
+        make_cohort("cross_entropy", [40] * 30, 5, n_silos=1),
+    )
+    trainer = SpanTrainer(task=task, local=LocalSgd(learning_rate=0.1, weight_decay=weight_decay))
+    bound = Clip(norm=1.0)
+    weights = torch.full((30,), 0.8, dtype=torch.float64)
+    weights[::3] = (math.sqrt(task.dimension) + 1) * bound.grid * bound.unit / bound.effective_norm
+    others = (weights == 0.8).nonzero().flatten()
+    run(trainer, cohort, bound, weights)
+    run(trainer, cohort, bound, weights[others], others)
+    assert torch.equal(*totals)
+    assert totals[0].any()
+
+
+@pytest.mark.parametrize("records", [1, 256, 300, 9000])
+def test_a_weighted_sum_of_records_is_within_its_error(records: int) -> None:
+    cohort = make_cohort("squared_error", [records], 4)
+    rows = Rows(cohort=cohort, index=np.arange(records), bias=True)
+    torch.manual_seed(0)
+    factors = torch.randn(records, 2, dtype=torch.float64)
+    chosen = np.flatnonzero(np.arange(records) % 7 != 3)
+    features = np.concatenate([cohort.features.numpy(), np.ones((records, 1))], 1)[chosen]
+    exact = np.array(
+        [[math.fsum(factors[chosen, k].numpy() * features[:, j]) for j in range(5)] for k in range(2)]
+    )
+    most = (BLOCK_ROWS + ADDITIONS) * 2.0**-53 * (np.abs(factors[chosen].numpy()).T @ np.abs(features))
+    got = rows.weighted_sum(factors, chosen, drop_nonfinite=False).numpy()
+    wrong = np.abs(np.concatenate([got[:8].reshape(2, 4), got[8:, None]], 1) - exact)
+    assert (wrong <= most).all()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Tables become populations by their schema alone, and what does not fit is named without its value."""
 
 import codecs
+import contextlib
 import csv
 import sys
 import tempfile
@@ -177,6 +178,32 @@ def test_a_cell_that_does_not_fit_is_named_by_file_record_and_column(
     told = problem(tmp_path, changed(row, column, cell))
     assert message in told
     assert "table.csv" in told
+
+
+def test_a_parquet_file_that_announces_other_rows_than_it_has_takes_no_room_for_them(tmp_path: Path) -> None:
+    """Each place of its end that says 77 says 2 * 10^11 instead: it is read for what it has, or refused."""
+    path, rows = tmp_path / "table.parquet", 77
+    pa_parquet.write_table(pa.table({"age": range(rows)}), path)
+    content = path.read_bytes()
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    body, end = content[:start], content[start:-8]
+    said = [at for at in range(len(end)) if end.startswith(_varint(2 * rows), at)]
+    assert len(said) >= 3  # of the file, of its group and of the column
+    read = []
+    for at in said:
+        lie = end[:at] + _varint(4 * 10**11) + end[at + 2 :]
+        path.write_bytes(body + lie + len(lie).to_bytes(4, "little") + content[-4:])
+        with contextlib.suppress(DataError):
+            read.append(open_table(path, None).num_rows)
+    assert set(read) == {rows}
+    assert len(read) < len(said)
+    assert pa.default_memory_pool().max_memory() < 1 << 32
+
+
+def _varint(value: int) -> bytes:
+    """A whole number as Parquet's footer has it: seven bits a byte, the lowest first."""
+    low = value % 128
+    return bytes([low]) if value == low else bytes([low | 128]) + _varint(value // 128)
 
 
 def test_null_users_in_parquet_are_refused(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import torch
 
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.engine.planning import Plan, ratio_rows, read_over, travel_rows
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, ModelError
-from fedveil.federation.share import FixedPopulation
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.fedavg import fedavg

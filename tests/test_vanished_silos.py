@@ -14,7 +14,6 @@ import pytest
 
 from fedveil.engine.rounds.attempts import MOST_ATTEMPTS, Absences, RetryPolicy
 from fedveil.engine.rounds.coordinator_side import coordinate
-from fedveil.engine.rounds.silo_side import members_of
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
@@ -359,9 +358,7 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         experiment=ExperimentRandomness(0),
         privacy=PrivacyRandomness.insecure(11),
     )
-    members = members_of(setting, None, 1)
-    job = replace(turn, setting=setting).job(members, setting.method.local_bound, setting.weights[members])
-    sums = turn.trainer.sums(job)
+    sums = turn.trainer.sums(replace(turn, setting=setting).sum_job(None))
     expected, _ = coordinate(turn, sums.total.numpy().sum(0), n_silos=2, summed=2)
     for rule in ("retry", "recover"):
         protection = {

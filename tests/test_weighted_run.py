@@ -14,10 +14,8 @@ import pytest
 import torch
 
 from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.rounds.parties import Parties
-from fedveil.engine.rounds.silo_side import WeightedTraining
 from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.weighting import WeightingRange
+from fedveil.engine.rounds.workload import CohortWork
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.workers import split_trainer
@@ -29,13 +27,14 @@ from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Tells
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
-from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting.plan import WeightingPlan
+from fedveil.protection.weighting.weighted_sums import WeightedSums
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.federation_world import small_keys
 from tests.made_up import serve_hospitals
+from tests.parties import parties_of
 from tests.test_run import Silent, files, same_model
 
 QUICK = {"name": "private-weighting", "n_max": 400, "key_bits": 2048}
@@ -72,12 +71,12 @@ def asked(**changes: Any) -> Experiment:
 
 def played(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndarray:
     """Return the sum of the first round, as the server learns it."""
-    assert isinstance(prepared.agreed, WeightingRange)
-    work = prepared.agreed.workload(turn_of(prepared), prepared.task.initial())
+    assert isinstance(prepared.agreed, WeightedSums)
+    parties = parties_of(prepared, PrivacyRandomness.insecure(11))
+    work = parties.workload(turn_of(prepared))
     work.begin(0)
-    driver = Driver(prepared.agreed.protocol(PrivacyRandomness.insecure(11)))
     silos = tuple(range(prepared.population.n_silos))
-    return work.total(driver.play((1, 0), silos, drawn, work.give)[0])
+    return prepared.agreed.vector(parties.driver.play((1, 0), silos, drawn, work.give)[0])
 
 
 def turn_of(prepared: Prepared) -> Turn:
@@ -216,7 +215,7 @@ def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(train
         experiment=random,
         privacy=PrivacyRandomness.insecure(0),
     )
-    training = WeightedTraining(turn)
+    training = CohortWork(turn, prepared.agreed)
     everyone = torch.arange(len(setting.cohort.groups))
     ones = torch.ones(len(everyone), dtype=torch.float64)
     sums = setting.trainer.sums(
@@ -229,15 +228,13 @@ def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(train
         assert np.linalg.norm(rows, axis=1).max() <= setting.method.bound.norm
         rounding = grid * len(rows) if trainer == "span" else grid * 2 * (trainer == "vmap")
         np.testing.assert_allclose(rows.sum(0), sums.total[silo].numpy(), rtol=0, atol=rounding)
-    torch.testing.assert_close(training.norms, sums.norms, rtol=1e-5, atol=0)
+    torch.testing.assert_close(training._norms, sums.norms, rtol=1e-5, atol=0)
 
 
 def test_one_silos_contributions_are_sent_before_the_nexts_are_trained() -> None:
     prepared = prepare(asked())
-    assert isinstance(prepared.agreed, WeightingRange)
-    parties = Parties.of(
-        prepared.agreed, prepared.task.initial(), PrivacyRandomness.insecure(11), transcript=Transcript()
-    )
+    assert isinstance(prepared.agreed, WeightedSums)
+    parties = parties_of(prepared, PrivacyRandomness.insecure(11), Transcript())
     work = parties.workload(turn_of(prepared))
     work.begin(0)
     sent, silos = [], tuple(range(prepared.population.n_silos))
@@ -299,7 +296,7 @@ def test_the_account_includes_the_rounding_of_the_sum() -> None:
     prepared = prepare(asked())
     channel, agreed = prepared.method.channel, prepared.agreed
     assert isinstance(channel, GaussianShares)
-    assert isinstance(agreed, WeightingRange)
+    assert isinstance(agreed, WeightedSums)
     moved = agreed.plan.sensitivity(0.5 / agreed.grid) * agreed.grid
     assert moved == 0.5 + math.sqrt(14) * agreed.grid
     event = prepared.guarantee.event

@@ -13,14 +13,25 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from fedveil.engine.experiments import task_choice
 from fedveil.local import choice
+from fedveil.local.losses import Loss
 from fedveil.local.task import Task
 
 
 def remember_trials() -> None:
-    """Let the choice of a trainer try each case once."""
+    """Let the choice of a trainer try each case once, and each loss of the house be tried once."""
     for name in ("trains_alone", "alone_in_a_batch", "vmappable"):
         setattr(choice, name, _remembering(getattr(choice, name)))
+    validate, fit = task_choice.validate_loss, set[Hashable]()
+
+    def validated(loss: Loss, task: str, outputs: int, like: torch.Tensor) -> None:
+        case = type(loss), repr(sorted(vars(loss).items())), task, outputs, like.dtype, like.shape[1:]
+        if case not in fit or not type(loss).__module__.startswith("fedveil."):
+            validate(loss, task, outputs, like)
+            fit.add(case)
+
+    task_choice.validate_loss = validated
 
 
 def _remembering(trial: Callable[..., bool]) -> Callable[..., bool]:

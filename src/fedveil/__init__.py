@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from fedveil.bundle.bundle import load_bundle as load
     from fedveil.bundle.verification import verify_bundle as verify
     from fedveil.errors import FedveilError
-    from fedveil.population.arrays import People, population, tables
+    from fedveil.population.arrays import population, tables
+    from fedveil.population.records import Population
     from fedveil.privacy.statement import Statement
     from fedveil.server.optimizers import FedAdam as Adam
     from fedveil.server.optimizers import FedYogi as Yogi
@@ -68,7 +69,8 @@ _PLACES: Final = {
     **dict.fromkeys(("train", "resume"), "fedveil.api.training"),
     **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "fedveil.api.observers"),
     "Result": "fedveil.api.result",
-    **dict.fromkeys(("People", "tables"), "fedveil.population.arrays"),
+    "Population": "fedveil.population.records",
+    "tables": "fedveil.population.arrays",
     "Bundle": "fedveil.bundle.bundle",
     "load": "fedveil.bundle.bundle:load_bundle",
     "verify": "fedveil.bundle.verification:verify_bundle",
@@ -88,7 +90,7 @@ __all__ = [
     "FedveilError",
     "MLflow",
     "MethodChoice",
-    "People",
+    "Population",
     "Progress",
     "Result",
     "RoundSummary",

@@ -28,6 +28,12 @@ class Verification:
     path: Path
     checks: tuple[Check, ...]
 
+    def __str__(self) -> str:
+        """One line a check, what fails first."""
+        order = ("fails", "holds", "unchecked")
+        found = sorted(self.checks, key=lambda one: order.index(one.outcome))
+        return "\n".join(f"{one.outcome:9} {one.name}: {one.detail}" for one in found)
+
     @property
     def holds(self) -> bool:
         """Whether nothing that could be checked fails."""

@@ -39,6 +39,7 @@ DEEPEST: Final = 64
 """How far the tables and lists of a document may be nested; ours are below 16."""
 
 _LONGEST_INTEGER: Final = 128
+_GROWN: Final = 1 << 16
 _MALFORMED: Final = (
     ValueError,  # with what is no UTF-8, no number, no document
     LookupError,
@@ -86,12 +87,14 @@ def read_content(
         FedveilError: of class ``error``: missing, no file, too long, or open to others; names it.
     """
     with reading(path, error), _opened(path, error, largest) as stream:
-        mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+        facts = os.fstat(stream.fileno())
+        mode = stat.S_IMODE(facts.st_mode)
         if private and mode & 0o077:
             raise error(
                 f"{path} has mode {mode:04o}, so others may have read it; make a new key, or chmod 600 it"
             )
-        content = stream.read(largest + 1)
+        # room is made for as many bytes as are asked for: somewhat more than there are
+        content = stream.read(min(largest, facts.st_size + _GROWN) + 1)
         if len(content) > largest:
             raise _too_long(path, error, largest)
         return content

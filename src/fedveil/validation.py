@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import Tag, ValidationError
+from pydantic.fields import FieldInfo
 
 _WANTED: Final = {
     "int": "a whole number",
@@ -29,7 +32,7 @@ _LIMITS: Final = {
 }
 
 
-def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
+def _plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
     """Return one problem in words; the path of its key is the caller's.
 
     Args:
@@ -37,7 +40,7 @@ def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
         known: the keys of the table that the problem lies in, for an unknown one.
     """
     kind, context, given = problem["type"], problem.get("ctx", {}), _shown(problem["input"])
-    if kind == "missing":
+    if kind in ("missing", "union_tag_not_found"):
         return "is required"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"no such key; known here: {', '.join(sorted(known))}"
@@ -45,10 +48,8 @@ def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
         return str(problem["msg"]).removeprefix("Value error, ")
     if kind == "literal_error":
         return f"must be {context['expected']}, not {given}"
-    if kind == "union_tag_not_found":
-        return f"{_key(context)}: is required"
     if kind == "union_tag_invalid":
-        return f"{_key(context)}: must be one of {context['expected_tags']}, not '{context['tag']}'"
+        return f"must be one of {context['expected_tags']}, not '{context['tag']}'"
     if kind == "too_short":
         return f"needs {context['min_length']} or more entries, not {context['actual_length']}"
     if kind in _LIMITS:
@@ -62,22 +63,85 @@ def plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
     return str(problem["msg"]) if wanted is None else f"must be {wanted}, not {given}"
 
 
-def problems(error: ValidationError, known: Sequence[str]) -> str:
-    """Return what is wrong with a document, key by key.
+class WrongSectionError(ValueError):
+    """What is wrong inside of a section that validates itself, so that it is told with the paths of the document.
+
+    Attributes:
+        problems: as ``ValidationError.errors()`` has them, with paths inside of the section.
+        section: the type that the section was read as.
+    """
+
+    def __init__(self, problems: Sequence[Any], section: Any) -> None:
+        super().__init__("a wrong section")
+        self.problems, self.section = problems, section
+
+
+def explained(error: ValidationError, document: Any) -> str:
+    """Return what is wrong with a document, key by key, in the paths that its author knows.
 
     Args:
         error: what its validation raised.
-        known: the document's own keys.
+        document: the type that it was read as: a pydantic model or a dataclass.
     """
-    return "; ".join(
-        ": ".join(part for part in (".".join(map(str, one["loc"])), plain(one, known)) if part)
-        for one in error.errors(include_url=False)
-    )
+    return "; ".join(dict.fromkeys(_told(error.errors(include_url=False), document, ())))
 
 
-def _key(context: Mapping[str, Any]) -> str:
-    """Return the key by which the kinds of a table are told apart."""
-    return str(context["discriminator"]).removesuffix("()").strip("'")
+def _told(problems: Sequence[Any], document: Any, above: tuple[str, ...]) -> Iterator[str]:
+    for problem in problems:
+        path, known = _place(document, problem["loc"])
+        context = problem.get("ctx", {})
+        inner = context.get("error")
+        if "discriminator" in context:  # the key by which the kinds of a table are told apart
+            path = (*path, str(context["discriminator"]).removesuffix("()").strip("'"))
+        if isinstance(inner, WrongSectionError):
+            yield from _told(inner.problems, inner.section, (*above, *path))
+        else:
+            place, said = ".".join((*above, *path)), _plain(problem, known)
+            yield f"{place}: {said}" if place else said
+
+
+def _place(document: Any, found: Sequence[str | int]) -> tuple[tuple[str, ...], list[str]]:
+    """Return the path of a problem as the document has it, and the keys of the table that it lies in.
+
+    Where a value may be of several types, pydantic puts which of them into the path, and the document does not.
+    """
+    path, known, here = list[str](), list[str](), _bare(document)
+    for part in found:
+        keys, inside = _keys(here), get_args(here)
+        if get_origin(here) in (Union, UnionType):
+            here = next((_bare(arm) for arm in inside if _is_called(arm, part)), None)
+            continue
+        if keys is not None:
+            known, here = list(keys), _bare(keys.get(str(part)))
+        else:
+            here = _bare(inside[1 if get_origin(here) is dict else 0]) if inside else None
+        path.append(str(part))
+    return tuple(path), known
+
+
+def _bare(hint: Any) -> Any:
+    """Return a type without its annotations, and without the None that it may be."""
+    if get_origin(hint) is Annotated:
+        return _bare(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType) and type(None) in get_args(hint):
+        left = tuple(one for one in get_args(hint) if one is not type(None))
+        return _bare(left[0]) if len(left) == 1 else Union[left]  # noqa: UP007
+    return hint
+
+
+def _keys(table: Any) -> dict[str, Any] | None:
+    """Return the keys of a table with their types; None for what is no table."""
+    fields: dict[str, FieldInfo] | None = getattr(table, "__pydantic_fields__", None)
+    if fields is not None:
+        return {name: one.annotation for name, one in fields.items()}
+    return get_type_hints(table) if isinstance(table, type) and is_dataclass(table) else None
+
+
+def _is_called(arm: Any, part: str | int) -> bool:
+    """Return whether one of several types is what a path calls so: by its tag, or by the word that tells it apart."""
+    marks = get_args(arm)[1:] if get_origin(arm) is Annotated else ()
+    words = [get_args(one) for one in (_keys(_bare(arm)) or {}).values() if get_origin(one) is Literal]
+    return any(isinstance(one, Tag) and one.tag == part for one in marks) or any(part in one for one in words)
 
 
 def _shown(value: Any) -> str:

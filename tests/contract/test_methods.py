@@ -32,7 +32,7 @@ from fedveil.methods.cepam import (
     fl_laplace_sdq,
     fl_sdq,
 )
-from fedveil.methods.channels import GaussianShares, grid_law
+from fedveil.methods.channels import GaussianShares
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.derive import derive, sensitivity
@@ -48,6 +48,7 @@ from fedveil.population.records import Affine, Groups, Records
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEvent
+from fedveil.privacy.noise.on_grid import grid_law
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.protection.parts import Totals
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -158,9 +159,8 @@ def _weighting_plan(places: int) -> WeightingPlan:
 def weighted(data: Data, cipher: str = "paillier", places: int = 0) -> list[Envelope]:
     plan, (holder, evaluator) = _weighting_plan(places), _holder(cipher, places)
     sizes = CipherSizes(key=1, number=1, weight=1, ciphertext=1, ciphertexts=1)
-    agreement = WeightedSums(
-        plan=plan, counts=data.counts, holder=lambda _: holder, evaluator=evaluator, sizes=sizes
-    )
+    cipher = SimpleNamespace(holder=lambda _: holder, evaluator=evaluator, sizes=lambda _: sizes)
+    agreement = WeightedSums(plan=plan, counts=data.counts, cipher=cipher)
 
     def give(silo: int) -> WeightedGiven:
         rows = np.tile(data.vectors[silo], (int((data.counts[silo] > 0).sum()), 1))
@@ -174,15 +174,11 @@ def partly_encrypted(data: Data) -> list[Envelope]:
         run=bytes(16), silos=SILOS, length=LENGTH, ratio=0.4, clear_limit=LIMIT, hidden_limit=LIMIT
     )
 
-    def divide(message: np.ndarray, partition: np.ndarray, *_: int) -> tuple[np.ndarray, np.ndarray]:
-        whole = message.astype(np.int64)
-        return whole[~partition], whole[partition]
-
     def give(silo: int) -> PartialGiven:
         vector = data.vectors[silo].astype(np.float64)
         return PartialGiven(values=vector, message=vector)
 
-    return play(PartialSums(plan, divide), give)
+    return play(PartialSums(plan=plan), give)
 
 
 PROTOCOLS: dict[str, Callable[[Data], list[Envelope]]] = {

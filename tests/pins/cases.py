@@ -154,6 +154,8 @@ class WholeTrainer:
     An update depends on its silo, its user, the round and the model it starts from.
     """
 
+    name = "whole"
+
     def at_round(self, number: int) -> WholeTrainer:
         """Return itself."""
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -89,23 +89,20 @@ STAGES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def outcomes() -> Iterator[tuple[str, str | None]]:
-    """Return every combination by name, with the reason why it is refused; None if it is not."""
-    server = ServerSgd(1.0)
-    for names in product(*STAGES.values()):
+def every() -> list[tuple[str, ...]]:
+    """Return all combinations, as the names of their stages."""
+    return list(product(*STAGES.values()))
+
+
+def found(combinations: Iterable[tuple[str, ...]]) -> dict[str, list[str]]:
+    """Return which combinations are allowed, and all reasons why others are not."""
+    server, allowed, reasons = ServerSgd(1.0), [], set()
+    for names in combinations:
         stages = {field: STAGES[field][name] for field, name in zip(STAGES, names, strict=True)}
         try:
             Method(name="any", server=server, **stages)
         except CompositionError as error:
-            yield " ".join(names), str(error)
+            reasons.add(str(error))
         else:
-            yield " ".join(names), None
-
-
-def found() -> dict[str, list[str]]:
-    """Return which combinations are allowed, and all reasons why others are not."""
-    every = list(outcomes())
-    return {
-        "allowed": [name for name, reason in every if reason is None],
-        "reasons": sorted({reason for _, reason in every if reason is not None}),
-    }
+            allowed.append(" ".join(names))
+    return {"allowed": allowed, "reasons": sorted(reasons)}

@@ -11,8 +11,8 @@ from jaxtyping import Float32, Shaped
 from torch import nn
 
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.given import Label, read_features
-from fedveil.population.records import Affine, Task
+from fedveil.population.given import read_features
+from fedveil.population.records import Affine, Label, Task
 
 _BATCH: Final = 1024
 
@@ -44,7 +44,8 @@ class Predictor:
             features: (n, ...) as :func:`fedveil.population` takes them.
 
         Raises:
-            DataError: other columns or another shape than the model was trained on, or values that cannot be.
+            DataError: other columns or another shape than the model was trained on; values that cannot be, or outputs
+                that are not finite.
         """
         table = read_features(features)
         if self.feature_names is not None and table.names is not None and table.names != self.feature_names:
@@ -57,10 +58,17 @@ class Predictor:
             raise DataError(
                 f"features: a record has shape {table.values.shape[1:]}, the model was trained on {self.shape}"
             )
-        ready = torch.from_numpy(self.scale.apply(table.values))
+        with np.errstate(over="ignore"):  # what is too large becomes an infinity, which no output is
+            ready = torch.from_numpy(self.scale.apply(table.values))
         with torch.no_grad():
-            parts = [self.model(part) for part in torch.split(ready, _BATCH)]
-        return np.asarray(torch.cat(parts))
+            outputs = torch.cat([self.model(part) for part in torch.split(ready, _BATCH)])
+        lost = ~outputs.isfinite().flatten(1).all(1)
+        if bool(lost.any()):
+            raise DataError(
+                f"features, row {int(lost.int().argmax())}: the model's outputs are not finite; the record, or the "
+                "model, is out of range"
+            )
+        return np.asarray(outputs)
 
     def probabilities(self, features: Any) -> Float32[np.ndarray, "n classes"]:
         """Return the probability of each class, for classification.

@@ -95,13 +95,13 @@ class Result:
     def predictor(self) -> Predictor:
         """The model with what is needed to read new records."""
         people = self._people
-        classes = tuple(getattr(people, "classes", ())) or tuple(range(people.n_classes or 0))
+        classes = people.classes or tuple(range(people.n_classes or 0))
         return Predictor(
             model=self.model,
             task=people.task,
             classes=classes,
             shape=people.feature_shape,
-            feature_names=getattr(people, "feature_names", None),
+            feature_names=people.feature_names,
             scale=people.scale,
         )
 
@@ -124,13 +124,14 @@ class Result:
             BundleError: the path exists, or cannot be written.
         """
         _, experiment = RunFolder.open(self.folder)
+        read_from = self._people.source
         assert experiment.model.name is not None
         source = Source(
             folder=self.folder,
             predictor=self.predictor,
             model_name=experiment.model.name,
             public_test=self._people.public_test,
-            schema=getattr(self._people, "schema", None),
+            schema=None if read_from is None else read_from.schema,
             about=about,
         )
         return write_bundle(Path(path), source)

@@ -15,12 +15,11 @@ from fedveil.api.result import Result
 from fedveil.engine.experiments.choice import choice_of
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.experiments.sections import SESSION, TableSection
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import go_on, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.federation.share import FixedPopulation
-from fedveil.population.arrays import People
 from fedveil.population.records import Population
 from fedveil.server.optimizers import Optimizer
 
@@ -146,7 +145,7 @@ def _check(people: Any, method: Any) -> None:
 
 
 def _data(people: Population) -> dict[str, Any]:
-    source = getattr(people, "source", None)
+    source = people.source
     if source is not None:
         table = TableSection(
             schema_file=source.schema_file,
@@ -222,6 +221,3 @@ def _prepared(experiment: Experiment, people: Population, learned: Objective) ->
 def _words(value: Any) -> str:
     text = "none" if value is None else str(value)
     return f"{text[:16]}..." if len(text) == 64 else text
-
-
-__all__ = ["People", "resume", "train"]

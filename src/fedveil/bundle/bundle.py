@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
+import torch
 from jaxtyping import Float32, Shaped
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -36,6 +38,8 @@ from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness
 
 _WEIGHTS: Final = "model.safetensors"
+_LARGEST_RECORD: Final = 1 << 24
+"""Numbers in a record; the four of them that a model is tried on take 256 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,16 +66,10 @@ class Bundle:
             BundleError: it was handed over in Python, or lies in a module that this bundle names and nobody else has:
                 names what to hand over; or the weights are not those of such a model.
         """
-        module = self._module()
         stored = self.tensors()
-        wanted = module.state_dict()
-        for name in (*wanted, *stored):
-            if name not in stored or name not in wanted or stored[name].shape != wanted[name].shape:
-                shapes = [tuple(one[name].shape) if name in one else "missing" for one in (stored, wanted)]
-                raise BundleError(
-                    f"{self.path}: tensor '{foreign(name)}' is {shapes[0]} in the bundle and {shapes[1]} in the "
-                    "model; hand over a model that was built as the trained one was"
-                )
+        self._check_size(stored)
+        module = self._module()
+        self._compare(stored, module)
         module.load_state_dict(stored)
         return module.eval()
 
@@ -98,6 +96,36 @@ class Bundle:
             return Schema.model_validate(parse_toml(text, "schema.toml", BundleError))
         except (ValidationError, tomllib.TOMLDecodeError):
             raise BundleError(f"{self.path}: schema.toml is no schema") from None
+
+    def _check_size(self, stored: Mapping[str, Tensor]) -> None:
+        """Compare a shipped model with the weights before it takes memory: a manifest may ask for anything.
+
+        Raises:
+            BundleError: the weights are not those of such a model, or no model reads such records.
+        """
+        said, shape = self.manifest.model, self.manifest.input.shape
+        if math.prod(shape) > _LARGEST_RECORD:
+            raise BundleError(f"{self.path}: a record of shape {shape} is larger than any model reads")
+        if self._given is None and said.name in MODELS:
+            try:
+                with torch.device("meta"):
+                    planned = MODELS[said.name](shape, said.outputs)
+            except (RuntimeError, ValueError) as error:
+                raise BundleError(
+                    f"{self.path}: no {said.name} has records of shape {shape} and {said.outputs} outputs "
+                    f"({foreign(str(error))})"
+                ) from None
+            self._compare(stored, planned)
+
+    def _compare(self, stored: Mapping[str, Tensor], module: nn.Module) -> None:
+        wanted = module.state_dict()
+        for name in (*wanted, *stored):
+            if name not in stored or name not in wanted or stored[name].shape != wanted[name].shape:
+                shapes = [tuple(one[name].shape) if name in one else "missing" for one in (stored, wanted)]
+                raise BundleError(
+                    f"{self.path}: tensor '{foreign(name)}' is {shapes[0]} in the bundle and {shapes[1]} in the "
+                    "model; hand over a model that was built as the trained one was"
+                )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights by name, buffers and what was frozen included."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.bundle.archive import BundleError
 from fedveil.files import parse_json
-from fedveil.population.given import Label
-from fedveil.population.records import Task
-from fedveil.validation import plain
+from fedveil.population.records import Label, Task
+from fedveil.validation import explained
 
 NAME: Final = "bundle.json"
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -88,6 +87,17 @@ class Manifest(_Part):
     ledger: LedgerPart
     experiment: dict[str, Any]
 
+    @model_validator(mode="after")
+    def _classes_fit(self) -> Self:
+        labels, outputs = len(self.classes), self.model.outputs
+        if self.task != "classification" and labels:
+            raise ValueError(f"classes: a {self.task} has none")
+        if self.task == "classification" and (
+            labels < 2 or outputs not in ((1, 2) if labels == 2 else (labels,))
+        ):
+            raise ValueError(f"classes: {labels} of them, and the model has {outputs} outputs")
+        return self
+
     def to_bytes(self) -> bytes:
         """Return the document; there is one way to write it."""
         return (json.dumps(self.model_dump(mode="json"), indent=2, allow_nan=False) + "\n").encode()
@@ -107,6 +117,4 @@ class Manifest(_Part):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            key = ".".join(str(part) for part in problem["loc"])
-            raise BundleError(f"{NAME}: {key}: {plain(problem, list(cls.model_fields))}") from None
+            raise BundleError(f"{NAME}: {explained(error, cls)}") from None

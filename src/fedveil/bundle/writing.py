@@ -17,8 +17,8 @@ from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart, Reached
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.experiments.task_choice import defaults_of, task_of
+from fedveil.engine.populations import load_population
 from fedveil.engine.run_folder.folder import Row, RunFolder, stored_tensors
-from fedveil.engine.setup import load_population
 from fedveil.errors import RunFolderError
 from fedveil.federation.audit.run_record import AGREED, ROUNDS, TERMS, read_terms
 from fedveil.federation.rounds import STATE

@@ -17,8 +17,9 @@ from fedveil.console import observer, outcome_table, print_json, rows_table, tra
 from fedveil.engine.advice import advice_of
 from fedveil.engine.experiments.experiment import parse_assignment
 from fedveil.engine.experiments.study import Selection, Study, load_study
+from fedveil.engine.populations import Populations
 from fedveil.engine.run import Outcome, resume, run
-from fedveil.engine.setup import Populations, Prepared, prepare
+from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.sweep import Axis, points, spent_together, sweep
 from fedveil.errors import BudgetError, ConfigError
 from fedveil.federation.rounds import STATE
@@ -179,7 +180,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "records": len(prepared.population.train),
         "parameters": prepared.task.dimension,
         "contributions": len(prepared.setting.cohort.groups),
-        "trainer": type(prepared.setting.trainer).__name__,
+        "trainer": prepared.setting.trainer.name,
         "rounds": experiment.rounds,
         "noise of bounds": None if prepared.preprocessing is None else prepared.preprocessing.noise,
         "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,

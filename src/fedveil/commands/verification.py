@@ -15,8 +15,8 @@ from fedveil.commands.options import OUT, Json
 from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.audit.ledger_audit import verify_ledger
-from fedveil.federation.audit.recorded_run import DOCUMENTS
 from fedveil.federation.audit.run_audit import verify_run
+from fedveil.federation.document import DOCUMENTS
 
 
 def verify_command(

@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from fedveil.engine.experiments.experiment import Experiment, asked_for
+from fedveil.engine.experiments.release_document import TableDocument
 from fedveil.engine.experiments.sections import SESSION
 from fedveil.engine.run_folder.folder import Row
 from fedveil.foreign import foreign
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from fedveil.engine.setup import Prepared
 
 
-def brought(experiment: Experiment) -> tuple[Member, ...]:
-    """Return the members that an experiment asks for and other packages bring."""
+def brought(experiment: Experiment | TableDocument) -> tuple[Member, ...]:
+    """Return the members that a document asks for and other packages bring."""
     asked = asked_for(experiment.model_dump(mode="json", exclude_none=True))
     named = {key: one for key, one in asked.items() if not one[1].startswith(SESSION)}
     return tuple(outsiders(named).values())
@@ -27,8 +28,7 @@ def brought(experiment: Experiment) -> tuple[Member, ...]:
 def at_their_word(experiment: Experiment) -> tuple[str, ...]:
     """Return, for the statement, whose claims a run rests on: nothing shows that such a stage does what it says.
 
-    No version is named: institutions sign one statement, word for word, and may have different ones installed.
-    ``environment.json`` names it.
+    ``environment.json`` names the version, and so do the terms of a federation's run.
     """
     return tuple(
         f"the {KINDS[one.kind]} {foreign(one.name)} comes from the package {foreign(one.package)}, whose claims are "
@@ -44,7 +44,7 @@ def environment(prepared: Prepared) -> Row:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": str(prepared.setting.cohort.device),
-        "trainer": type(prepared.setting.trainer).__name__,
+        "trainer": prepared.setting.trainer.name,
         "parameters": prepared.task.dimension,
         "packages": {name: _version(name) for name in packages}
         | {one.package: one.version for one in brought(prepared.experiment)},

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fedveil.engine.environment import environment
 from fedveil.engine.movement import clip_of, movement
@@ -36,6 +36,7 @@ from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_lines import Entry
 from fedveil.privacy.statement import Statement, show_epsilon
+from fedveil.protection.driver import Driver
 from fedveil.protection.errors import SiloVanished
 from fedveil.protection.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -197,7 +198,8 @@ def conclude(
 def _parties(prepared: Prepared, privacy: PrivacyRandomness) -> Parties:
     """Return the parties of a run, with new keys where there are keys."""
     listed = Transcript() if prepared.method.protection.agrees else None
-    return Parties.of(prepared.agreed, prepared.task.initial(), privacy, prepared.method.kinds, listed)
+    driver: Driver[Any, Any] = Driver(prepared.agreed, listed, prepared.method.kinds, privacy)
+    return Parties(driver=driver, initial=prepared.task.initial())
 
 
 def _turn(prepared: Prepared, last: Checkpoint, privacy: PrivacyRandomness, observer: Observer) -> Turn:

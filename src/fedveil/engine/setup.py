@@ -10,42 +10,39 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
+from torch import Tensor
 
 from fedveil.engine.environment import at_their_word
 from fedveil.engine.experiments.composition import Composition
-from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.sections import DataSection, refuse_session
 from fedveil.engine.experiments.task_choice import task_of
-from fedveil.engine.placement import Machines, beside_others, placed
+from fedveil.engine.placement import beside_others, placed
+from fedveil.engine.populations import Populations
 from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
-from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing, read_preprocessed
+from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing
 from fedveil.engine.releases.side_releases import SideRelease, together
-from fedveil.engine.rounds.aggregation import MaskedRange
-from fedveil.engine.rounds.agreed import Agreed, OpenRange
-from fedveil.engine.rounds.partial import PartialRange
 from fedveil.engine.rounds.setting import Setting
-from fedveil.engine.rounds.weighting import WeightingRange
+from fedveil.engine.rounds.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, SplitTrainer, Trainer
-from fedveil.methods.channels import grid_gaussian
-from fedveil.methods.claims import Guarantee, PublicFacts
+from fedveil.methods.claims import Guarantee
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import load
 from fedveil.population.catalogue.files import digest_of
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Groups, Population, Records
-from fedveil.population.schema import read_schema
-from fedveil.population.tables import read_tables
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
+from fedveil.privacy.noise.on_grid import grid_gaussian
 from fedveil.privacy.statement import show_epsilon
+from fedveil.protection.protocol import Agreement
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.server.optimizers import State
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +56,7 @@ class Prepared:
     accountant: Accountant
     setting: Setting
     uncovered: tuple[str, ...]
-    agreed: Agreed
+    agreed: Agreement[Any, Any]
     preprocessing: Preprocessing | None = None
     evaluation: Evaluation | None = None
 
@@ -113,31 +110,18 @@ class Prepared:
         """The composition that runs."""
         return self.setting.method
 
-
-class Populations:
-    """The populations of the experiments of one study: each is loaded once, however many train on it.
-
-    Attributes:
-        machines: where they are trained on; what a statement says of machines must be the same on all of them.
-    """
-
-    machines: Machines = "this"
-
-    def __init__(self) -> None:
-        self._loaded: dict[tuple[DataSection, int], Population] = {}
-
-    def of(self, data: DataSection, seed: int) -> Population:
-        """Return the population of a data section; ``seed`` is the experiment's, used where the section has none."""
-        key = (data, seed if data.seed is None else data.seed)
-        if key not in self._loaded:
-            self._loaded[key] = load_population(data, seed)
-        return self._loaded[key]
-
-    def declared(self, data: DataSection) -> Declared:
-        """Return what is declared of tables; none is opened."""
-        assert data.table is not None
-        found, before = declared(data.table), read_preprocessed(data.table.schema_file.parent)
-        return found if before is None else replace(found, before=before.wanted.schema_, clip=before.clip)
+    def turn(
+        self, number: int, model: Float32[Tensor, " d"], state: State, privacy: PrivacyRandomness
+    ) -> Turn:
+        """Return what the server's step of a round begins with, with the method as it is in that round."""
+        return Turn(
+            setting=replace(self.setting, method=self.method.at_round(number, state)),
+            model=model,
+            state=state,
+            round_number=number,
+            experiment=ExperimentRandomness(self.experiment.seed),
+            privacy=privacy,
+        )
 
 
 def prepare(
@@ -179,7 +163,7 @@ def prepare(
         lambda device: Cohort.of(
             records, groups=groups, n_silos=n_silos, scale=population.scale, device=device
         ),
-        lambda cohort: _trainer(experiment, task, method, cohort),
+        lambda cohort: _trainer(experiment, task, method, cohort, population.n_users),
     )
     setting = Setting(
         method=method,
@@ -203,7 +187,9 @@ def prepare(
             *at_their_word(experiment),
             *beside_others(experiment.trainer.name, populations.machines, trainer, cohort.device),
         ),
-        agreed=_agreed(experiment, method, setting, population, public),
+        agreed=method.protection.agree(
+            method, replace(public, n_silos=_senders(method, population, n_silos)), groups, experiment.rounds
+        ),
         preprocessing=preprocessing,
         evaluation=evaluation,
     )
@@ -219,6 +205,13 @@ def _beside(
         return None, None
     of = populations.declared(experiment.data)
     return plan_evaluation(experiment, of), plan_preprocessing(experiment, of)
+
+
+def _senders(method: Method, population: Population, summed: int) -> int:
+    """Return how many parties send: silos; in one process clients, or one for all whose sums are made at once."""
+    if not population.complete:
+        return population.n_silos
+    return population.n_users if method.channel.by_clients else summed
 
 
 def _check_budget(prepared: Prepared) -> None:
@@ -237,32 +230,6 @@ def _check_budget(prepared: Prepared) -> None:
             f"({', '.join(one.name for one in prepared.beside)}) cost epsilon {show_epsilon(least)}; give a larger "
             "budget, a smaller privacy.epsilon, or leave them out"
         )
-
-
-def _agreed(
-    experiment: Experiment, method: Method, setting: Setting, population: Population, public: PublicFacts
-) -> Agreed:
-    """Return what the parties agree on before any training."""
-    protection, dimension = method.protection, public.dimension
-    assert dimension is not None
-    people = {"n_silos": population.n_silos, "n_users": population.n_users}
-    brought: Agreed | None = protection.agree(method, public)
-    if brought is not None:
-        return brought
-    if protection.divides:
-        return PartialRange.of(method, **people, length=dimension)
-    if protection.weighs:
-        if experiment.trainer.processes > 1:
-            alone = "private weighting takes contributions one by one and runs in one process"
-            raise ConfigError(f"trainer.processes: {alone}")
-        groups, rounds = setting.cohort.groups, experiment.rounds
-        return WeightingRange.of(method, groups, **people, length=dimension, rounds=rounds)
-    if protection.masks:
-        return MaskedRange.of(method, **people, length=dimension)
-    clients = population.n_silos
-    if population.complete:  # clients without messages of their own are added up at once in one process
-        clients = population.n_users if method.channel.by_clients else setting.cohort.n_silos
-    return OpenRange(method=method, clients=clients, length=dimension)
 
 
 def setting_with(prepared: Prepared, records: Records) -> Setting:
@@ -315,36 +282,15 @@ def _numbered_by_silo(method: Method, groups: Groups, population: Population) ->
     return replace(groups, user=groups.silo, key=key)
 
 
-def load_population(data: DataSection, seed: int) -> Population:
-    """Load the records an experiment trains on."""
-    if data.table is not None:
-        return read_tables(
-            read_schema(data.table.schema_file),
-            data.table.files,
-            test=data.table.test_file,
-            test_share=data.table.test_share,
-            seed=seed if data.seed is None else data.seed,
-        )
-    assert data.name is not None
-    assert data.n_users is not None
-    refuse_session("data.name", data.name)
-    law = {} if data.allocation is None else data.allocation.model_dump()
-    return load(
-        data.name,
-        allocation=Allocation(**law),
-        n_users=data.n_users,
-        n_silos=data.n_silos,
-        seed=seed if data.seed is None else data.seed,
-        folder=data.folder,
-    )
-
-
 def _trainer(
-    experiment: Experiment, task: Task, method: Method, cohort: Cohort
+    experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int
 ) -> SplitTrainer | DpSgdTrainer:
     local: Any = method.local  # a method's contribution goes with its local step: it says so itself
     megabytes = experiment.trainer.memory_mb
     memory = None if megabytes is None else megabytes << 20
+    if experiment.trainer.processes > 1 and method.protection.weighs:
+        alone = "private weighting takes contributions one by one and runs in one process"
+        raise ConfigError(f"trainer.processes: {alone}")
     if local.own_noise:
         if experiment.trainer.processes > 1:
             raise ConfigError(
@@ -364,6 +310,7 @@ def _trainer(
         name=experiment.trainer.name,
         cohort=cohort,
         bound=method.bound,
+        users=n_users,
     ).tuned(memory=memory, compile=experiment.trainer.compile)
 
 

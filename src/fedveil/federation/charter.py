@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedveil.crypto.keys import PublicIdentity, in_groups
 from fedveil.engine.experiments.experiment import read_toml
 from fedveil.errors import ConfigError
-from fedveil.validation import problems
+from fedveil.validation import explained
 
 CHARTER: Final = "charter.toml"
 
@@ -92,7 +92,7 @@ class Charter:
         try:
             document = _Document.model_validate(read_toml(path))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error, list(_Document.model_fields))}") from None
+            raise ConfigError(f"{path}: {explained(error, _Document)}") from None
         return cls(
             name=document.name,
             host=document.host,

@@ -97,7 +97,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._rounds, self._plan, self._offered = rounds, rounds.plan, offered
         self._membership, self._identity = membership, identity
         self.run, self._record, self._heads = record.run, record, heads
-        self._agreement: Agreement[Any, Any] = self._plan.agreed.protocol(self._plan.privacy)
+        self._agreement: Agreement[Any, Any] = self._plan.agreed
         check_lengths(self._agreement, self._plan, offered)
         self.longest_answer = longest_answer(self._agreement, self._plan.n_users)
         self._session, self._number = b"", 0
@@ -351,7 +351,7 @@ class CoordinatorParty(Generic[EndingT]):
         part = "" if self._plan.phase is None else self._plan.phase.name
         self._record.see((part, self._rounds.number), (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
-            total = self._plan.agreed.vector(self._server.result())
+            total = self._agreement.vector(self._server.result())
             self._rounds.release(total, self._server.summed)
         else:
             check_learned(answers)

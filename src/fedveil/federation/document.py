@@ -2,6 +2,9 @@
 
     keys sorted, no blanks, ASCII, the shortest digits of every number that read back to it; no NaN and no infinity
 
+Where it asks for what other packages bring, the text has their versions too (``packages``): a stage of another version
+is another stage, and a silo that has another refuses to join.
+
 Claim: reading a document takes time and memory that its 64 KiB bound, whoever signed it. Enforced by
 :func:`read_canonical`: length first, then a grammar without anchors, dates or sections that open again, then depth and
 number of values, before any of it is validated.
@@ -10,45 +13,71 @@ number of values, before any of it is validated.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.release_document import TableDocument
+from fedveil.engine.environment import brought
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.experiments.release_document import (
+    INFERENCE,
+    STATISTICS,
+    InferenceDocument,
+    ReleaseDocument,
+    TableDocument,
+    parse_releases,
+)
 from fedveil.engine.experiments.sections import TableSection
 from fedveil.errors import ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_EXPERIMENT
 from fedveil.files import parse_json
 from fedveil.protection.refusals import Code
+from fedveil.registry import Member
 
+EXPERIMENT: Final = "experiment.toml"
+DOCUMENTS: Final[Mapping[str, Callable[[dict[str, Any], str], Experiment | TableDocument]]] = {
+    EXPERIMENT: parse,
+    STATISTICS: lambda document, place: parse_releases(document, ReleaseDocument, place),
+    INFERENCE: lambda document, place: parse_releases(document, InferenceDocument, place),
+}
+"""What a run is of, by the one file of these that its folder has."""
+
+_PACKAGES: Final = "packages"
 _PLACE: Final = "the coordinator's experiment"
 _DEEPEST: Final = 8
 _MOST_VALUES: Final = 2000
 _LARGEST_INTEGER: Final = 2**53
 
 
-def canonical(experiment: Experiment | TableDocument) -> str:
+def canonical(experiment: Experiment | TableDocument, packages: Mapping[str, str] | None = None) -> str:
     """Return the one text of a document.
+
+    Args:
+        experiment: the document.
+        packages: versions of those that it needs.
 
     Raises:
         ConfigError: a number in it is infinite, which no silo is asked for.
     """
     document = experiment.model_dump(mode="json", exclude_none=True)
     try:
-        return _text(document)
+        return _text(document | ({_PACKAGES: packages} if packages else {}))
     except ValueError:
         raise ConfigError(
             f"{experiment.name}: a number is infinite; between institutions all are finite"
         ) from None
 
 
-def as_silos_see(document: Experiment | TableDocument, silos: tuple[str, ...]) -> str:
+def as_silos_see(
+    document: Experiment | TableDocument, silos: tuple[str, ...], packages: Mapping[str, str] | None = None
+) -> str:
     """Return the text that silos are sent: without the coordinator's own paths.
 
     Args:
         document: the coordinator's.
         silos: names of the silos.
+        packages: versions of packages that it needs; None: those that are installed here.
     """
     table = document.data.table
     if table is not None:
@@ -61,7 +90,24 @@ def as_silos_see(document: Experiment | TableDocument, silos: tuple[str, ...]) -
     if "model" in type(document).model_fields:
         model = cast(Experiment, document).model
         changes["model"] = model.model_copy(update={"initial": None, "initial_layers": None})
-    return canonical(document.model_copy(update=changes))
+    return canonical(
+        document.model_copy(update=changes), versions(brought(document)) if packages is None else packages
+    )
+
+
+def versions(members: Iterable[Member]) -> dict[str, str]:
+    """Return the versions of the packages that bring these members, as they are installed."""
+    return {one.package: one.version for one in members}
+
+
+def asked_in(text: str) -> tuple[dict[str, Any], Any]:
+    """Return the tables of a document, and the versions of packages that its text has; {} for none.
+
+    Raises:
+        FedveilError: as :func:`read_canonical`.
+    """
+    document = read_canonical(text)
+    return document, document.pop(_PACKAGES, {})
 
 
 def read_canonical(text: str) -> dict[str, Any]:

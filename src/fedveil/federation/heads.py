@@ -123,11 +123,16 @@ class HeadsSeen:
         charter: SHA-256 of the federation's charter.
 
     Raises:
-        RunFolderError: it is damaged.
+        RunFolderError: it is damaged, or of an earlier release.
     """
 
     def __init__(self, path: Path, charter: bytes) -> None:
         self._path, self._charter = path, charter.hex()
+        if (older := path.with_suffix(".json")).exists():
+            raise RunFolderError(
+                f"{older}: heads that an earlier release has heard, which this one does not read; once the file is "
+                "deleted, ledgers that go back to before it are not noticed by this party"
+            )
         self._all: dict[tuple[str, str], list[str]] = {}
         self._durable = True
         content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""

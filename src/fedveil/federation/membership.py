@@ -18,7 +18,7 @@ from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import Charter
 from fedveil.files import parse_toml, read_text
 from fedveil.protection.peers import Roster
-from fedveil.validation import problems
+from fedveil.validation import explained
 
 _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
@@ -205,7 +205,7 @@ class Membership:
         try:
             document = _Document.model_validate(parse_toml(text, place, ConfigError))
         except ValidationError as error:
-            raise ConfigError(f"{place}: {problems(error, list(_Document.model_fields))}") from None
+            raise ConfigError(f"{place}: {explained(error, _Document)}") from None
         nodes = tuple(member.node for member in document.silos)
         return cls(
             silos=tuple(member.name for member in document.silos),

@@ -61,7 +61,7 @@ def due_of_document(
 
     def end(reason: str | None, ledger: Ledger) -> PartEnding:
         if ledger.entries:
-            conclude(prepared, folder, ledger)
+            conclude(prepared, folder, ledger, again=whole)
         return PartEnding(folder=folder.path, stopped=reason)
 
     return DueRelease(
@@ -144,8 +144,13 @@ def has_trained(prepared: Prepared, folder: RunFolder) -> bool:
     checkpoint = folder.read_checkpoint()
     if checkpoint is None:
         return False
-    number = checkpoint.round + 1
-    return number > prepared.experiment.rounds or over_budget(prepared, number) is not None
+    number, guarantee = checkpoint.round + 1, prepared.guarantee
+    if number > prepared.experiment.rounds:
+        return True
+    with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
+        charges = spent_of(ledger, prepared.experiment.name, ()).charges
+    due = charges == checkpoint.round or not prepared.agreed.repeats
+    return over_budget(prepared, number, charges + due) is not None
 
 
 def due_after(prepared: Prepared, folder: RunFolder, *, again: bool = False) -> DueRelease[Outcome] | None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedveil.engine.experiments.experiment import Experiment, asked_for, read_toml
 from fedveil.errors import ConfigError
+from fedveil.federation.document import versions
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.foreign import foreign
@@ -25,7 +26,7 @@ from fedveil.protection.refusals import Code
 from fedveil.registry import PACKAGE, outsiders
 from fedveil.statistics.inference.families import FAMILIES
 from fedveil.statistics.request import FIGURES
-from fedveil.validation import problems
+from fedveil.validation import explained
 
 RELEASES: Final = (
     *FIGURES,
@@ -139,7 +140,7 @@ class Policy(BaseModel):
         try:
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error, list(cls.model_fields))}") from None
+            raise ConfigError(f"{path}: {explained(error, cls)}") from None
 
     @property
     def budget(self) -> Budget | None:
@@ -148,11 +149,16 @@ class Policy(BaseModel):
             return None
         return Budget(epsilon=self.epsilon, delta=self.delta, accountant=make_accountant(self.accountant))
 
-    def check_packages(self, document: dict[str, Any]) -> None:
+    def check_packages(self, document: dict[str, Any], told: Any) -> None:
         """Refuse members of packages that are not named, before the document is read: that would run their code.
 
+        Args:
+            document: the experiment's.
+            told: versions of the packages that the coordinator composed it with, by name.
+
         Raises:
-            RefusalError: a package that is not named, a member that is not installed here, or an ambiguous one.
+            RefusalError: a package that is not named, a member that is not installed here, an ambiguous one, or another
+                version than the coordinator's.
         """
         try:
             found = outsiders(asked_for(document))
@@ -165,6 +171,11 @@ class Policy(BaseModel):
                     detail=f"{key} = {foreign(member.name)!r} comes from the package {foreign(member.package)}; this "
                     f"silo allows: {', '.join((PACKAGE, *self.packages))}",
                 )
+        if told != (own := versions(found.values())):
+            raise RefusalError(
+                Code.VERSION,
+                detail=f"the coordinator composed the experiment with {foreign(str(told))}, and this silo has {own}",
+            )
 
     def check_request(self, experiment: Experiment) -> None:
         """Refuse what the experiment's document asks for, before any code it names is loaded.

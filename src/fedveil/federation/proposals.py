@@ -14,20 +14,21 @@ from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.experiments.release_document import InferenceDocument, ReleaseDocument, parse_releases
 from fedveil.engine.experiments.sections import ModelSection, TrainerSection
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.releases import prepare_release
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import PrivacyError
 from fedveil.federation.deployable import check_deployable, check_own_client
-from fedveil.federation.document import read_canonical
+from fedveil.federation.document import asked_in
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own.parts import OwnParts
 from fedveil.federation.own.release import OwnRelease, own_release
 from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.own.work import OwnWork
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import FixedPopulation, OwnTable, Share, Tested
+from fedveil.federation.share import OwnTable, Share, Tested
 from fedveil.protection.parts import Phase
 from fedveil.protection.refusals import Code
 
@@ -47,10 +48,10 @@ def own_work(text: str, phase: Phase | None, policy: Policy, share: Share, numbe
         ConfigError: a document that makes no sense.
         OwnRecordsError: records that are not those of whom the method needs.
     """
-    document = read_canonical(text)
-    policy.check_packages(document)
+    document, packages = asked_in(text)
+    policy.check_packages(document, packages)
     try:
-        for key, prepared in _RELEASES.items():
+        for key, prepared in RELEASES.items():
             if key in document:
                 return _released(prepared, document, phase, policy, share)
         experiment = parse(document, _ORIGIN)
@@ -75,7 +76,7 @@ def _checked(experiment: Experiment, policy: Policy, share: Share, number: int) 
     Raises:
         MainSilosError: the silo's file of main silos is not the one of the run.
     """
-    prepared = prepare(_own(experiment), FixedPopulation(share))
+    prepared = prepare(_own(experiment), FixedPopulation(share, of=share.declared))
     policy.check_method(prepared.method, prepared.task.dimension)
     prepared.method.weights.check_file(share.main_silos)
     check_deployable(prepared)
@@ -128,8 +129,8 @@ def _inference(document: dict[str, Any], declared: Declared) -> PreparedReleases
     return prepare_inference(parse_releases(document, InferenceDocument, _ORIGIN), declared)
 
 
-_RELEASES: Final[Mapping[str, _Prepare]] = {"statistics": _statistics, "inference": _inference}
-"""Documents of releases, by the table that only they have."""
+RELEASES: Final[Mapping[str, _Prepare]] = {"statistics": _statistics, "inference": _inference}
+"""How the releases of a document are prepared, by the table that only such a document has."""
 
 _ORIGIN: Final = "the coordinator's document"
 

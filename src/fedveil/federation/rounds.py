@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -19,7 +18,7 @@ from fedveil.engine.releases.run_evaluation import evaluate
 from fedveil.engine.releases.side_releases import spent_of
 from fedveil.engine.rounds.attempts import MOST_ATTEMPTS
 from fedveil.engine.rounds.coordinator_side import coordinate
-from fedveil.engine.rounds.turn import Turn, draw_users
+from fedveil.engine.rounds.turn import draw_users
 from fedveil.engine.run import (
     Outcome,
     conclude,
@@ -36,7 +35,6 @@ from fedveil.federation.session_plan import EVERYBODY, Draw, Start
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.parts import Part, Phase
-from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State
 
 STATE: Final = "federation.json"
@@ -181,15 +179,8 @@ class Rounds:
         """
         prepared, number, setting = self._prepared, self.number, self._prepared.setting
         drawn = setting.n_users if self._draw.users is None else int(self._draw.users.sum())
-        experiment = prepared.experiment
-        turn = Turn(
-            setting=replace(setting, method=prepared.method.at_round(number, self.checkpoint.state)),
-            model=self.checkpoint.model,
-            state=self.checkpoint.state,
-            round_number=number,
-            experiment=ExperimentRandomness(experiment.seed),
-            privacy=self.plan.privacy,
-        )
+        experiment, last = prepared.experiment, self.checkpoint
+        turn = prepared.turn(number, last.model, last.state, self.plan.privacy)
         silos = prepared.population.n_silos
         model, state = coordinate(turn, total, n_silos=silos, summed=summed, drawn=drawn)
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds

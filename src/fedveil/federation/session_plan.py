@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
 
-from fedveil.engine.rounds.agreed import Agreed
 from fedveil.methods.method import Method
 from fedveil.privacy.claims import Role, Sent
 from fedveil.protection.parts import Drawn, DrawnUsers, Model, OwnDraw, Part, Phase, RoundClip
+from fedveil.protection.protocol import Agreement
 from fedveil.randomness import PrivacyRandomness
 
 
@@ -35,7 +35,7 @@ class SessionPlan:
     """
 
     method: Method
-    agreed: Agreed
+    agreed: Agreement[Any, Any]
     rounds: int
     n_users: int
     dimension: int

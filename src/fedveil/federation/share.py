@@ -10,9 +10,6 @@ from typing import ClassVar
 import numpy as np
 
 from fedveil.engine.experiments.declared import Declared
-from fedveil.engine.experiments.sections import DataSection
-from fedveil.engine.placement import Machines
-from fedveil.engine.setup import Populations
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership
 from fedveil.files import LARGEST_FILE, read_text
@@ -37,6 +34,11 @@ class Share(Population):
 
     table: OwnTable | None = None
 
+    @property
+    def declared(self) -> Declared | None:
+        """What is declared of all parties' tables; None where there are none."""
+        return None if self.table is None else self.table.declared
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTable:
@@ -58,8 +60,7 @@ class OwnTable:
 
     def refined(self, schema: Schema, clip: float | None) -> OwnTable:
         """Return the same table under a schema, and beside a clip, that follow from releases."""
-        declared = replace(self.declared, schema=schema, before=self.declared.first, clip=clip)
-        return replace(self, declared=declared)
+        return replace(self, declared=self.declared.refined(schema, clip))
 
     def columns(self, wanted: Sequence[str], schema: Schema | None = None) -> ColumnTable:
         """Return columns of the silo's own records.
@@ -182,25 +183,3 @@ def silo_share(
 def public_table(schema: Schema, test: Path | None, membership: Membership) -> OwnTable:
     """Return the coordinator's table: a public test table, which is never trained on, or none."""
     return OwnTable(declared=Declared(schema=schema, silos=membership.silos), path=test)
-
-
-class FixedPopulation(Populations):
-    """The one population that a party has, whatever an experiment's data section says: no path of it is read.
-
-    Args:
-        share: what the party holds.
-        machines: where the run trains; a program that holds all records trains them on this one.
-    """
-
-    def __init__(self, share: Population, machines: Machines = "several") -> None:
-        super().__init__()
-        self._share, self.machines = share, machines
-
-    def of(self, data: DataSection, seed: int) -> Population:
-        """Return the party's share."""
-        return self._share
-
-    def declared(self, data: DataSection) -> Declared:
-        """Return what is declared of all parties' tables."""
-        table = getattr(self._share, "table", None)
-        return super().declared(data) if table is None else table.declared

@@ -56,8 +56,8 @@ class SiloLedger:
         serial: of its membership; the ledger gets it, where it is larger than before in this federation.
 
     Raises:
-        IntegrityError: the ledger is missing, was cut, or was replaced by an older one; or the membership is older than
-            one under which the silo was served.
+        IntegrityError: the ledger is missing, was cut, or was replaced by an older one; another lies within; or the
+            membership is older than one under which the silo was served.
         RunFolderError: it is damaged, or another process serves this silo.
     """
 
@@ -65,6 +65,12 @@ class SiloLedger:
         self, state: Path, policy: Policy, answers: RecordStore, *, charter: bytes, serial: int
     ) -> None:
         self._state = state
+        if (inner := next(state.glob(f"*/{LEDGER}"), None)) is not None:
+            raise IntegrityError(
+                f"{inner.parent}: another state of a silo lies in this one, and its charges do not count here; put it "
+                "in this one's place, or, if this one has charges too, take it away and lower the policy's epsilon by "
+                "what it has spent"
+            )
         self._ledger = Ledger(state / LEDGER, unit=UNIT)
         try:
             missing = _missing(state, self._ledger, answers)

@@ -9,6 +9,16 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedveil.protection.errors import ProtocolError
 
+_TO_LETTER: Final = (2, 2, 1, 4, 1, 2, 6)
+"""Numbers of the fields that lead from a push to the bytes of a letter: message, content, record, its configuration,
+entry, value, bytes."""
+_LENGTH: Final = 2
+_FIXED: Final = {1: 8, 5: 4}
+"""Bytes of protobuf's numbers of a fixed size, by their kind on the wire."""
+_NOWHERE: Final = 1 << 62
+_BEHIND: Final = 1 << 12
+"""Bytes that may stand behind a letter."""
+
 RECORD: Final = "fedveil"
 """The record of a Flower message that holds a letter under the key "letter"."""
 
@@ -30,6 +40,40 @@ def letter_in(message: Message) -> bytes:
         ProtocolError: it carries none.
     """
     return _bytes_in(message, "letter")
+
+
+def letter_end(head: bytes) -> int:
+    """Return where the letter ends that a push of one message brings: nothing of it is parsed.
+
+    Args:
+        head: the bytes that the push begins with; it is longer.
+
+    Raises:
+        ValueError: no letter goes beyond them, or nearly to their end.
+    """
+    at = 0
+    for number in _TO_LETTER:
+        while True:
+            tag, at = _varint(head, at)
+            length, after = (
+                _varint(head, at) if tag & 7 in (0, _LENGTH) else (_FIXED.get(tag & 7, _NOWHERE), at)
+            )
+            end = after if tag & 7 == 0 else after + length
+            if tag == number << 3 | _LENGTH and end > len(head) - _BEHIND:
+                at = after
+                break
+            at = end
+    return end
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number of protobuf's at a place, and where it ends."""
+    value = 0
+    for place, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            return value, at + place + 1
+    raise ValueError("no number")
 
 
 class LastLetter:

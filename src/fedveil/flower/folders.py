@@ -29,7 +29,8 @@ class CoordinatorSettings(Settings):
         link: the link's folder, relative to the coordinator's.
         starts_link: whether the coordinator starts its link, as a process of its own user; else ``fedveil link`` serves
             it, as another user of this host.
-        resend_after: seconds without an answer after which a letter is sent again.
+        resend_after: seconds without an answer or a sign of life after which a silo is reminded of a letter; one that
+            does not have it is sent it again.
         go_on_after: seconds without a sign of life after which a round goes on without a silo, where the experiment
             recovers (``protection.on_missing = "recover"``); at the latest when patience is out. A silo that is at work
             says so every 30 seconds.
@@ -40,7 +41,7 @@ class CoordinatorSettings(Settings):
 
     link: Path = Path("link")
     starts_link: bool = True
-    resend_after: _Seconds = 120.0
+    resend_after: _Seconds = 40.0
     go_on_after: _Seconds = 120.0
     patience: _Seconds = 900.0
     longest_work: _Seconds = 7200.0

@@ -9,9 +9,9 @@ SuperLink would start is started, no SuperExec, no gRPC server, no process: so n
 Claim: a stranger with host, port and the authority's certificate can neither start a run nor hold a task's token.
 Whoever breaks into the link, a process of another user than the coordinator, has neither identity key nor run folders.
 Conditions: who can open the private socket is the coordinator; who can read the TLS key can stand in for the link.
-Enforced by :class:`Door` (before Flower sees a request), :class:`_NothingStarted`, isolation "process" under a secret
-that is new at every start, and the modes of socket and secret, which both sides check. Broken in
-``tests/test_flower_strangers.py``.
+Enforced by :class:`~fedveil.flower.door.Door` (before Flower sees a request), :class:`_NothingStarted`, isolation
+"process" under a secret that is new at every start, and the modes of socket and secret, which both sides check. Broken
+in ``tests/test_flower_strangers.py``.
 """
 
 from __future__ import annotations
@@ -22,25 +22,31 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable, MutableMapping
+from base64 import b64decode
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import uvicorn
 from flwr.common.constant import ISOLATION_MODE_PROCESS, TRANSPORT_TYPE_GRPC_RERE
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import ObjectStore
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
+from flwr.superlink.routers.fleet.node_auth import authenticate_node
 
 from fedveil.crypto.keys import read_private_file, write_private_file
 from fedveil.errors import FedveilError
 from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.flower.bell import App, Bell, Receive, Scope, Send, Waiting
+from fedveil.flower.bell import App, Bell, Scope, Waiting
 from fedveil.flower.child import settings_of_parent
+from fedveil.flower.door import SMALL_BODY, Door, Hurried
+from fedveil.flower.envelope import letter_end
 from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
 
@@ -56,77 +62,17 @@ ROUTES: Final = frozenset(
 )
 """What silos need of Flower: signs of life, and messages; each a POST under a node's signature."""
 
+PUSH: Final = "/v1/fleet/push-messages"
 LARGEST_BODY: Final = LARGEST_LETTER + (1 << 20)
-"""Bytes of a request beyond which it is cut off: a letter, and Flower's words around it."""
+"""Bytes of a request that brings a letter, and Flower's words around it."""
 
 _LOOK_SECONDS: Final = 0.2
 _SILO_WAITS: Final = 10.0
 _COORDINATOR_WAITS: Final = 1.0
-_CONNECTIONS: Final = 256
+_CONNECTIONS: Final = 512
+"""A silo has two."""
 _IDLE_SECONDS: Final = 30
 _HEADER_BYTES: Final = 1 << 14
-
-
-class Door:
-    """Lets through the requests that are listed, up to a length, and answers everything else itself.
-
-    404 for another method or path than the listed ones, compared byte by byte as they were sent; 413 for a longer body,
-    by its header or once so much has come.
-
-    Args:
-        app: what is behind it.
-        routes: the paths that POST may ask for.
-        largest: bytes of a body.
-    """
-
-    def __init__(self, app: App, routes: frozenset[str], largest: int) -> None:
-        self._app, self._largest = app, largest
-        self._routes = frozenset(route.encode() for route in routes)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            raise RuntimeError(f"nothing here speaks {scope['type']}")
-        if scope["method"] != "POST" or scope["raw_path"] not in self._routes or scope["query_string"]:
-            await _say(send, 404)
-            return
-        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-        if any(not value.isdigit() or int(value) > self._largest for value in lengths):
-            await _say(send, 413)
-            return
-        await self._let_through(scope, receive, send)
-
-    async def _let_through(self, scope: Scope, receive: Receive, send: Send) -> None:
-        come, cut, answered = 0, False, False
-
-        async def counted() -> MutableMapping[str, Any]:
-            nonlocal come, cut
-            message = await receive()
-            come += len(message.get("body", b""))
-            if come > self._largest:
-                cut = True
-                return {"type": "http.disconnect"}
-            return message
-
-        async def answer(message: MutableMapping[str, Any]) -> None:
-            nonlocal answered
-            if not cut:  # what the app says of half a body is of no use
-                answered = True
-                await send(message)
-
-        try:
-            await self._app(scope, counted, answer)
-        except Exception:
-            if not cut:
-                raise
-        if cut and not answered:
-            await _say(send, 413)
-
-
-async def _say(send: Send, status: int) -> None:
-    headers = [(b"content-length", b"0"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
 
 
 class _NothingStarted(SuperLinkLifespan):
@@ -140,7 +86,7 @@ class _NothingStarted(SuperLinkLifespan):
         """Nothing was started."""
 
 
-def make_app(folder: LinkFolder, secret: bytes) -> App:
+def make_app(folder: LinkFolder, secret: bytes) -> Any:
     """Return Flower's app of a SuperLink: state in memory, registered nodes only, tasks for who knows the secret.
 
     Args:
@@ -190,15 +136,42 @@ def _keep_no_trees(store: ObjectStore) -> None:
     store.preregister = one_alone  # type: ignore[method-assign]
 
 
-def _public_server(folder: LinkFolder, app: App) -> uvicorn.Config:
+def longest_body(app: Any) -> Callable[[Scope], int]:
+    """Return how long the body of a request may be, by its header: a letter's is of a node that signs the time.
+
+    Flower checks the signature too, once it has read the body.
+
+    Args:
+        app: Flower's, with the registered nodes.
+    """
+    state = app.state.linkstate_factory.state()
+
+    def longest(scope: Scope) -> int:
+        if scope["raw_path"] != PUSH.encode():
+            return SMALL_BODY
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+            if state.get_node_id_by_public_key(key) is None:
+                return SMALL_BODY
+            claimed = SimpleNamespace(protobuf_request=ActivateNodeRequest(public_key=key))
+            authenticate_node(SimpleNamespace(headers=headers, state=claimed))  # type: ignore[arg-type]
+        except Exception:  # whatever it is: nothing shows that a member asks
+            return SMALL_BODY
+        return LARGEST_BODY
+
+    return longest
+
+
+def _public_server(folder: LinkFolder, app: App, largest: Callable[[Scope], int]) -> uvicorn.Config:
     settings = folder.settings
     return uvicorn.Config(
-        Door(app, ROUTES, LARGEST_BODY),
+        Door(app, ROUTES, largest, letter_end),
         host=settings.host,
         port=settings.port,
         ssl_certfile=folder / "server.crt",
         ssl_keyfile=folder / "server.key",
-        http="h11",  # it bounds headers
+        http=Hurried,
         ws="none",
         lifespan="off",
         log_level="warning",
@@ -233,7 +206,7 @@ def serve(folder: LinkFolder, ended: Callable[[float], bool]) -> None:
             pull="/v1/fleet/pull-messages",
             heard=to_silos,
             seconds=_SILO_WAITS,
-            push="/v1/fleet/push-messages",
+            push=PUSH,
             rung=to_coordinator,
         )
         behind_private = Waiting(
@@ -244,7 +217,7 @@ def serve(folder: LinkFolder, ended: Callable[[float], bool]) -> None:
             push="/v1/runtime/push-messages",
             rung=to_silos,
         )
-        public = _public_server(folder, behind_public)
+        public = _public_server(folder, behind_public, longest_body(app))
         private = uvicorn.Config(
             behind_private, ws="none", lifespan="on", log_level="warning", access_log=False
         )

@@ -83,7 +83,9 @@ class Node:
         return cls(coordinator=coordinator, authority=authority, key=key, answer=answer)
 
     def serve(self, ended: Callable[[], bool]) -> None:
-        """Answer letters until ``ended()``; the link keeps a question for letters waiting until there is one.
+        """Answer letters until ``ended()``, or until the link has taken no sign of life for a minute.
+
+        The link keeps a question for letters waiting until there is one.
 
         Raises:
             httpx.HTTPError: the connection is broken, or the link does not know this node.
@@ -100,8 +102,8 @@ class Node:
             )
             node = NodeMessage(node_id=link.ActivateNode(activation).node_id)
             sign_of_life = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-            with beating(lambda: link.SendNodeHeartbeat(sign_of_life), _log):
-                while not ended():
+            with beating(lambda: link.SendNodeHeartbeat(sign_of_life).success, _log) as lost:
+                while not (ended() or lost.is_set()):
                     letters = link.PullMessages(PullMessagesRequest(node=node)).messages_list
                     if letters:
                         self._carry(link, node, message_from_proto(letters[0]))

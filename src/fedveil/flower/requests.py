@@ -21,7 +21,7 @@ from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
 from fedveil.engine.experiments.experiment import read_toml
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.files import reading
-from fedveil.validation import problems
+from fedveil.validation import explained
 
 Role = Literal["silo", "coordinator"]
 _SIGNED_AS: Final = b"fedveil/2/request"
@@ -152,7 +152,7 @@ class Request:
         try:
             document = _Document.model_validate(read_toml(path))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error, list(_Document.model_fields))}") from None
+            raise ConfigError(f"{path}: {explained(error, _Document)}") from None
         return cls(
             role=document.role,
             name=document.name,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedveil.errors import ConfigError
 from fedveil.files import parse_toml, read_text
-from fedveil.validation import problems
+from fedveil.validation import explained
 
 
 class Settings(BaseModel):
@@ -24,7 +24,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(parse_toml(read_text(path, ConfigError), str(path), ConfigError))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error, list(cls.model_fields))}") from None
+            raise ConfigError(f"{path}: {explained(error, cls)}") from None
 
     def write(self, path: Path) -> None:
         """Write a settings file."""

@@ -19,21 +19,23 @@ from fedveil.engine.experiments.release_document import (
     read_release_document,
 )
 from fedveil.engine.observer import Observer, Unwatched
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.preprocessing import read_preprocessed
 from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.releases import prepare_release
 from fedveil.engine.run_folder.documents import read_rows
-from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.engine.run_folder.folder import SCHEMA, RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
+from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_record import members_at_end, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.opening import open_release, open_training
 from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
 from fedveil.federation.release_rounds import DueRelease
-from fedveil.federation.share import FixedPopulation, public_table
+from fedveil.federation.share import public_table
 from fedveil.files import parse_json, read_content, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 from fedveil.flower.relay import receive_frame, send_frame
@@ -90,8 +92,10 @@ def _check_schema(document: Experiment | TableDocument, path: Path, home: Coordi
 
 
 def create_run(home: CoordinatorFolder, document: Experiment | TableDocument) -> RunFolder:
-    """Make the folder of a run of the coordinator's."""
-    return RunFolder.create(home / "runs", document)
+    """Make the folder of a run of the coordinator's, with the schema that its numbers are read by."""
+    folder = RunFolder.create(home / "runs", document)
+    folder.write(DECLARED, read_content(home / SCHEMA, RunFolderError))
+    return folder
 
 
 def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
@@ -155,7 +159,8 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
     own = public_table(home.schema, table.test_file, home.membership)
     found = read_preprocessed(folder.path)
     own = own if found is None else own.refined(found.schema, found.clip)
-    return prepare(experiment, FixedPopulation(own.share()))
+    share = own.share()
+    return prepare(experiment, FixedPopulation(share, of=share.declared))
 
 
 def _one_release(

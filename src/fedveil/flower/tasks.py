@@ -130,7 +130,7 @@ class Tasks:
         try:
             with (
                 contextlib.closing(self._holding(self._token(run))) as client,
-                beating(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest()), _log),
+                beating(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success, _log),
             ):
                 self._begin(client, run)
                 yield Post(client)

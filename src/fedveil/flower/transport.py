@@ -37,19 +37,20 @@ class _UnderWay:
 
     Attributes:
         silo: to whom.
-        keys: Flower's numbers of the messages that carry it; an answer to any will do.
+        keys: Flower's numbers of the messages that carry it, and whether each only reminds of it; an answer to any will
+            do.
         first: when it was sent first.
         again: when it is sent again; the intervals double up to an hour, and are short again once something is heard.
         wait: seconds between the last two sendings.
-        known: whether the silo has said that it is at work on it, so that a reminder does instead of the letter.
+        sent: whether it is under way or there, so that a reminder does instead; not if the silo does not have it.
     """
 
     silo: int
-    keys: set[str]
+    keys: dict[str, bool]
     first: float
     again: float
     wait: float
-    known: bool = False
+    sent: bool = False
 
 
 class Silence:
@@ -179,7 +180,14 @@ def _push(
     under_way: dict[bytes, _UnderWay],
     resend_after: float,
 ) -> int:
-    """Send what waits for an answer and is not under way, or has been for too long; return how many letters."""
+    """Send what waits for an answer and is not under way, or a reminder of what has been for too long.
+
+    A letter may have been handed to a connection that is dead: a silo that is reminded of it says that it does not have
+    it, and is sent it again at once.
+
+    Returns:
+        How many messages were sent.
+    """
     now, waiting = time.monotonic(), party.letters()
     for letter in under_way.keys() - {letter for _, letter in waiting}:
         del under_way[letter]
@@ -190,22 +198,23 @@ def _push(
     ]
     if not due:
         return 0
-    known = {letter for letter, sent in under_way.items() if sent.known}
+    reminded = [letter in under_way and under_way[letter].sent for _, letter in due]
     messages = [
         Message(
-            reminder_of(letter) if letter in known else content_of(letter),
+            reminder_of(letter) if reminds else content_of(letter),
             dst_node_id=nodes[silo],
             message_type=MessageType.QUERY,
         )
-        for silo, letter in due
+        for (silo, letter), reminds in zip(due, reminded, strict=True)
     ]
-    for (silo, letter), key in zip(due, post.push_messages(messages), strict=True):
+    pushed = post.push_messages(messages)
+    for (silo, letter), reminds, key in zip(due, reminded, pushed, strict=True):
         if not key:
             continue
         sent = under_way.get(letter) or _UnderWay(
-            silo=silo, keys=set(), first=now, again=0.0, wait=resend_after / 2
+            silo=silo, keys={}, first=now, again=0.0, wait=resend_after / 2
         )
-        sent.keys.add(key)
+        sent.keys[key], sent.sent = reminds, True
         sent.wait = min(2 * sent.wait, max(_LONGEST_WAIT, resend_after))
         sent.again = now + sent.wait
         under_way[letter] = sent
@@ -233,13 +242,14 @@ def _pull(
         sent = by_key.get(key)
         if sent is None:
             continue
-        sent.keys.discard(key)
+        reminded = sent.keys.pop(key)
         wait = _BUSY_SECONDS  # should it wait for another answer
         if reply.has_error():
             _log.warning("silo %d: no answer: %s", sent.silo, foreign(str(reply.error.reason)))
             meter.letter("lost")
-            if sent.known:  # its carrier has begun anew
-                sent.known, wait = False, 0.0
+            sent.sent = False
+            if reminded:  # the letter was lost, or its carrier has begun anew
+                wait = 0.0
         else:
             try:
                 heard = party.receive(sent.silo, letter_in(reply))
@@ -251,7 +261,7 @@ def _pull(
                 meter.heard(sent.silo)
                 if heard is Heard.SIGN:
                     silence.sign(sent.silo)
-                    sent.known, wait = True, _AT_WORK_SECONDS
+                    wait = _AT_WORK_SECONDS
                 elif heard is Heard.ANSWER:
                     meter.answered(time.monotonic() - sent.first)
         sent.again, sent.wait = min(sent.again, time.monotonic() + wait), resend_after / 2

@@ -17,6 +17,7 @@ from fedveil.local.alone import WIDTHS, alone_in_a_batch, trains_alone, vmappabl
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.span.plan import linear_layer
 from fedveil.local.span.steps import spannable
+from fedveil.local.span.sums import MOST_WEIGHT
 from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalStep, as_sgd
 from fedveil.local.task import Task
@@ -32,6 +33,7 @@ def choose_trainer(
     name: str = "auto",
     cohort: Cohort | None = None,
     bound: Bound | None = None,
+    users: int | None = None,
 ) -> SplitTrainer:
     """Return the trainer with this name; ``auto`` is span for linear models, else vmap, else the loop.
 
@@ -43,17 +45,24 @@ def choose_trainer(
             cannot batch and kernels that round one contribution by others; without it only the recurrent layers of
             PyTorch are known to be such.
         bound: keeps ``auto`` from span where it is l1; where it bounds, vmap and span must leave contributions alone.
+        users: |U|, which bounds the weights of a silo: span's rounding is proved for up to 838,860 of them.
 
     Raises:
         ConfigError: a name that does not exist.
-        ModelError: ``span`` for a model that is not linear, for projected steps with momentum, or in bfloat16;
-            ``vmap`` for a model that it cannot batch; either under a bound on a machine whose kernels let a
-            contribution depend on those beside it.
+        ModelError: ``span`` for a model that is not linear, for projected steps with momentum, in bfloat16, or for more
+            users than its bound is proved for; ``vmap`` for a model that it cannot batch; either under a bound on a
+            machine whose kernels let a contribution depend on those beside it.
     """
-    if name == "auto":
-        name, cohort = _fastest(task, local, cohort, bound), None
     bounds = bound is not None and bound.bounded
+    too_many = bounds and users is not None and users > MOST_WEIGHT
+    if name == "auto":
+        name, cohort = _fastest(task, local, cohort, bound, span=not too_many), None
     if name == "span":
+        if too_many:
+            raise ModelError(
+                f"trainer.name = 'span': its bound is proved for up to {MOST_WEIGHT} users, and {users} are declared; "
+                "use 'vmap' or 'loop' (or 'auto')"
+            )
         if task.precision != "float32":
             raise ModelError(
                 f"trainer.precision = '{task.precision}': span computes in float32; use 'vmap' or 'loop' (or 'auto')"
@@ -96,9 +105,10 @@ _WIDEST: Final = 64  # records a step that are tried at most
 _EPOCHS: Final = 2  # that are tried
 
 
-def _fastest(task: Task, local: LocalStep, cohort: Cohort | None, bound: Bound | None) -> str:
+def _fastest(task: Task, local: LocalStep, cohort: Cohort | None, bound: Bound | None, *, span: bool) -> str:
     if (
-        _linear(task)
+        span
+        and _linear(task)
         and task.precision == "float32"
         and spannable(as_sgd(local))
         and (bound is None or bound.order == 2)

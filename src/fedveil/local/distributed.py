@@ -46,6 +46,11 @@ class DistributedTrainer:
     inner: SplitTrainer
     round: int = 1
 
+    @property
+    def name(self) -> str:
+        """That of the trainer which every process has."""
+        return self.inner.name
+
     def at_round(self, number: int) -> DistributedTrainer:
         """Return the trainer of round 1, 2, ...; the other processes are told the number."""
         return replace(self, round=number)

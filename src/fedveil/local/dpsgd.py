@@ -71,6 +71,7 @@ class DpSgdTrainer:
             of its own.
     """
 
+    name: ClassVar[str] = "dp-sgd"
     side_by_side: ClassVar[bool] = True
     generated: ClassVar[bool] = False
 

@@ -224,6 +224,11 @@ class TrainJob:
 class Trainer(Protocol):
     """Computes the bounded sums of a cohort; see the module's text for the contract."""
 
+    @property
+    def name(self) -> str:
+        """What people call it: as ``trainer.name`` in an experiment."""
+        ...
+
     def at_round(self, number: int) -> Trainer:
         """Return the trainer of round 1, 2, ...: with that round's learning rate."""
         ...

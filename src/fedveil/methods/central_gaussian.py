@@ -10,10 +10,11 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.keys import NonNegative
-from fedveil.methods.channels import NO_NOISE, Channel, grid_gaussian, grid_law, refuses_unbounded
+from fedveil.methods.channels import NO_NOISE, Channel, refuses_unbounded
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.fixed_size import published_epsilon
+from fedveil.privacy.noise.on_grid import grid_gaussian, grid_law
 from fedveil.randomness import BitSource
 from fedveil.stage import Moves, Published
 

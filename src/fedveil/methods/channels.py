@@ -19,7 +19,7 @@ from fedveil.methods.sending import Coded, Sender, Sending
 from fedveil.methods.single_rounds import SingleRounds
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
-from fedveil.privacy.noise import DiscreteGaussian, grid_for
+from fedveil.privacy.noise.on_grid import grid_gaussian, grid_law
 from fedveil.randomness import BitSource
 from fedveil.stage import Moves, Source
 
@@ -363,13 +363,3 @@ def refuses_clients(method: Any) -> Iterable[str]:
             "clients have no silo to add a share of the noise; use CentralGaussian, ClientMessages with noise of their "
             "own, or, if all of them take part, shares under secure aggregation"
         )
-
-
-def grid_gaussian(dimension: int, std: float, grid: float, source: BitSource) -> Float64[np.ndarray, " d"]:
-    """Return exact discrete Gaussian noise, one value a coordinate, on a grid that divides the contributions'."""
-    return grid_law(std, grid).sample((dimension,), source)
-
-
-def grid_law(std: float, grid: float) -> DiscreteGaussian:
-    """Return the noise law for sums on this grid: so fine that it is Gaussian for every accountant."""
-    return DiscreteGaussian(std=std, grid=grid_for(std, at_most=grid))

@@ -28,13 +28,19 @@ class PublicFacts:
         n_silos: |S|.
         n_users: |U|.
         silo_records: records each silo trains on; only DP-SGD inside the silos depends on it.
-        dimension: d, parameters of the model; only private weighting depends on it.
+        dimension: d, how many numbers a message has; of guarantees, private weighting's alone depends on it.
     """
 
     n_silos: int
     n_users: int
     silo_records: tuple[int, ...] | None = None
     dimension: int | None = None
+
+    @property
+    def length(self) -> int:
+        """How many numbers a message has, where that is known."""
+        assert self.dimension is not None, "a run knows it before its parties agree on anything"
+        return self.dimension
 
 
 @dataclass(frozen=True, kw_only=True)

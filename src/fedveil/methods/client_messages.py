@@ -27,12 +27,13 @@ from jaxtyping import Float64
 from fedveil.errors import CompositionError
 from fedveil.keys import NonNegative
 from fedveil.methods.cepam_profile import one_round
-from fedveil.methods.channels import Channel, grid_law
+from fedveil.methods.channels import Channel
 from fedveil.methods.quantized import KEY_REASON, OF_LAYERS, layered, layered_codec, quantized
 from fedveil.methods.sending import Coded, MessageCost, Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
+from fedveil.privacy.noise.on_grid import grid_law
 from fedveil.quantization.codec import Codec
 from fedveil.quantization.errors import ChannelError
 from fedveil.quantization.lattices import Z1

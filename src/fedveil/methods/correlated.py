@@ -17,10 +17,11 @@ from torch import Tensor
 
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import check_ranges
-from fedveil.methods.channels import GaussianShares, grid_law, refuses_unbounded
+from fedveil.methods.channels import GaussianShares, refuses_unbounded
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.correlated import BITS, best_coefficients, check_coefficients, strengths
+from fedveil.privacy.noise.on_grid import grid_law
 from fedveil.privacy.schedule import Scheduled
 from fedveil.stage import Moves
 

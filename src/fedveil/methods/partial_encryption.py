@@ -28,16 +28,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from fedveil.errors import CompositionError, PrivacyError
+from fedveil.errors import CompositionError
 from fedveil.keys import Count, Fraction, NonNegative, Positive, Share, filled
-from fedveil.methods.channels import grid_law
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.client_messages import Numbers
+from fedveil.methods.partial_agreement import partial_sums
+from fedveil.methods.precision import check_ratio, precision, released
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
 from fedveil.methods.through import through_messages
+from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
 from fedveil.privacy.closed_form import remark_1_noise
-from fedveil.privacy.events import ComposedEvent, ConcentratedEvent, Event, GaussianEvent, NoGuarantee
+from fedveil.privacy.events import ComposedEvent, Event, NoGuarantee
+from fedveil.privacy.noise.on_grid import grid_law
 from fedveil.protection.messages import (
     Announcement,
     Directory,
@@ -47,6 +51,7 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
+from fedveil.protection.partial.sums import PartialSums
 from fedveil.protection.parts import Learned, Relay
 from fedveil.stage import Moves, Published
 
@@ -195,6 +200,14 @@ class PartialEncryption(ProtectionStage):
         """Return no bound where parts are bounded once the partition is known."""
         return Unbounded() if self.clip == "parts" else bound
 
+    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> PartialSums:
+        """Return the ranges of both halves of a message, and the rule of the partition.
+
+        Raises:
+            ProtocolError: fewer than two silos, or values that the sums do not hold.
+        """
+        return partial_sums(self, method, public)
+
     # --- what is sent, and what it claims ----------------------------------------------------------------------
 
     def sends(self, method: Any) -> Sends:
@@ -237,13 +250,13 @@ class PartialEncryption(ProtectionStage):
             return NoGuarantee(reason="the part in clear carries no noise")
         if self.ratio > 0 and self.he_noise == 0:
             moved = moves.reach * math.sqrt(n)
-            clear = 0.0 if self.whole else _precision(moved, std)
-            return _released(clear, self._votes(n, n, n))
+            clear = 0.0 if self.whole else precision(moved, std)
+            return released(clear, self._votes(n, n, n))
         if self.whole:
             return ComposedEvent(events=())
-        summed = _precision(moves.total, std * math.sqrt(n))
-        parts = self._together(_precision(moves.messages, std), summed)
-        return _released(parts, self._votes(n, n, moves.ballots))
+        summed = precision(moves.total, std * math.sqrt(n))
+        parts = self._together(precision(moves.messages, std), summed)
+        return released(parts, self._votes(n, n, moves.ballots))
 
     def _pooled(self, moves: Moves, messages: float = 0.0) -> Event:
         """Return the event of the sum, or of messages that move so far, for a sender, who knows its own noise."""
@@ -261,15 +274,15 @@ class PartialEncryption(ProtectionStage):
             return NoGuarantee(reason=BARE)
         if moves.noise == 0:
             return NoGuarantee(reason="no noise is added")
-        precision = _precision(moved, moves.noise)
-        parts = self._together(0.0 if self.whole else precision, precision)
-        return _released(parts, self._votes(moves.n_senders, unknown, moves.ballots))
+        plain = precision(moved, moves.noise)
+        parts = self._together(0.0 if self.whole else plain, plain)
+        return released(parts, self._votes(moves.n_senders, unknown, moves.ballots))
 
     def _together(self, clear: float, plain: float) -> float:
         """Return the precision 1/z^2 of both parts, given the clear one's, and the other's with the same noise."""
         hidden = 0.0
         if self.ratio > 0:
-            _check_ratio(math.sqrt(plain), self.he_noise)
+            check_ratio(math.sqrt(plain), self.he_noise)
             hidden = plain / self.he_noise**2
         return clear + hidden if self.clip == "parts" else max(clear, hidden)
 
@@ -281,7 +294,7 @@ class PartialEncryption(ProtectionStage):
         """
         if self.vote_noise == 0 or not self.asks:
             return 0.0
-        return _precision(math.sqrt(2) * ballots, self.vote_noise) * count / unknown
+        return precision(math.sqrt(2) * ballots, self.vote_noise) * count / unknown
 
     def grid_loss(self, loss: float, moves: Moves) -> float:
         """Return the larger of the two parts' losses: a coordinate is in one part alone."""
@@ -363,38 +376,3 @@ class PartialEncryption(ProtectionStage):
             "move a clipped update by 2 theta; it says nothing of a client, and nothing of the encrypted part"
         )
         return (Published(name="Remark 1 of ParaAegis", gap=gap, epsilon=remark_1),)
-
-
-def _precision(moved: float, noise: float) -> float:
-    """Return (moved / noise)^2, which adds up over releases."""
-    _check_ratio(moved, noise)
-    return (moved / noise) ** 2
-
-
-def _check_ratio(moved: float, noise: float) -> None:
-    """Return if noise hides enough of a move that the square of their ratio is a number.
-
-    Raises:
-        PrivacyError: it does not.
-    """
-    if math.isfinite(moved) and moved / _LARGEST_RATIO > noise:
-        raise PrivacyError(
-            f"noise of standard deviation {noise:g} hides nothing of what moves by {moved:g}: take a noise multiplier "
-            "that guarantees something, or 0 for no noise"
-        )
-
-
-_LARGEST_RATIO: Final = 1e100
-
-
-def _released(parts: float, votes: float) -> Event:
-    """Return the release of parts and noisy counts of votes, each with its precision 1/z^2; nothing at 0 and 0.
-
-    Noise on counts has whole steps, so that only its Renyi divergences are known to be a Gaussian's.
-    """
-    if parts + votes == 0:
-        return ComposedEvent(events=())
-    multiplier = 1 / math.sqrt(parts + votes)
-    if votes:
-        return ConcentratedEvent(noise_multiplier=multiplier)
-    return GaussianEvent(noise_multiplier=multiplier)

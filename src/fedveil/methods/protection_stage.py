@@ -6,10 +6,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
+import numpy as np
+from jaxtyping import Float64
+
 from fedveil.errors import CompositionError
+from fedveil.methods.claims import PublicFacts
+from fedveil.methods.sending import Coded
+from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Role, Sent
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.open_sums import OpenSums
 from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Task
+from fedveil.protection.protocol import Agreement
+from fedveil.protection.sealed_sums import SealedSums
+from fedveil.quantization.errors import ChannelError
 from fedveil.stage import Moves, Stage, duty
 
 Sends: TypeAlias = tuple[Sent, ...]
@@ -85,12 +96,16 @@ class ProtectionStage(Stage):
             "partition = 'noisy-votes'"
         )
 
-    def agree(self, method: Any, public: Any) -> Any:
-        """Return what the parties of a run agree on before any training (``fedveil.engine.rounds.agreed.Agreed``).
+    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> Agreement[Any, Any]:
+        """Return what the parties of a run agree on before any training; here messages as they are.
 
-        None leaves it to the house: messages in the open, or one of its own protocols by the facts above.
+        Args:
+            method: the composition.
+            public: the public facts, and how many numbers a message has.
+            own: the (silo, user) pairs that whoever asks knows of: all, a silo's own, or none.
+            rounds: how many there are.
         """
-        return None
+        return open_sums(method, clients=public.n_silos, length=public.length)
 
     @property
     def recovers(self) -> bool:
@@ -122,6 +137,22 @@ class ProtectionStage(Stage):
     def sends(self, method: Any) -> Sends:
         """Return every message of the setup and of a round, and who reads it."""
         raise NotImplementedError
+
+
+def open_sums(method: Any, *, clients: int, length: int) -> Agreement[Any, Any]:
+    """Return the protocol of messages that the server reads one by one: vectors, or a codec's bytes sealed for it."""
+
+    def decode(given: bytes, round_number: int) -> Float64[np.ndarray, " d"]:
+        try:
+            channel = method.at_round(round_number).channel
+            found: np.ndarray = channel.decode(Coded.from_bytes(given), senders=clients, length=length)
+        except (ChannelError, CompositionError) as error:
+            raise ProtocolError(f"its message was refused: {error}") from error
+        return found
+
+    if method.channel.coded:
+        return SealedSums(clients=clients, length=length, decode=decode)
+    return OpenSums(clients=clients, length=length)
 
 
 def unmaskable(method: Any) -> str:

@@ -5,18 +5,26 @@ The protocols themselves are in ``fedveil.protection``; these values say which o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+import numpy as np
 from pydantic import Field
 
+from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import Count
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round, unmaskable
 from fedveil.methods.weights import NOT_WHOLE
+from fedveil.population.records import Groups
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
+from fedveil.privacy.noise.on_grid import NOISE_REACH
+from fedveil.protection.masking.masked_sums import MaskedSums
+from fedveil.protection.masking.recoverable_aggregation import check_threshold
 from fedveil.protection.masking.recovery_messages import (
     AgreedSurvivors,
     RecoveryDirectory,
@@ -38,6 +46,7 @@ from fedveil.protection.messages import (
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import Drawn, Relay
 from fedveil.protection.sealed_sums import SealedMessage, SealingKey
+from fedveil.protection.weighting.ciphers import Paillier, Rlwe
 from fedveil.protection.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -49,7 +58,8 @@ from fedveil.protection.weighting.messages import (
     TransferRequests,
     WeightingKey,
 )
-from fedveil.protection.weighting.plan import rounded_sensitivity
+from fedveil.protection.weighting.plan import WeightingPlan, rounded_sensitivity
+from fedveil.protection.weighting.weighted_sums import WeightedSums
 from fedveil.stage import Moves
 
 _MOST_PLACES: Final = 64
@@ -126,6 +136,32 @@ class SecureAggregation(ProtectionStage):
             )
         if self.on_missing == "recover" and not self.missing_silos:
             yield "recovery has nothing to recover from with missing_silos = 0; say how many may be missing"
+
+    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> MaskedSums:
+        """Return the range of the silos' messages, and how many of them a sum needs.
+
+        A silo's sum is at most C times the largest weight that |U| users can have in one silo. To it comes its share
+        of the noise, at most 40 standard deviations; beyond that, with a probability below 1e-340 a coordinate, the
+        round would end with an error.
+
+        Raises:
+            ProtocolError: fewer than two silos, or a sum that 64 bits do not hold.
+        """
+        channel, bound, silos = method.channel, method.bound, public.n_silos
+        contributions = public.n_users if method.contribution.per == "pair" else 1
+        weight = 1.0 / silos if method.weights.uniform else 1.0
+        largest = contributions * weight * bound.norm * channel.gain
+        grid = channel.message_grid(bound.grid, silos)
+        threshold = silos - channel.missing if self.recovers else None
+        if threshold is not None:
+            check_threshold(threshold, silos, channel.colluding)
+        return MaskedSums(
+            clients=silos,
+            length=public.length,
+            grid=grid,
+            limit=math.ceil((largest + NOISE_REACH * channel.message_std(silos)) / grid),
+            threshold=threshold,
+        )
 
     def sends(self, method: Any) -> Sends:
         """Return the messages of a round: masked vectors, and what removes the masks of their sum."""
@@ -237,6 +273,36 @@ class PrivateWeighting(ProtectionStage):
         silo knows counts, which nothing covers.
         """
         return also(claims, Tells.PRESENCE, _PRESENT)
+
+    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> WeightedSums:
+        """Return the public numbers of Protocol 1, and of the silos' counts those that whoever asks knows.
+
+        A silo counts at most N_max / |S| records of a user, and never refuses one who has more: whether a run goes on
+        must not depend on her, and N_max is the coordinator's to choose. Her weights still sum to 1.
+
+        Raises:
+            ProtocolError: sums that the cipher does not hold.
+        """
+        channel, silos = method.channel, public.n_silos
+        grid = channel.message_grid(method.bound.grid, silos)
+        chosen, places = self.places(method.sampler.rate)
+        plan = WeightingPlan(
+            run=bytes(RUN_BYTES),
+            silos=silos,
+            users=public.n_users,
+            length=public.length,
+            largest_count=self.n_max,
+            norm_limit=math.ceil(method.bound.norm / grid),
+            noise_limit=math.ceil(NOISE_REACH * channel.message_std(silos) / grid),
+            renewed=method.sampler.rate < 1,
+            places=places,
+            chosen=chosen,
+            rounds=rounds,
+        )
+        counts = np.zeros((silos, public.n_users), dtype=np.int64)
+        counts[own.silo, own.user] = np.minimum(method.weights.scores(own.size, silos), plan.count_limit)
+        cipher = Paillier(self.modulus_bits) if self.cipher == "paillier" else Rlwe()
+        return WeightedSums(plan=plan, counts=counts, cipher=cipher, grid=grid)
 
     def sends(self, method: Any) -> Sends:
         """Return the messages of the setup and of a round."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -15,10 +16,18 @@ from torch.utils.data import Dataset
 
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import read_content
-from fedveil.population.given import Label, read_features, read_ids, read_labels, read_numbers, refuse_outside
-from fedveil.population.identities import AS_TEXT, keys_of, numbered
-from fedveil.population.records import Features, Population, Records, Targets, Task, check_task
-from fedveil.population.schema import Label as LabelTarget
+from fedveil.population.column_checks import check_task
+from fedveil.population.given import read_features, read_ids, read_labels, read_numbers, refuse_outside
+from fedveil.population.identities import AS_TEXT, alike, keys_of, numbered
+from fedveil.population.records import (
+    Features,
+    Label,
+    Population,
+    Records,
+    TableSource,
+    Targets,
+    Task,
+)
 from fedveil.population.schema import read_schema
 from fedveil.population.splits import holdout_by_user
 from fedveil.population.tables import read_tables
@@ -29,34 +38,10 @@ _PREPARED: Final = (
     "The features were handed over as numbers: whatever was fitted on records to make them (a scaling, a vocabulary, a "
     "choice of columns) is not covered."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where tables were read, and what of them is held out."""
-
-    schema_file: Path
-    files: tuple[Path, ...]
-    test_file: Path | None
-    test_share: float
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class People(Population):
-    """A population that knows how to read new records like those it was made of.
-
-    Args:
-        feature_names: of the columns, where features came as a table.
-        classes: the labels, in the order of their numbers; empty for other tasks.
-        schema: the document of the schema that encoded its tables; None for arrays.
-        source: where they were read; None for arrays.
-    """
-
-    feature_names: tuple[str, ...] | None = None
-    classes: tuple[Label, ...] = ()
-    schema: bytes | None = None
-    source: Source | None = None
+_ALIKE: Final = (
+    "user: some ids differ in their form alone (case, blanks, marks, leading zeros), and each form counts as a person "
+    "of its own, protected alone; write every id in one way"
+)
 
 
 def population(
@@ -74,7 +59,7 @@ def population(
     test_share: float = 0.2,
     seed: int = 0,
     name: str = "people",
-) -> People:
+) -> Population:
     """Make a population of records that are in memory.
 
     Args:
@@ -83,7 +68,8 @@ def population(
             everything else becomes float32, and nothing is scaled.
         targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival. None for a data set.
         user: (n,) whose record it is: text or whole numbers; the same text is the same person in every silo, and
-            another text (case, blanks, leading zeros) another person: write every id in one way.
+            another text (case, blanks, leading zeros) another person: write every id in one way. Columns are put beside
+            one another by position: the index of a pandas series is not read.
         silo: (n,) who holds it.
         n_users: |U|, the PUBLIC number of users, with or without records. ``"counted"`` counts those that have
             records; then the statement says that no guarantee covers it.
@@ -104,6 +90,9 @@ def population(
     Raises:
         ConfigError: an argument that is missing or cannot be.
         DataError: values that cannot be; names the column and the row, never the value.
+
+    Warns:
+        UserWarning: ids that differ in their form alone.
 
     Guarantees:
         As :func:`fedveil.population.tables.read_tables`: whether a record is held out, and what its user's batches are
@@ -126,6 +115,8 @@ def population(
     labels, words = _targets(columns["targets"], task, classes, "targets")
     refuse_outside(labels, within, "targets")
     users, place = numbered(read_ids(columns["user"], "user"))
+    if alike(users):
+        warnings.warn(_ALIKE, stacklevel=3)
     names, of_silo = _silos(read_ids(columns["silo"], "silo"), silos)
     _check_lengths({"features": table.values, "targets": labels, "user": place, "silo": of_silo})
     if n_users == "counted":
@@ -165,7 +156,7 @@ def population(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
             "records on both sides, and no guarantee covers the held-out ones."
         )
-    return People(
+    return Population(
         name=name,
         train=Records(
             features=table.values[kept],
@@ -194,7 +185,7 @@ def tables(
     test: str | Path | None = None,
     test_share: float = 0.2,
     seed: int = 0,
-) -> People:
+) -> Population:
     """Read tables by a public schema, CSV, Parquet or Excel: see :func:`fedveil.population.tables.read_tables`.
 
     Args:
@@ -207,21 +198,19 @@ def tables(
     Raises:
         DataError: a table that does not fit the schema; names file, record and column.
     """
-    source = Source(
-        schema_file=Path(schema).absolute(),
+    schema_file = Path(schema).absolute()
+    source = TableSource(
+        schema_file=schema_file,
+        schema=read_content(schema_file, DataError),
         files=tuple(Path(one).absolute() for one in files),
         test_file=None if test is None else Path(test).absolute(),
         test_share=test_share,
         seed=seed,
     )
-    declared = read_schema(source.schema_file)
-    read = read_tables(declared, source.files, test=source.test_file, test_share=test_share, seed=seed)
-    return People(
-        **{one.name: getattr(read, one.name) for one in fields(Population)},
-        classes=declared.target.classes if isinstance(declared.target, LabelTarget) else (),
-        schema=read_content(source.schema_file, DataError),
-        source=source,
+    read = read_tables(
+        read_schema(schema_file), source.files, test=source.test_file, test_share=test_share, seed=seed
     )
+    return replace(read, source=source)
 
 
 def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> None:

@@ -6,8 +6,6 @@ A finding counts, and repeats no value of a cell.
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -16,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from fedveil.population.columns import Column, Places, State
-from fedveil.population.identities import numbered
+from fedveil.population.identities import alike, numbered
 from fedveil.population.outcomes import BY_CHANCE, named_like_an_outcome, told_by
 from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
 from fedveil.population.whole_table import WholeTable
@@ -31,7 +29,6 @@ FEWEST_COLUMNS: Final = 5
 
 OFTEN_CLIPPED: Final = 0.05
 LARGE_SHARE: Final = 0.1
-_SEPARATORS: Final = re.compile(r"[\s\-_./]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +88,13 @@ def of_people(tables: WholeTable, people: set[str]) -> Iterator[Finding]:
             found=f"records that name no silo: {nowhere}",
             effect="a run refuses them; fill the column in, or leave the records out",
         )
-    forms: dict[str, set[str]] = {}
-    for who in people:
-        forms.setdefault(_same(who), set()).add(who)
-    alike = [written for written in forms.values() if len(written) > 1]
-    if alike:
+    forms = alike(people)
+    if forms:
         yield Finding(
             bears_on="guarantee",
             where=user,
-            found=f"{sum(map(len, alike))} ids differ in their form alone (leading zeros, case, blanks, marks) and may "
-            f"be {len(alike)} people",
+            found=f"{sum(map(len, forms))} ids differ in their form alone (leading zeros, case, blanks, marks) and may "
+            f"be {len(forms)} people",
             effect="each form counts as a person of its own: one of k forms has a k-th of the protection that is "
             "stated; write every id in one way, at every silo",
         )
@@ -267,12 +261,6 @@ def of_target(tables: WholeTable) -> Iterator[Finding]:
             effect=f"a model that always says the most frequent one has accuracy {most:.3f}: judge by auc or "
             "balanced_accuracy, and try declared model.class_weights or the focal loss",
         )
-
-
-def _same(who: str) -> str:
-    """Return an id without what people vary when they write it: case, width, blanks, marks, leading zeros."""
-    plain = _SEPARATORS.sub("", unicodedata.normalize("NFKC", who)).casefold()
-    return plain.lstrip("0") or plain
 
 
 def classes_of(tables: WholeTable) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,9 @@ import torch
 
 from fedveil.errors import DataError
 from fedveil.foreign import foreign
-from fedveil.population.records import Features, Targets, Task
+from fedveil.population.records import Features, Label, Targets, Task
 
 _LARGEST_WHOLE: Final = 1 << 24
-Label: TypeAlias = str | int
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
 
@@ -224,7 +223,17 @@ def _numbers(values: np.ndarray, name: str) -> np.ndarray:
 def _array(given: Any, where: str) -> np.ndarray:
     """Any column or table of numbers, labels or ids as a numpy array; copied only where it must be."""
     if isinstance(given, torch.Tensor):
-        return np.asarray(given.detach().cpu().numpy())
+        if given.layout != torch.strided:
+            raise DataError(f"{where}: a tensor of layout {given.layout}; hand over .to_dense()")
+        if given.dtype == torch.bfloat16:  # numpy has no such numbers
+            given = given.float()
+        return np.asarray(given.detach().cpu().resolve_conj().resolve_neg().numpy())
+    if np.ma.isMaskedArray(given):
+        _refuse(
+            np.ma.getmaskarray(given),
+            where,
+            "the entry is masked; fill it with a declared constant, or leave out",
+        )
     if isinstance(given, pa.Array | pa.ChunkedArray):
         return np.asarray(
             given.to_numpy() if isinstance(given, pa.ChunkedArray) else given.to_numpy(zero_copy_only=False)

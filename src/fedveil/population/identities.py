@@ -1,5 +1,8 @@
 """Ids of people and silos, as text: numbered, and hashed to what a person's own training is seeded by."""
 
+import re
+import unicodedata
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -12,6 +15,23 @@ AS_TEXT: Final = (
     "people, each of them protected alone."
 )
 """What every statement about ids says; whether there are such ids is not looked at, for that would tell of them."""
+
+_SEPARATORS: Final = re.compile(r"[\s\-_./]+")
+
+
+def alike(ids: Iterable[str]) -> list[set[str]]:
+    """Return the ids that differ from one another in their form alone, each group of them together.
+
+    The form is what people vary when they write an id: case, width, accents' encoding, blanks, marks, leading zeros.
+
+    >>> [sorted(group) for group in alike(["7", "007", "P-1", "p1", "8"])]
+    [['007', '7'], ['P-1', 'p1']]
+    """
+    forms: dict[str, set[str]] = {}
+    for who in ids:
+        plain = _SEPARATORS.sub("", unicodedata.normalize("NFKC", who)).casefold()
+        forms.setdefault(plain.lstrip("0") or plain, set()).add(who)
+    return [written for written in forms.values() if len(written) > 1]
 
 
 def numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:

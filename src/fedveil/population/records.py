@@ -7,22 +7,22 @@ serves all of them, and a method only says how records group.
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
 
 from fedveil.errors import DataError
+from fedveil.population.column_checks import CHUNK, check_columns, check_task, described
 from fedveil.population.main_silos import MainSilos
 
 Features: TypeAlias = Float32[np.ndarray, "n *shape"] | UInt8[np.ndarray, "n *shape"]
 Targets: TypeAlias = Int64[np.ndarray, "n"] | Float32[np.ndarray, "n"] | Float32[np.ndarray, "n 2"]
 Task: TypeAlias = Literal["classification", "regression", "survival"]
-
-_CHUNK = 1 << 22  # values looked at together, so that a memory-mapped table is never in memory whole
+Label: TypeAlias = str | int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class Records:
         check_columns("the training table", self.features, self.targets)
         for name, column in (("silo", self.silo), ("user", self.user)):
             if column.dtype != np.int32 or column.ndim != 1:
-                raise DataError(f"the {name} column must be one int32 per record, not {_described(column)}")
+                raise DataError(f"the {name} column must be one int32 per record, not {described(column)}")
             if len(column) != len(self.features):
                 raise DataError(
                     f"{len(self.features)} records, but {len(column)} entries in the {name} column"
@@ -139,7 +139,7 @@ class Records:
         digest = hashlib.sha256()
         for column in (self.features, self.targets, self.silo, self.user):
             digest.update(f"{column.dtype.str}{column.shape}".encode())
-            rows = max(1, _CHUNK // max(1, int(np.prod(column.shape[1:]))))
+            rows = max(1, CHUNK // max(1, int(np.prod(column.shape[1:]))))
             for first in range(0, len(column), rows):
                 digest.update(column[first : first + rows].tobytes())
         return digest.hexdigest()
@@ -177,6 +177,27 @@ class Records:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableSource:
+    """Which tables a population was read from, by which schema, and what of them is held out.
+
+    Attributes:
+        schema_file: of the schema.
+        schema: what was in it.
+        files: of the silos.
+        test_file: a public test table; None: records are held out.
+        test_share: probability with which each is.
+        seed: of the hold-out.
+    """
+
+    schema_file: Path
+    schema: bytes
+    files: tuple[Path, ...]
+    test_file: Path | None
+    test_share: float
+    seed: int
+
+
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Population:
     """Who holds what: training records over silos and users, and a test table outside every guarantee.
@@ -202,6 +223,9 @@ class Population:
         scale: the map from stored to float32 features, the same for train and test.
         notes: sentences that every report repeats: subsets, and what was fitted on private records.
         main_silos: the silo of each user's whole weight, where a file says so.
+        feature_names: of the columns that new records must have, where features came as a table.
+        classes: the labels, in the order of their numbers, where they are known.
+        source: the tables that it was read from, where a program named them.
 
     Raises:
         DataError: |U| below the users present; targets that do not fit the task; labels outside 0 .. n_classes - 1;
@@ -222,6 +246,9 @@ class Population:
     scale: Affine = field(default_factory=Affine)
     notes: tuple[str, ...] = ()
     main_silos: MainSilos | None = None
+    feature_names: tuple[str, ...] | None = None
+    classes: tuple[Label, ...] = ()
+    source: TableSource | None = None
     complete: ClassVar[bool] = True
     """Whether the records of all silos are here, and not those of one party of a federation."""
 
@@ -304,92 +331,7 @@ class Population:
         return np.bincount(self.train.silo, minlength=self.n_silos).astype(np.int64)
 
 
-def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None:
-    """Check that features and targets are what a table may hold.
-
-    Raises:
-        DataError: of unequal lengths, of another dtype, or not finite; says ``where``, which row and
-            which column.
-    """
-    if features.dtype not in (np.float32, np.uint8) or features.ndim < 2:
-        raise DataError(
-            f"{where}: features must be (records, ...) of float32 or uint8, not {_described(features)}"
-        )
-    labels = targets.dtype == np.int64 and targets.ndim == 1
-    numbers = targets.dtype == np.float32 and (targets.ndim == 1 or targets.shape[1:] == (2,))
-    if not labels and not numbers:
-        raise DataError(
-            f"{where}: targets must be (records,) int64 labels, (records,) float32 numbers or (records, 2) "
-            f"float32 of (event, time), not {_described(targets)}"
-        )
-    if len(features) != len(targets):
-        raise DataError(
-            f"{where} has {len(features)} rows of features and {len(targets)} targets; they must agree"
-        )
-    for name, column in (("feature", features), ("target", targets)):
-        bad = _first_not_finite(column)
-        if bad is not None:
-            row, at = bad
-            raise DataError(
-                f"{where}, row {row}: {name}{at} is NaN or infinite; every value must be a finite number"
-            )
-
-
-def check_task(where: str, targets: np.ndarray, task: Task, n_classes: int | None) -> None:
-    """Check that targets fit a task: labels in 0 .. n_classes - 1, numbers, or (event in {0, 1}, time >= 0).
-
-    Raises:
-        DataError: says ``where``, at which row, and what would fit; never the value.
-    """
-    if (task == "classification") != (n_classes is not None):
-        raise DataError(
-            f"{where}: n_classes is a number of classes for classification and None for anything else"
-        )
-    if n_classes is not None:
-        if targets.dtype != np.int64:
-            raise DataError(f"{where}: classification needs int64 labels, not {_described(targets)}")
-        outside = (targets < 0) | (targets >= n_classes)
-        problem = f"the label is outside the classes 0 .. {n_classes - 1}"
-    elif task == "survival":
-        if targets.ndim != 2:
-            raise DataError(
-                f"{where}: survival needs (records, 2) float32 of (event, time), not {_described(targets)}"
-            )
-        outside = ((targets[:, 0] != 0) & (targets[:, 0] != 1)) | (targets[:, 1] < 0)
-        problem = "the event must be 0 or 1 and the time must not be negative"
-    else:
-        if targets.dtype != np.float32 or targets.ndim != 1:
-            raise DataError(
-                f"{where}: regression needs (records,) float32 targets, not {_described(targets)}"
-            )
-        return
-    if outside.any():
-        raise DataError(f"{where}, row {int(np.argmax(outside))}: {problem}")
-
-
 def _starts(size: np.ndarray) -> Int64[np.ndarray, "m"]:
     """Offsets of consecutive runs of these sizes."""
     start: Int64[np.ndarray, "m"] = (np.cumsum(size) - size).astype(np.int64)
     return start
-
-
-def _described(array: np.ndarray) -> str:
-    return f"{array.dtype} of shape {array.shape}"
-
-
-def _first_not_finite(values: np.ndarray) -> tuple[int, str] | None:
-    """Row, and column in words, of the first value that is NaN or infinite."""
-    if values.dtype.kind != "f":
-        return None
-    width = max(1, int(np.prod(values.shape[1:])))
-    step = max(1, _CHUNK // width)
-    for first in range(0, len(values), step):
-        finite = np.isfinite(values[first : first + step])
-        if not finite.all():
-            row, *column = np.argwhere(~finite)[0].tolist()
-            return first + row, _column_words(column)
-    return None
-
-
-def _column_words(column: Sequence[int]) -> str:
-    return "" if not column else f" {column[0]}" if len(column) == 1 else f" {tuple(column)}"

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedveil.errors import DataError
 from fedveil.files import parse_toml, read_text
 from fedveil.foreign import foreign
-from fedveil.validation import plain
+from fedveil.validation import explained
 
 MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
 EPOCH: Final = date(1970, 1, 1)
@@ -340,26 +340,4 @@ def read_schema(path: Path) -> Schema:
     try:
         return Schema.model_validate(document)
     except ValidationError as error:
-        problems = dict.fromkeys(_explain(problem) for problem in error.errors(include_url=False))
-        raise DataError(f"schema {path} does not fit: {'; '.join(problems)}") from None
-
-
-def _explain(problem: Mapping[str, Any]) -> str:
-    """Return the key's path as the file has it, and what is wrong there."""
-    parts = [str(part) for part in problem["loc"]]
-    tag = 1 if parts[:1] == ["target"] else 2  # where pydantic puts the kind of a target or a feature
-    kind = parts.pop(tag) if parts[:1] in (["target"], ["features"]) and len(parts) > tag else None
-    table = _TABLES.get((parts[0], kind), Schema) if parts else Schema
-    key, message = ".".join(parts), plain(problem, tuple(table.model_fields))
-    return f"{key}: {message}" if key else message
-
-
-_TABLES: dict[tuple[str, str | None], type[_Part]] = {
-    ("format", None): Format,
-    ("features", "number"): Number,
-    ("features", "date"): Date,
-    ("features", "category"): Category,
-    ("target", "label"): Label,
-    ("target", "number"): Amount,
-    ("target", "survival"): Survival,
-}
+        raise DataError(f"schema {path} does not fit: {explained(error, Schema)}") from None

@@ -75,8 +75,7 @@ def open_table(
     try:
         if path.suffix == ".parquet":
             check_file(path, DataError)
-            present = pa_parquet.read_schema(path).names
-            return pa_parquet.read_table(path, columns=_required_columns(path, present, columns))
+            return _parquet(path, columns)
         content = read_content(path, DataError, largest=LARGEST_FILE)
         if path.suffix in EXCEL:
             return _excel(path, columns, written)
@@ -170,6 +169,20 @@ def _refuse_line(
         f"{path}, line {line}: {reason}; write a cell in one line, and one with a mark inside of it between marks, "
         "the inner one twice"
     )
+
+
+def _parquet(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """Read a Parquet file piece by piece: room is made for the rows that it has, not for those that it announces."""
+    with pa_parquet.ParquetFile(path) as file:
+        present = file.schema_arrow
+        wanted = _required_columns(path, present.names, columns)
+        pieces = [piece.select(wanted) for piece in file.iter_batches(columns=wanted)]
+        table = pa.Table.from_batches(pieces, pa.schema([present.field(name) for name in wanted]))
+        if table.num_rows != file.metadata.num_rows:
+            raise DataError(
+                f"{path}: is damaged: it has {table.num_rows} rows and announces {file.metadata.num_rows}"
+            )
+        return table
 
 
 def _excel(path: Path, columns: Sequence[str] | None, written: Format) -> pa.Table:

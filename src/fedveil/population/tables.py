@@ -114,6 +114,7 @@ def read_tables(
             "The silos are those that have records: their names and their number are taken from the tables, and no "
             "guarantee covers that. Declare silos in the schema."
         )
+    classes = schema.target.classes if isinstance(schema.target, Label) else None
     return Population(
         name=name,
         train=Records(
@@ -126,7 +127,8 @@ def read_tables(
         n_users=schema.n_users,
         silo_names=silo_names,
         task=TASKS[schema.target.kind],
-        n_classes=len(schema.target.classes) if isinstance(schema.target, Label) else None,
+        n_classes=None if classes is None else len(classes),
+        classes=classes or (),
         notes=tuple(notes),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -19,7 +19,7 @@ from pydantic import Field, Strict, TypeAdapter, ValidationError, with_config
 from fedveil.errors import PrivacyError, RunFolderError
 from fedveil.files import parse_json
 from fedveil.privacy.events import Adjacency, AnEvent
-from fedveil.validation import problems
+from fedveil.validation import explained
 
 SCHEMA_VERSION: Final = 2
 GENESIS: Final = "0" * 64
@@ -147,7 +147,7 @@ def write_line(line: Line, previous: str) -> tuple[bytes, str]:
         try:
             _NOTE.validate_python(content)
         except ValidationError as error:
-            raise RunFolderError(f"a ledger cannot have this note: {problems(error, [*content])}") from None
+            raise RunFolderError(f"a ledger cannot have this note: {explained(error, Note)}") from None
     body = json.dumps(place | content, allow_nan=False).encode()
     digest = hashlib.sha256(body).hexdigest()
     return body[:-1] + f', "digest": "{digest}"}}\n'.encode(), digest
@@ -204,8 +204,8 @@ def _read_line(path: Path, index: int, line: bytes) -> tuple[Line, str]:
             raise PrivacyError("it has keys that version 1 does not have")
         return (_ENTRY if charge else _NOTE).validate_python(values), str(previous)
     except ValidationError as error:
-        known = [one.name for one in fields(Entry if charge else Note)]
-        raise _damaged(path, index, f"it is no ledger line ({problems(error, known)})") from None
+        told = explained(error, Entry if charge else Note)
+        raise _damaged(path, index, f"it is no ledger line ({told})") from None
     except PrivacyError as error:
         raise _damaged(path, index, f"it is no ledger line ({error})") from error
 

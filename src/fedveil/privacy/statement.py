@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Annotated, Final, Literal, get_args
 
@@ -28,7 +28,7 @@ from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, AnEvent, Event, Json
-from fedveil.validation import problems
+from fedveil.validation import explained
 
 SCHEMA_VERSION = 2
 
@@ -248,8 +248,7 @@ class Statement:
             try:
                 statement = _VALUES.validate_python(values)
             except ValidationError as error:
-                known = [one.name for one in fields(cls)]
-                raise RunFolderError(f"{place} is damaged: {problems(error, known)}") from None
+                raise RunFolderError(f"{place} is damaged: {explained(error, cls)}") from None
             except PrivacyError as error:
                 raise RunFolderError(f"{place} is damaged: {error}") from error
             if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(dict(data), sort_keys=True):

@@ -14,6 +14,7 @@ from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.protocol import Agreement, Drawn, GivenT, Place, ResultT
 from fedveil.protection.transcript import Transcript
+from fedveil.randomness import PrivacyRandomness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class Driver(Generic[GivenT, ResultT]):
         agreement: of the protocol.
         transcript: where every message is listed; None lists none.
         kinds: what may be sent, as the method lists it for its statement; None: anything.
+        privacy: where the clients' noise comes from; None: the system.
     """
 
     def __init__(
@@ -48,14 +50,18 @@ class Driver(Generic[GivenT, ResultT]):
         agreement: Agreement[GivenT, ResultT],
         transcript: Transcript | None = None,
         kinds: Collection[type] | None = None,
+        privacy: PrivacyRandomness | None = None,
     ) -> None:
         self.agreement, self.transcript, self._kinds = agreement, transcript, kinds
         self._run, self._gone = os.urandom(RUN_BYTES), set[int]()
         identities = [IdentityKey.generate() for _ in range(agreement.clients)]
         roster = tuple(identity.public for identity in identities)
         self._server = agreement.server(self._run)
+        privacy = PrivacyRandomness.system() if privacy is None else privacy
         self._clients = [
-            agreement.client(Place(run=self._run, number=number, identity=identity, roster=roster))
+            agreement.client(
+                Place(run=self._run, number=number, identity=identity, roster=roster, privacy=privacy)
+            )
             for number, identity in enumerate(identities)
         ]
         for number, client in enumerate(self._clients):

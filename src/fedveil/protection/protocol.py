@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float64
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
@@ -24,6 +24,8 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges
 from fedveil.protection.messages import SERVER
 from fedveil.protection.peers import Roster
+from fedveil.protection.work import Work
+from fedveil.randomness import PrivacyRandomness
 
 Outgoing: TypeAlias = list[tuple[int, bytes]]
 """Messages of the server: recipient and bytes."""
@@ -60,6 +62,7 @@ class Place:
         secret: returns 32 bytes of its own that stay the same for the run, where anything is to be repeated in another
             session.
         keep: told what it gives to a round, whenever that has become more and before anything of it leaves.
+        privacy: where its noise comes from, where some is drawn in the middle of a round.
     """
 
     run: bytes
@@ -69,6 +72,7 @@ class Place:
     least: int = 2
     secret: Callable[[], bytes] = new_secret
     keep: Callable[[Any], None] = keep_nothing
+    privacy: PrivacyRandomness = field(default_factory=PrivacyRandomness.system)
 
 
 class ServerProtocol(Protocol[ResultOut]):
@@ -223,8 +227,9 @@ class ClientProtocol(Protocol[GivenIn, ResultOut]):
         ...
 
 
-class Agreement(Protocol[GivenT, ResultOut]):
-    """What all parties agree on before a run: public numbers, and the ends that follow from them."""
+@runtime_checkable
+class Agreement(Protocol[GivenT, ResultT]):
+    """What all parties agree on before a run: public numbers, the ends that follow from them, and what passes there."""
 
     @property
     def clients(self) -> int:
@@ -253,6 +258,14 @@ class Agreement(Protocol[GivenT, ResultOut]):
         """Return which messages pass between server and client, and when."""
         ...
 
+    def given(self, work: Work, client: int) -> GivenT:
+        """Return what a client gives to a round, of what it has to give."""
+        ...
+
+    def vector(self, result: ResultT) -> Float64[np.ndarray, " d"]:
+        """Return the sum that a result of the protocol stands for, in the unit of the update."""
+        ...
+
     def pack(self, given: GivenT) -> bytes:
         """Return what a client gives as bytes, for its own disk."""
         ...
@@ -270,11 +283,11 @@ class Agreement(Protocol[GivenT, ResultOut]):
         """Whether the server learns the result; else every client does, and the server nothing."""
         ...
 
-    def server(self, run: bytes) -> ServerProtocol[ResultOut]:
+    def server(self, run: bytes) -> ServerProtocol[ResultT]:
         """Return the server's end of a session, with new keys."""
         ...
 
-    def client(self, place: Place) -> ClientProtocol[GivenT, ResultOut]:
+    def client(self, place: Place) -> ClientProtocol[GivenT, ResultT]:
         """Return a client's end of a session, with new keys."""
         ...
 

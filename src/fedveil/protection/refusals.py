@@ -36,6 +36,11 @@ class Code(Enum):
         "policy",
         "its policy names no package there that brings what the experiment names, or several do",
     )
+    VERSION = (
+        68,
+        "policy",
+        "it has another version of a package that brings what the experiment names; its own log says which",
+    )
     KNOWN_SEED = 6, "policy", "privacy.insecure_seed: noise from a known seed protects nobody; remove the key"
     CLIP = (
         7,

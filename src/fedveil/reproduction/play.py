@@ -10,9 +10,10 @@ from fedveil import __version__
 from fedveil.engine.audit import audit
 from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.observer import Observer
+from fedveil.engine.populations import Populations
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.run_folder.documents import read_rows
-from fedveil.engine.setup import Populations, prepare
+from fedveil.engine.setup import prepare
 from fedveil.privacy.claims import Role
 from fedveil.reproduction.results import ResultFolder, Run, Values, rounded
 from fedveil.reproduction.table import Cell, Table

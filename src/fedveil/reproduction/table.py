@@ -15,7 +15,7 @@ from fedveil.engine.experiments.study import Selection, study_documents
 from fedveil.errors import ConfigError
 from fedveil.files import read_content
 from fedveil.reproduction.results import Values, digest
-from fedveil.validation import plain
+from fedveil.validation import explained
 
 Printed = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?$")]
 
@@ -177,9 +177,7 @@ def load_table(name: str) -> Table:
     try:
         return Table.model_validate(read_toml(path) | {"name": name})
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"{path.name}: {place}: {plain(problem, list(Table.model_fields))}") from None
+        raise ConfigError(f"{path.name}: {explained(error, Table)}") from None
 
 
 def _folder() -> Path:

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.engine.rounds.agreed import OpenRange
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
 from fedveil.privacy.claims import Role, Sent
-from fedveil.protection.open_sums import OpenVector
+from fedveil.protection.open_sums import OpenSums, OpenVector
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,6 @@ class Witnessed(ProtectionStage):
         """Return the messages of a round, and who reads each: nothing is hidden from the server."""
         return (*plain_round(method), Sent(OpenVector, Role.SERVER))
 
-    def agree(self, method: Any, public: Any) -> OpenRange:
+    def agree(self, method: Any, public: Any, own: Any, rounds: int) -> OpenSums:
         """Return what the parties agree on: the protocol, what silos put into a round of it, and what comes of that."""
-        return OpenRange(method=method, clients=public.n_silos, length=public.dimension)
+        return OpenSums(clients=public.n_silos, length=public.length)

@@ -9,7 +9,7 @@ called only then. A stage without such fields is built when it is read, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from types import MappingProxyType
@@ -32,24 +32,12 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.foreign import foreign
 from fedveil.keys import REQUIRED, Key, keys_of
 from fedveil.registry import KINDS, find, members, names
+from fedveil.validation import WrongSectionError
 
 _NAME: Final = "name"
 _FEW: Final = 4
 _OF_A_UNION: Final = 2
 _JSON: Final = TypeAdapter(Any)
-
-
-class WrongChoiceError(ValueError):
-    """What is wrong inside of a section that names a member, so that a validation can tell it with the key's path.
-
-    Attributes:
-        problems: as ``ValidationError.errors()`` has them, with paths inside of the section.
-        known: the keys of the section.
-    """
-
-    def __init__(self, problems: list[dict[str, Any]], known: list[str]) -> None:
-        super().__init__("a wrong section")
-        self.problems, self.known = problems, known
 
 
 @dataclass(frozen=True)
@@ -139,7 +127,7 @@ class Chosen:
             keys = dict(section.model_validate({key: given[key] for key in given if key != _NAME}))
         except ValidationError as error:
             problems = [self._told(one, section) for one in error.errors(include_url=False)]
-            raise WrongChoiceError(problems, [_NAME, *section.model_fields]) from None
+            raise WrongSectionError(problems, section) from None
         choice = Choice(kind=self.kind, name=given[_NAME], keys=keys)
         _try(choice)
         return choice
@@ -204,8 +192,7 @@ class Keys:
         try:
             return self.stage(**dict(self.section.model_validate(given)))
         except ValidationError as error:
-            problems = [dict(one) for one in error.errors(include_url=False)]
-            raise WrongChoiceError(problems, self.known()) from None
+            raise WrongSectionError(error.errors(include_url=False), self.section) from None
         except FedveilError as error:
             raise _refused(str(error)) from None
 
@@ -259,21 +246,6 @@ def _written(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _JSON.dump_python(value, mode="json") for key, value in keys.items() if value is not None}
 
 
-def flat(
-    found: Sequence[Any], above: tuple[str | int, ...] = (), known: list[str] | None = None
-) -> Iterator[tuple[tuple[str | int, ...], Any, list[str] | None]]:
-    """Yield each problem of a validation with its path, those inside of choices too.
-
-    With it come the keys that are known where it lies, if that is inside of a choice.
-    """
-    for problem in found:
-        path, inner = (*above, *problem["loc"]), problem.get("ctx", {}).get("error")
-        if isinstance(inner, WrongChoiceError):
-            yield from flat(inner.problems, path, inner.known)
-        else:
-            yield path, problem, known
-
-
 def own_keys(member: Callable[..., Any]) -> tuple[Key, ...]:
     """Return the keys of a member that a document may give."""
     return tuple(key for key in keys_of(member) if not key.filled)
@@ -322,6 +294,6 @@ def _try(choice: Choice) -> None:
         raise _refused(str(error)) from None
 
 
-def _refused(why: str, path: tuple[str, ...] = ()) -> WrongChoiceError:
+def _refused(why: str, path: tuple[str, ...] = ()) -> WrongSectionError:
     problem = {"type": "value_error", "loc": path, "msg": why, "input": None}
-    return WrongChoiceError([problem], [_NAME])
+    return WrongSectionError([problem], None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedveil.engine.experiments.sections import TableSection
 from fedveil.errors import ConfigError
@@ -30,6 +30,10 @@ class Declared:
     def first(self) -> Schema:
         """The schema as it was declared."""
         return self.schema if self.before is None else self.before
+
+    def refined(self, schema: Schema, clip: float | None) -> Declared:
+        """Return it with a schema, and a clip, that follow from releases."""
+        return replace(self, schema=schema, before=self.first, clip=clip)
 
     def facts(self, dimension: int) -> PublicFacts:
         """Return the public facts of a release of so many numbers."""

@@ -14,7 +14,7 @@ import tomlkit
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from fedveil.engine.experiments.choice import Choice, Chosen, Keys, flat
+from fedveil.engine.experiments.choice import Choice, Chosen, Keys
 from fedveil.engine.experiments.sections import (
     BudgetSection,
     DataSection,
@@ -30,7 +30,7 @@ from fedveil.errors import ConfigError
 from fedveil.files import parse_toml, read_text
 from fedveil.keys import Count
 from fedveil.local.steps import LocalSgd
-from fedveil.validation import plain
+from fedveil.validation import explained
 
 
 class Experiment(Section):
@@ -183,22 +183,7 @@ def parse(document: dict[str, Any], origin: str) -> Experiment:
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(f"{origin}: {_explain(error)}") from None
-
-
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for path, problem, known in flat(error.errors(include_url=False)):
-        shown = ".".join(str(part) for part in path if not _is_union_tag(part))
-        said = plain(problem, _known_keys(path[:-1]) if known is None else known)
-        lines.append(f"{shown}: {said}" if shown else said)
-    return "; ".join(dict.fromkeys(lines))
-
-
-def _is_union_tag(part: object) -> bool:
-    return isinstance(part, str) and (
-        part.startswith(("constrained-", "literal[", "function-after[")) or part in {"float", "int"}
-    )
+        raise ConfigError(f"{origin}: {explained(error, Experiment)}") from None
 
 
 def _known_keys(path: tuple[int | str, ...]) -> list[str]:

@@ -8,25 +8,17 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 import tomlkit
 from pydantic import Field, ValidationError, model_validator
 
-from fedveil.engine.experiments.choice import Choice, Chosen, flat
+from fedveil.engine.experiments.choice import Choice, Chosen
 from fedveil.engine.experiments.experiment import read_toml
 from fedveil.engine.experiments.sections import DataSection, PrivacySection, Section
 from fedveil.errors import ConfigError
 from fedveil.statistics.inference.request import (
     Inference,
-    LinearInference,
-    LogisticInference,
-    PoissonInference,
-    SurvivalInference,
 )
 from fedveil.statistics.request import (
-    ColumnRelease,
-    CorrelationRelease,
-    CrossRelease,
     Request,
-    SurvivalRelease,
 )
-from fedveil.validation import plain
+from fedveil.validation import explained
 
 STATISTICS: Final = "statistics.toml"
 INFERENCE: Final = "inference.toml"
@@ -109,8 +101,7 @@ def parse_releases(document: dict[str, Any], kind: type[_Document], origin: obje
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        problems = dict.fromkeys(_told(kind, *found) for found in flat(error.errors(include_url=False)))
-        raise ConfigError(f"{origin}: {'; '.join(problems)}") from None
+        raise ConfigError(f"{origin}: {explained(error, kind)}") from None
 
 
 def _read(path: Path, kind: type[_Document]) -> _Document:
@@ -119,48 +110,3 @@ def _read(path: Path, kind: type[_Document]) -> _Document:
     assert table is not None
     data = found.data.model_copy(update={"table": table.anchored(path.parent.absolute())})
     return found.model_copy(update={"data": data})
-
-
-def _told(
-    kind: type[TableDocument], path: tuple[int | str, ...], problem: Any, known: list[str] | None
-) -> str:
-    """Return a key's path and what is wrong there."""
-    place = [str(part) for part in path]
-    table: Any = _table(kind, place)
-    for before, depth, kinds in _TAGGED:
-        if tuple(place[: len(before)]) == before and len(place) > depth:
-            table = kinds.get(place.pop(depth), table)  # where pydantic puts the kind
-    message = plain(problem, tuple(table.model_fields) if known is None else known)
-    return f"{'.'.join(place)}: {message}" if place else message
-
-
-def _table(kind: type[TableDocument], place: list[str]) -> Any:
-    """Return the table in which a problem lies."""
-    field = kind.model_fields.get(place[0]) if len(place) > 1 else None
-    found = kind if field is None else field.annotation
-    return found if hasattr(found, "model_fields") else kind
-
-
-_TAGGED: tuple[tuple[tuple[str, ...], int, dict[str, Any]], ...] = (
-    (
-        ("statistics", "release"),
-        3,
-        {
-            "column": ColumnRelease,
-            "survival": SurvivalRelease,
-            "cross": CrossRelease,
-            "correlation": CorrelationRelease,
-        },
-    ),
-    (
-        ("inference",),
-        1,
-        {
-            "logistic": LogisticInference,
-            "linear": LinearInference,
-            "poisson": PoissonInference,
-            "survival": SurvivalInference,
-        },
-    ),
-)
-"""Tables that have one of several kinds: how their path begins, where pydantic puts the kind, and the kinds."""

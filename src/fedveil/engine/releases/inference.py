@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import InferenceDocument
@@ -38,6 +38,8 @@ class PreparedInference(PreparedReleases):
         build: the method of a release by its local step and its noise multiplier.
         plan: what is predicted of every coefficient.
     """
+
+    file: ClassVar[str] = FILE
 
     asked: InferenceDocument
     fitted: Fitted
@@ -75,20 +77,18 @@ class PreparedInference(PreparedReleases):
             return ()
         return read_begun(folder.path).releases
 
-    def write(self, folder: RunFolder, made: NoisySums) -> None:
-        """Put the releases on the disk."""
-        folder.write_json(FILE, self._with(made).to_json())
+    def to_json(self, made: NoisySums) -> dict[str, Any]:
+        """Return the regression that these releases are."""
+        return self._with(made).to_json()
 
     def _with(self, made: NoisySums) -> Fitted:
         return replace(self.fitted, releases=made)
 
     def _release(self, fitted: Fitted) -> Release:
-        place, public = len(fitted.releases), self.public
+        place = len(fitted.releases)
         step = fitted.equation(place)
         method = self.build(step, fitted.parts[place].multiplier(self.multiplier))
-        return Release(
-            method=method, step=step, n_silos=public.n_silos, n_users=public.n_users, number=place + 1
-        )
+        return Release(method=method, step=step, public=self.declared.facts(step.length), number=place + 1)
 
 
 def prepare_inference(document: InferenceDocument, of: Declared | None = None) -> PreparedInference:

@@ -12,13 +12,15 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.release_document import TableDocument
 from fedveil.engine.releases.release_series import Series
 from fedveil.engine.releases.release_sum import Release, noisy_sum
 from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.errors import RunFolderError
+from fedveil.files import read_json
 from fedveil.methods.claims import PublicFacts
 from fedveil.population.columns import ColumnTable, read_columns
 from fedveil.privacy.ledger import Ledger
@@ -35,6 +37,9 @@ class PreparedReleases(ABC):
         series: what they guarantee together.
         declared: of the tables.
     """
+
+    file: ClassVar[str]
+    """What the releases are in, in the run folder."""
 
     series: Series
     declared: Declared
@@ -72,8 +77,12 @@ class PreparedReleases(ABC):
         """
 
     @abstractmethod
+    def to_json(self, made: NoisySums) -> dict[str, Any]:
+        """Return what :attr:`file` says of these releases."""
+
     def write(self, folder: RunFolder, made: NoisySums) -> None:
         """Put what was released on the disk: then, and not before, it counts as released."""
+        folder.write_json(self.file, self.to_json(made))
 
     def part(self, made: int) -> str:
         """Return the name of the release after so many."""
@@ -127,7 +136,9 @@ def resume_releases(prepared: PreparedReleases, path: Path) -> None:
 def _go_on(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable | None) -> None:
     """Make the releases that a folder lacks, of these records; none are needed where it lacks none."""
     series, made = prepared.series, prepared.read(folder)
+    whole = len(made) == prepared.count
     with series.ledger(folder) as ledger:
+        _check_charged(prepared, folder, ledger)
         charged = Counter(entry.round for entry in ledger.entries)
         while len(made) < prepared.count:
             release = prepared.release(made)
@@ -138,12 +149,41 @@ def _go_on(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable |
             assert records is not None
             made = (*made, noisy_sum(release, records, series.privacy.randomness()))
             prepared.write(folder, made)
-        conclude(prepared, folder, ledger)
+        conclude(prepared, folder, ledger, again=whole)
 
 
-def conclude(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger) -> None:
-    """Write the statement of what a ledger has."""
+def conclude(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger, *, again: bool) -> None:
+    """Write the statement of what a ledger has.
+
+    Args:
+        prepared: what was asked for.
+        folder: the run folder.
+        ledger: its ledger.
+        again: whether nothing was released since the statement that is there, if there is one.
+
+    Raises:
+        RunFolderError: the document, or what is declared of the tables, is not what was charged and stated: numbers
+            that were released once have one statement.
+    """
+    _check_charged(prepared, folder, ledger)
     times = Counter(entry.round for entry in ledger.entries)
     charged = [times[number] for number in range(1, prepared.count + 1)]
     statement = prepared.series.statement(prepared.document.name, charged, prepared.public, prepared.notes)
-    folder.write_json(STATEMENT, statement.to_json())
+    found = statement.to_json()
+    if again and (folder / STATEMENT).exists() and read_json(folder / STATEMENT, RunFolderError) != found:
+        raise _changed(prepared, folder, f"another statement would follow than {STATEMENT} has")
+    folder.write_json(STATEMENT, found)
+
+
+def _check_charged(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger) -> None:
+    """Return if every charge is of one of these releases, and pays for it."""
+    events = dict(enumerate((one.event for one in prepared.series.guarantees), 1))
+    if any(entry.event != events.get(entry.round) for entry in ledger.entries):
+        raise _changed(prepared, folder, "the ledger was charged for other releases")
+
+
+def _changed(prepared: PreparedReleases, folder: RunFolder, found: str) -> RunFolderError:
+    return RunFolderError(
+        f"{folder.path}: {found}: {prepared.document.file} or the schema was changed since, or fedveil is of another "
+        "version; put back what the releases were made with, or ask for others in a document of its own"
+    )

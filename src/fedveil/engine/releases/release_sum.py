@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 
-from fedveil.engine.rounds.aggregation import MaskedRange
-from fedveil.engine.rounds.agreed import Agreed, OpenRange
-from fedveil.engine.rounds.weighting import WeightingRange
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import noise_of
@@ -24,6 +22,7 @@ from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import FixedVector
 from fedveil.protection.driver import Driver
+from fedveil.protection.protocol import Agreement
 from fedveil.protection.weighting.silo import SEED_BYTES
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStep, Progress, silo_sums
@@ -37,16 +36,19 @@ class Release:
     Attributes:
         method: the composition of the statistic.
         step: its local step.
-        n_silos: |S|.
-        n_users: |U|.
+        public: how many silos and people there are, and how many numbers it has.
         number: which release this is, so that repeatable noise is not that of another one.
     """
 
     method: Method
     step: LocalStep
-    n_silos: int
-    n_users: int
+    public: PublicFacts
     number: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.public.length == self.step.length, (
+            "what is agreed on is about the vectors that are summed"
+        )
 
     @property
     def bound(self) -> FixedVector:
@@ -56,17 +58,11 @@ class Release:
 
     def std(self, summed: int | None = None) -> float:
         """Return the standard deviation of the noise on every number of a sum of so many silos; None: of all."""
-        return noise_of(self.method, self.n_silos, summed)
+        return noise_of(self.method, self.public.n_silos, summed)
 
-    def agreed(self, groups: Groups) -> Agreed:
+    def agreed(self, groups: Groups) -> Agreement[Any, Any]:
         """Return what the parties agree on; under private weighting with the counts of these (silo, user) pairs."""
-        method, length = self.method, self.step.length
-        if method.protection.weighs:
-            people = {"n_silos": self.n_silos, "n_users": self.n_users}
-            return WeightingRange.of(method, groups, **people, length=length, rounds=1)
-        if method.protection.masks:
-            return MaskedRange.of(method, n_silos=self.n_silos, n_users=self.n_users, length=length)
-        return OpenRange(method=method, clients=self.n_silos, length=length)
+        return self.method.protection.agree(self.method, self.public, groups, 1)
 
 
 class ReleaseWork:
@@ -97,21 +93,36 @@ class ReleaseWork:
 
     def give(self, silo: int) -> Any:
         """Return what a silo gives, as the protocol takes it."""
-        release, agreed = self._release, cast(Any, self.agreed)
-        protection = release.method.protection
-        if protection.weighs:
-            source = self._privacy.stream("dither", release.number, silo, self._attempt)
-            dither = source.uint64(SEED_BYTES // 8).tobytes()
-            return agreed.given(self._vectors(silo), self._sent(np.zeros(release.step.length), silo), dither)
-        message = self._sent(self._sums[silo], silo)
-        return agreed.units(message) if protection.masks else message
+        return self.agreed.given(self, silo)
+
+    def message(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a silo's sum with its share of the noise."""
+        return self._sent(self.bare(client), client)
+
+    def bare(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a silo's sum."""
+        found: np.ndarray = self._sums[client]
+        return found
+
+    def share(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a silo's share of the noise."""
+        return self._sent(np.zeros(self._release.step.length), client)
+
+    def dither(self, client: int) -> bytes:
+        """Return the 32-byte key of a silo's share of the remainders."""
+        source = self._privacy.stream("dither", self._release.number, client, self._attempt)
+        return source.uint64(SEED_BYTES // 8).tobytes()
+
+    def moved(self) -> Float64[np.ndarray, " d"]:
+        """Return zeros: no release is a step of a model."""
+        return np.zeros(self._release.step.length)
 
     def _sent(self, vector: Float64[np.ndarray, " d"], silo: int) -> Float64[np.ndarray, " d"]:
         """Return a silo's vector with its share of the noise."""
         release = self._release
         at = Sender(
             number=silo,
-            senders=release.n_silos,
+            senders=release.public.n_silos,
             round=release.number,
             attempt=self._attempt,
             grid=release.bound.grid,
@@ -122,15 +133,16 @@ class ReleaseWork:
     @cached_property
     def _sums(self) -> Float64[np.ndarray, "silos d"]:
         release = self._release
-        weights = release.method.weights.of(self._groups, release.n_silos, release.n_users)
+        public = release.public
+        weights = release.method.weights.of(self._groups, public.n_silos, public.n_users)
         return silo_sums(release.step, self._table, weights, release.bound, self._progress)
 
-    def _vectors(self, silo: int) -> Float64[np.ndarray, "m d"]:
+    def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
         """Return a silo's people's vectors of weight 1, on the grid: a person's counts stay with her silos."""
         step, bound = self._release.step, self._release.bound
         condensed, _, mixed = step.pairs(self._table)
         found = [np.zeros((0, step.length))]
-        own = mixed[np.flatnonzero(self._groups.silo == silo)]
+        own = mixed[np.flatnonzero(self._groups.silo == client)]
         for some, vectors in step.vectors(condensed, own):
             if self._progress is not None:
                 self._progress(some.start, own.shape[0])
@@ -148,6 +160,6 @@ def noisy_sum(release: Release, table: ColumnTable, privacy: PrivacyRandomness) 
         privacy: where noise and keys come from.
     """
     work = ReleaseWork(release, table, privacy)
-    driver: Driver[Any, Any] = Driver(work.agreed.protocol(privacy), kinds=release.method.kinds)
-    result, summed = driver.play((1, 0), tuple(range(release.n_silos)), None, work.give)
+    driver: Driver[Any, Any] = Driver(work.agreed, kinds=release.method.kinds, privacy=privacy)
+    result, summed = driver.play((1, 0), tuple(range(release.public.n_silos)), None, work.give)
     return NoisySum(work.agreed.vector(result), release.std(summed))

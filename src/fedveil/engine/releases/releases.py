@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import STATISTICS, ReleaseDocument, read_release_document
@@ -16,6 +17,7 @@ from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.release_series import calibrated
 from fedveil.engine.releases.release_sum import Release
 from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.errors import RunFolderError
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.methods.statistic import noise_of
@@ -37,6 +39,8 @@ class PreparedRelease(PreparedReleases):
         step: its local step.
         plan: what is predicted of every block.
     """
+
+    file: ClassVar[str] = FILE
 
     asked: ReleaseDocument
     method: Method
@@ -66,27 +70,30 @@ class PreparedRelease(PreparedReleases):
     def release(self, before: NoisySums) -> Release:
         """Return the one release."""
         assert not before, "there is no second release"
-        public = self.public
-        return Release(method=self.method, step=self.step, n_silos=public.n_silos, n_users=public.n_users)
+        return Release(method=self.method, step=self.step, public=self.declared.facts(self.step.length))
 
     def read(self, folder: RunFolder) -> NoisySums:
         """Return what a folder has of the release."""
         if not (folder / FILE).exists():
             return ()
-        return (read_released(folder.path).made,)
+        stored, of = read_released(folder.path), self.declared
+        if (stored.request, stored.schema, stored.silos) != (self.asked.statistics, of.schema, of.silos):
+            raise RunFolderError(
+                f"{folder / FILE} is a release of other figures, or of other tables, than asked for"
+            )
+        return (stored.made,)
 
-    def write(self, folder: RunFolder, made: NoisySums) -> None:
-        """Put the release on the disk."""
+    def to_json(self, made: NoisySums) -> dict[str, Any]:
+        """Return the release."""
         (found,) = made
-        released = Released(
+        return Released(
             name=self.asked.name,
             request=self.asked.statistics,
             schema=self.declared.schema,
             silos=self.declared.silos,
             noise_multiplier=self.method.channel.nominal(),
             made=found,
-        )
-        folder.write_json(FILE, released.to_json())
+        ).to_json()
 
 
 def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> PreparedRelease:

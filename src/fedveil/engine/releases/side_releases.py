@@ -44,7 +44,7 @@ class SideRelease:
         step: its local step. Where it depends on an earlier release, one of the same length and norm stands here.
         method: the composition.
         guarantee: what it guarantees.
-        facts: how many silos and people there are.
+        facts: how many silos and people there are, and how many numbers it has.
         of_model: whether what it is of follows from a model, which silos are sent.
     """
 
@@ -63,12 +63,10 @@ class SideRelease:
             rounds: of the run; their noise has the numbers up to there.
             step: its local step, where that depends on an earlier release.
         """
-        facts = self.facts
         return Release(
             method=self.method,
             step=self.step if step is None else step,
-            n_silos=facts.n_silos,
-            n_users=facts.n_users,
+            public=self.facts,
             number=rounds + 1 + _NAMES.index(self.name),
         )
 
@@ -96,15 +94,14 @@ def side_release(
     name: str, purpose: str, step: LocalStatistic, method: Method, facts: PublicFacts, *, of_model: bool
 ) -> SideRelease:
     """Return a release with what it guarantees among these people and silos."""
-    known = PublicFacts(n_silos=facts.n_silos, n_users=facts.n_users, dimension=step.layout.length)
-    guarantee = derive(method, known)
+    guarantee = derive(method, facts)
     return SideRelease(
         name=name,
         purpose=purpose,
         step=step,
         method=method,
         guarantee=guarantee,
-        facts=known,
+        facts=facts,
         of_model=of_model,
     )
 

@@ -7,7 +7,6 @@ checkpoint; local training is a function of the model, the records and the exper
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,14 +35,10 @@ class PastSums:
         if memory:
             self._kept[number] = turn.model, sums
 
-    def before(
-        self, turn: Turn, trained: Callable[[Turn], Float64[Tensor, "silos length"]]
-    ) -> list[Float64[Tensor, "silos length"]]:
+    def before(self, turn: Turn) -> list[Float64[Tensor, "silos length"]]:
         """Return the sums of the rounds before a turn that its messages have parts of, newest first.
 
-        Args:
-            turn: what the round begins with.
-            trained: trains a round, for those that are not known.
+        Those that are not known are trained again; rounds that follow a schedule draw nobody.
         """
         method, stream = turn.setting.method, turn.setting.method.stream_of(turn.state)
         found = []
@@ -54,6 +49,7 @@ class PastSums:
                 bound = method.bound.measured_in(float(stream["units"][back - 1]))
                 setting = replace(turn.setting, method=replace(method, bound=bound))
                 again = replace(turn, setting=setting, model=model.to(turn.model.device), round_number=number)
-                kept = model, trained(again)
+                job = again.sum_job(None)
+                kept = model, again.trainer.sums(job, again.progress).marked(job).total
             found.append(kept[1])
         return found

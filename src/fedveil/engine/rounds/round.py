@@ -62,9 +62,9 @@ def play_round(
         result, summed = parties.driver.play(
             (number, attempt), work.senders(cohort), drawn, work.give, absent
         )
-        return work.total(result), summed
+        return parties.agreed.vector(result), summed
 
-    everybody = tuple(range(parties.driver.agreement.clients))
+    everybody = tuple(range(parties.agreed.clients))
     (total, summed), attempts = retry.play(number, everybody, play)
     took_part = None if work.drawn is None else int(work.drawn.sum())
     after, state = coordinate(turn, total, n_silos=setting.cohort.n_silos, summed=summed, drawn=took_part)

@@ -15,6 +15,7 @@ from fedveil.local.trainer import Progress, Trainer, TrainJob
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender
 from fedveil.privacy.bounds import Bound
+from fedveil.privacy.schedule import due
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.optimizers import State
 
@@ -62,6 +63,25 @@ class Turn:
         weights = torch.ones(len(members), dtype=torch.float64) if weights is None else weights
         path = ("round", self.round_number)
         return TrainJob(self.model, self.setting.cohort, members, weights, bound, self.experiment, path)
+
+    def members(self, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
+        """Return the indices of the contributions that take part: those of weight of the drawn users, or of all.
+
+        Where users take part by a schedule, those whose turn it is in this round.
+        """
+        setting, groups = self.setting, self.setting.cohort.groups
+        period, takes_part = setting.method.sampler.period, setting.weights.numpy() > 0
+        if drawn is not None:
+            takes_part &= drawn[groups.user]
+        if period > 1:
+            who = groups.user if groups.key is None else groups.key
+            takes_part &= due(who, groups.silo, period, self.round_number)
+        return torch.from_numpy(np.flatnonzero(takes_part))
+
+    def sum_job(self, drawn: Bool[np.ndarray, " users"] | None) -> TrainJob:
+        """Return what is asked of local training where every silo's bounded, weighted sum is sent."""
+        members = self.members(drawn)
+        return self.job(members, self.setting.method.local_bound, self.setting.weights[members])
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
         """Draw who takes part in an attempt."""

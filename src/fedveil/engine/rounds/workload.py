@@ -1,30 +1,30 @@
-"""What the clients of a simulated round contribute: drawn and trained for all at once, given one by one.
+"""What the clients of a round contribute: drawn and trained for all at once, given one by one.
 
-The whole cohort is trained as one batch; each client's contribution is made when its turn in the protocol comes, so
-that what is large (single contributions, clients' updates) is in memory for one client or one block of them.
+A simulation trains the whole cohort as one batch, a silo of a federation its own users. Each client's contribution is
+made when its turn in the protocol comes, so that what is large (single contributions, clients' updates) is in memory
+for one client or one block of them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.engine.rounds.setting import Setting
-from fedveil.engine.rounds.silo_side import WeightedTraining, members_of, trained_sums
 from fedveil.engine.rounds.turn import Turn
 from fedveil.local.trainer import Sums
 from fedveil.methods.sending import MessageCost, Sending
-from fedveil.protection.protocol import Drawn
+from fedveil.protection.protocol import Agreement, Drawn
+from fedveil.protection.weighting.silo import SEED_BYTES
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-_BLOCK_ELEMENTS: Final = 1 << 24  # updates of a block of clients, in numbers: 128 MiB
+_BLOCK_ELEMENTS: Final = 1 << 24  # numbers of updates that are trained apart at a time: 128 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Trained:
 
 
 class Workload(ABC):
-    """What the clients of one round contribute.
+    """What the clients of one round contribute, as their protocol takes it (:class:`fedveil.protection.work.Work`).
 
     Attributes:
         drawn: (|U|,) who takes part in the attempt; None for all.
@@ -71,144 +71,167 @@ class Workload(ABC):
 
     Args:
         turn: what the round begins with.
+        agreed: what the parties agree on.
+        initial: (d,) the model before the first round.
     """
 
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+    def __init__(
+        self, turn: Turn, agreed: Agreement[Any, Any], initial: Float32[Tensor, " d"] | None = None
+    ) -> None:
+        self.turn, self._agreed = turn, agreed
+        self._initial = turn.model if initial is None else initial
+        self._attempt = 0
         self.drawn: Drawn | None = None
         self.costs: list[MessageCost] = []
 
     @abstractmethod
     def begin(self, attempt: int) -> Drawn | None:
-        """Draw who takes part in an attempt, and train what is trained at once; return who was drawn."""
+        """Begin an attempt; return who was drawn."""
 
     def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
-        """Return which clients of a cohort contribute; public."""
+        """Return which clients of a cohort contribute: all, or the drawn ones where each has messages of its own."""
+        if self.turn.setting.method.channel.by_clients and self.drawn is not None:
+            return tuple(np.flatnonzero(self.drawn).tolist())
         return cohort
 
-    @abstractmethod
     def give(self, sender: int) -> Any:
-        """Return what a client contributes to the attempt, as its protocol takes it."""
-
-    def total(self, result: Any) -> Float64[np.ndarray, " d"]:
-        """Return the sum that a protocol's result stands for, in the unit of the update."""
-        vector: np.ndarray = result
-        return vector
-
-    def payload(self, sending: Sending) -> Float64[np.ndarray, " d"] | bytes:
-        """Return what travels of a message of the channel, and note what it costs where that is counted."""
-        if sending.cost is not None:
-            self.costs.append(sending.cost)
-        return sending.payload
+        """Return what a client contributes to the attempt."""
+        return self._agreed.given(self, sender)
 
     @abstractmethod
     def trained(self) -> Trained:
         """Return what may be shown of the training, once an attempt has come to its end."""
 
+    # --- what there is to give ---------------------------------------------------------------------------------
 
-class SiloSums(Workload):
-    """Every silo's sum after its channel: numbers, or bytes whose compression error is the silo's share of the noise.
+    @abstractmethod
+    def bare(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a client's bounded, weighted sum before its channel."""
+
+    @abstractmethod
+    def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
+        """Return a client's contributions by themselves, each with weight 1."""
+
+    def message(self, client: int) -> Float64[np.ndarray, " d"] | bytes:
+        """Return what the channel makes of a client's sum, and note what it costs where that is counted."""
+        sending = self._sent(self.bare(client), client)
+        if sending.cost is not None:
+            self.costs.append(sending.cost)
+        return sending.payload
+
+    def share(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a client's share of the noise."""
+        return self._sent(np.zeros(self.turn.length), client).numbers
+
+    def dither(self, client: int) -> bytes:
+        """Return the 32-byte key of a client's share of the remainders modulo C."""
+        source = self.turn.privacy.stream("dither", self.turn.round_number, client, self._attempt)
+        return source.uint64(SEED_BYTES // 8).tobytes()
+
+    def moved(self) -> Float64[np.ndarray, " d"]:
+        """Return how far the model has moved."""
+        moved: np.ndarray = (self.turn.model.cpu().double() - self._initial.cpu().double()).numpy()
+        return moved
+
+    def _sent(self, vector: Float64[np.ndarray, " d"], client: int) -> Sending:
+        return self.turn.setting.method.channel.send(vector, self.turn.sender(client, self._attempt))
+
+
+class CohortWork(Workload):
+    """Every silo's work: their sums are trained as one batch, contributions by themselves one silo at a time.
 
     An attempt that failed may have released its sum, so the next one has users of its own: two noisy sums over one
     sample would tell more of it than the two rounds they are charged as.
-
-    Args:
-        turn: what the round begins with.
-        units: what the protocol takes of a silo's message; None: the message itself.
-        vector: the inverse for sums.
     """
 
     def __init__(
-        self,
-        turn: Turn,
-        units: Callable[[Float64[np.ndarray, " d"]], Any] | None = None,
-        vector: Callable[[Any], Float64[np.ndarray, " d"]] | None = None,
+        self, turn: Turn, agreed: Agreement[Any, Any], initial: Float32[Tensor, " d"] | None = None
     ) -> None:
-        super().__init__(turn)
-        self._units, self._vector = units, vector
-        self._attempt = 0
-        self._members: Int64[Tensor, " m"] = torch.zeros(0, dtype=torch.int64)
+        super().__init__(turn, agreed, initial)
+        self._begun = False
+        self._members: Int64[Tensor, " m"] = torch.arange(len(turn.setting.cohort.groups))
         self._sums: Sums | None = None
-        self._past: list[Float64[Tensor, "silos d"]] = []
+        self._norms = torch.full((len(self._members),), torch.nan, dtype=torch.float64)
 
     def begin(self, attempt: int) -> Drawn | None:
-        """Draw and train, at the first attempt and wherever users are drawn anew."""
-        turn, self._attempt = self.turn, attempt
-        if self._sums is None or turn.setting.method.sampler.samples:
-            self.drawn = turn.draw(attempt)
-            self._members = members_of(turn.setting, self.drawn, turn.round_number)
-            weights, bound = turn.setting.weights[self._members], turn.setting.method.local_bound
-            job = turn.job(self._members, bound, weights)
+        """Draw and train, at the first attempt and wherever users are drawn anew.
+
+        Where silos hand over contributions by themselves, training waits until a silo's turn.
+        """
+        turn, method, self._attempt = self.turn, self.turn.setting.method, attempt
+        if self._begun and not method.sampler.samples:
+            return self.drawn
+        self._begun, self.drawn = True, turn.draw(attempt)
+        if not method.protection.weighs:
+            job = turn.sum_job(self.drawn)
             self._sums = turn.trainer.sums(job, turn.progress).marked(job)
-            self._past = turn.past.before(turn, trained_sums)
+            self._members, self._norms = job.members, self._sums.norms
+            self._past = turn.past.before(turn)
             turn.past.keep(turn, self._sums.total)
         return self.drawn
 
-    def sum_of(self, silo: int) -> Float64[np.ndarray, " d"]:
-        """Return a silo's bounded, weighted sum, which carries no noise; clients that are added up at once have one.
+    def bare(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a silo's sum, with those of the rounds before, as the channel sends parts of them.
 
-        With those of the rounds before, as the channel sends parts of them.
+        Clients that are added up at once have one sum.
         """
         assert self._sums is not None
-        place = silo if len(self._sums.total) > 1 else 0
-        every = [sums[place].cpu().numpy() for sums in (self._sums.total, *self._past)]
+        place = client if len(self._sums.total) > 1 else 0
+        every = [one[place].cpu().numpy() for one in (self._sums.total, *self._past)]
         return self.turn.setting.method.channel.encoded(every)
 
-    def give(self, sender: int) -> Any:
-        """Return a silo's sum with its share of the noise."""
-        channel, at = self.turn.setting.method.channel, self.turn.sender(sender, self._attempt)
-        message = channel.send(self.sum_of(sender), at)
-        return self.payload(message) if self._units is None else self._units(message.numbers)
-
-    def total(self, result: Any) -> Float64[np.ndarray, " d"]:
-        """Return the sum in the unit of the update."""
-        return super().total(result) if self._vector is None else self._vector(result)
+    def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
+        """Return the bounded updates of all users of a silo, ascending: it is not told who was drawn."""
+        turn, cohort = self.turn, self.turn.setting.cohort
+        members = torch.from_numpy(np.flatnonzero(cohort.groups.silo == client))
+        rows = np.empty((len(members), turn.length))
+        size = max(1, _BLOCK_ELEMENTS // turn.length)
+        for first in range(0, len(members), size):
+            chunk = members[first : first + size]
+            job = turn.job(chunk, turn.setting.method.bound).apart()
+            sums = turn.trainer.sums(job).marked(job)
+            rows[first : first + size] = sums.total.cpu().numpy()
+            self._norms[chunk] = sums.norms.cpu()
+            if turn.progress is not None:
+                done = round(1000 * (client + (first + len(chunk)) / len(members)))
+                turn.progress(done, 1000 * cohort.n_silos)
+        return rows
 
     def trained(self) -> Trained:
         """Return what may be shown of the training."""
-        assert self._sums is not None
-        return Trained.of(self.turn.setting, self._members, self._sums.norms, self._sums.nonfinite)
+        nonfinite = int(self._norms.isnan().sum()) if self._sums is None else self._sums.nonfinite
+        return Trained.of(self.turn.setting, self._members, self._norms, nonfinite)
 
 
-class OwnMessages(Workload):
-    """Every drawn client's update as a message of its own; they are trained in blocks.
+class ClientWork(Workload):
+    """Every drawn client's work by itself; they are trained in blocks, in the order in which they send.
 
     A drawn client without records has no contribution, and sends an update of zeros: its message tells nothing.
     """
 
-    def __init__(self, turn: Turn) -> None:
-        super().__init__(turn)
-        groups = turn.setting.cohort.groups
-        self._trainer = turn.trainer
-        self._member_of = np.full(turn.setting.n_users, -1)
+    def begin(self, attempt: int) -> Drawn | None:
+        """Draw who sends; training waits until a client's turn."""
+        groups = self.turn.setting.cohort.groups
+        self._member_of = np.full(self.turn.setting.n_users, -1)
         self._member_of[groups.user] = np.arange(len(groups))
-        self._order: Int64[np.ndarray, " k"] = np.zeros(0, dtype=np.int64)
-        self._begin_again()
-
-    def _begin_again(self) -> None:
         self._next = 0
         self._block: dict[int, Float64[np.ndarray, " d"]] = {}
         self._members: list[Int64[Tensor, " m"]] = []
         self._norms: list[Float64[Tensor, " m"]] = []
-
-    def begin(self, attempt: int) -> Drawn | None:
-        """Draw who sends; training waits until a client's turn."""
-        self._begin_again()
         self.drawn = self.turn.draw(attempt)
         assert self.drawn is not None
         self._order = np.flatnonzero(self.drawn)
         return self.drawn
 
-    def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the drawn clients."""
-        return tuple(self._order.tolist())
-
-    def give(self, sender: int) -> Any:
-        """Return a client's message: its numbers, or its bytes with their key."""
-        if sender not in self._block:
+    def bare(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a client's update."""
+        if client not in self._block:
             self._train_block()
-        channel, at = self.turn.setting.method.channel, self.turn.sender(sender, 0)
-        return self.payload(channel.send(self._block.pop(sender), at))
+        return self._block.pop(client)
+
+    def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
+        """Return a client's update as its one contribution."""
+        return self.bare(client)[None]
 
     def trained(self) -> Trained:
         """Return what may be shown of the training."""
@@ -223,7 +246,7 @@ class OwnMessages(Workload):
         block = self._order[self._next : self._next + max(1, _BLOCK_ELEMENTS // dimension)]
         present = block[self._member_of[block] >= 0]
         members = torch.from_numpy(self._member_of[present])
-        sums = self._trainer.sums(turn.job(members, turn.setting.method.bound).apart())
+        sums = turn.trainer.sums(turn.job(members, turn.setting.method.bound).apart())
         self._members.append(members)
         self._norms.append(sums.norms.cpu())
         self._block = {client: np.zeros(dimension) for client in set(block.tolist()) - set(present.tolist())}
@@ -233,44 +256,14 @@ class OwnMessages(Workload):
             turn.progress(self._next, len(self._order))
 
 
-class Contributions(Workload):
-    """Every silo's contributions by themselves, with weight 1, and its share of the noise; one silo's at a time.
+def workload(turn: Turn, agreed: Agreement[Any, Any], initial: Float32[Tensor, " d"]) -> Workload:
+    """Return what the clients of a round contribute.
 
     Args:
         turn: what the round begins with.
-        units: what the protocol takes of a silo's contributions, share of the noise and key of the remainders.
-        vector: the sum that the protocol's result stands for.
+        agreed: what the parties agree on.
+        initial: (d,) the model before the first round.
     """
-
-    def __init__(
-        self,
-        turn: Turn,
-        units: Callable[[Float64[np.ndarray, "m d"], Float64[np.ndarray, " d"], bytes], Any],
-        vector: Callable[[Any], Float64[np.ndarray, " d"]],
-    ) -> None:
-        super().__init__(turn)
-        self._units, self._vector = units, vector
-        self._training: WeightedTraining | None = None
-
-    def begin(self, attempt: int) -> Drawn | None:
-        """Draw users; every silo trains all of its own, when its turn comes, and anew in another attempt."""
-        self._training = WeightedTraining(self.turn, attempt)
-        self.drawn = self.turn.draw(attempt)
-        return self.drawn
-
-    def give(self, sender: int) -> Any:
-        """Train a silo's users; return their contributions with the silo's share of the noise."""
-        training = self._training
-        assert training is not None
-        return self._units(training.contributions(sender), training.share(sender), training.dither(sender))
-
-    def total(self, result: Any) -> Float64[np.ndarray, " d"]:
-        """Return the weighted sum, in the unit of the update."""
-        return self._vector(result)
-
-    def trained(self) -> Trained:
-        """Return what may be shown of the training."""
-        assert self._training is not None
-        norms = self._training.norms
-        everyone = torch.arange(len(self.turn.setting.cohort.groups))
-        return Trained.of(self.turn.setting, everyone, norms, int(norms.isnan().sum()))
+    method = turn.setting.method
+    alone = method.channel.by_clients and not method.protection.agrees
+    return (ClientWork if alone else CohortWork)(turn, agreed, initial)

@@ -28,7 +28,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, Vali
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, parse_json, read_content
 from fedveil.privacy.statement import Statement
-from fedveil.validation import problems
+from fedveil.validation import explained
 
 SCHEMA_VERSION: Final = 1
 NORM_LEVELS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -301,4 +301,4 @@ def checked(value: JsonObject, place: object, kind: type[DocumentT]) -> Document
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise RunFolderError(f"{place} is damaged: {problems(error, list(kind.model_fields))}") from None
+        raise RunFolderError(f"{place} is damaged: {explained(error, kind)}") from None

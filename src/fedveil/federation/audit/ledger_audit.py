@@ -168,12 +168,16 @@ def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | No
     else:
         document, lines = export.document, export.lines
         found.append(Check(name="file", outcome="holds", detail=f"{len(lines)} lines, one chain, signed"))
-        found.append(tried("signature", lambda: _whose(document, trusted)))
-        found.append(tried("membership", lambda: _member(path, document, membership)))
-        found.append(tried("epsilon", lambda: _same_epsilon(path, document, lines)))
-        found.append(tried("counted", lambda: _counted(path, lines)))
-        found.append(tried("terms", lambda: _terms(path, document, lines)))
-        found.append(tried("adopted", lambda: _adopted(lines)))
+        checks = {
+            "signature": lambda: _whose(document, trusted),
+            "membership": lambda: _member(path, document, membership),
+            "epsilon": lambda: _same_epsilon(path, document, lines),
+            "counted": lambda: _counted(path, lines),
+            "terms": lambda: _terms(path, document, lines),
+            "adopted": lambda: _adopted(lines),
+        }
+        # who signed the file may have written anything into it
+        found += [tried(name, reading(path, IntegrityError)(check)) for name, check in checks.items()]
     beyond = (
         Check(name=f"beyond {number}", outcome="unchecked", detail=detail)
         for number, detail in enumerate(BEYOND, start=1)
@@ -222,8 +226,7 @@ def _whose(document: dict[str, Any], trusted: Sequence[str]) -> str:
 
 def _member(path: Path, document: dict[str, Any], membership: Path | None) -> str:
     """Check that the silo and the coordinator who asked for the charges belong to a federation."""
-    with reading(path, IntegrityError):
-        silo, public, coordinator = (str(document[key]) for key in ("silo", "public", "coordinator"))
+    silo, public, coordinator = (str(document[key]) for key in ("silo", "public", "coordinator"))
     if membership is None:
         raise Unchecked(
             f"whose the coordinator's key {coordinator[:16]}... is was not asked: --membership names them"
@@ -238,17 +241,15 @@ def _member(path: Path, document: dict[str, Any], membership: Path | None) -> st
 
 
 def _same_epsilon(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
-    with reading(path, IntegrityError):
-        delta, stated = float(document["delta"]), dict(document["epsilon"])
-        if not 0 < delta < 1:
-            raise IntegrityError(f"{path}: delta = {delta} is no probability")
-        found = _spent(lines, delta)
-        if found.keys() != stated.keys() or any(
-            (value is None) != (stated[name] is None)
-            or (value is not None and value > stated[name] * (1 + 1e-9))
-            for name, value in found.items()
-        ):
-            raise IntegrityError(f"{path}: its charges cost another epsilon than it states")
+    delta, stated = float(document["delta"]), dict(document["epsilon"])
+    if not 0 < delta < 1:
+        raise IntegrityError(f"{path}: delta = {delta} is no probability")
+    found = _spent(lines, delta)
+    if found.keys() != stated.keys() or any(
+        (value is None) != (stated[name] is None) or (value is not None and value > stated[name] * (1 + 1e-9))
+        for name, value in found.items()
+    ):
+        raise IntegrityError(f"{path}: its charges cost another epsilon than it states")
     shown = ", ".join(f"{show_epsilon(value)} by {name}" for name, value in found.items())
     return f"{len(_charges(lines))} charges cost {shown} at delta {delta:g}, computed again"
 
@@ -261,8 +262,7 @@ def _counted(path: Path, lines: Sequence[Line]) -> str:
         if isinstance(line, Entry):
             views[view] += 1
         elif line.kind == "policy":
-            with reading(path, IntegrityError):
-                view = counted(parse_json(line.text, path, IntegrityError))
+            view = counted(parse_json(line.text, path, IntegrityError))
     found = "; ".join(f"{many} charges count {seen}" for (seen, _), many in views.items())
     left = "; ".join(dict.fromkeys(but for _, but in views if but))
     if left:
@@ -276,25 +276,22 @@ def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
     coordinators = {bytes.fromhex(one) for one in (document["coordinator"], *document["before"])}
     named = {hashlib.sha256(raw).hexdigest(): PublicIdentity(raw) for raw in coordinators}
     charges = _charges(lines)
-    with reading(path, IntegrityError):
-        for entry in charges:
-            origin = entry.origin
-            if origin is None or origin.terms in asked:
-                continue
-            if origin.coordinator not in named:
-                raise Unchecked(
-                    f"line {entry.index + 1} was asked for by a coordinator before the present one"
-                )
-            letter = SignedMessage.open(
-                bytes.fromhex(document["terms"][origin.terms]),
-                sender=SERVER,
-                identity=named[origin.coordinator],
-                recipient=int(document["number"]),
-                largest=LARGEST_LETTER,
-            )
-            if only(letter.parts, Terms, SERVER).digest.hex() != origin.terms:
-                raise IntegrityError(f"{path}: line {entry.index + 1} names other terms than its letter has")
-            asked.add(origin.terms)
+    for entry in charges:
+        origin = entry.origin
+        if origin is None or origin.terms in asked:
+            continue
+        if origin.coordinator not in named:
+            raise Unchecked(f"line {entry.index + 1} was asked for by a coordinator before the present one")
+        letter = SignedMessage.open(
+            bytes.fromhex(document["terms"][origin.terms]),
+            sender=SERVER,
+            identity=named[origin.coordinator],
+            recipient=int(document["number"]),
+            largest=LARGEST_LETTER,
+        )
+        if only(letter.parts, Terms, SERVER).digest.hex() != origin.terms:
+            raise IntegrityError(f"{path}: line {entry.index + 1} names other terms than its letter has")
+        asked.add(origin.terms)
     silent = sum(entry.origin is None for entry in charges)
     said = f"{len(asked)} proposals, each signed by the coordinator"
     return said + (f"; {silent} charges of version 1 name none" if silent else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,19 +12,12 @@ from typing import Any, Final
 from fedveil.checks import Check, Unchecked, tried
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import PublicIdentity
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.experiments.release_document import (
-    INFERENCE,
-    STATISTICS,
-    InferenceDocument,
-    ReleaseDocument,
-    TableDocument,
-    parse_releases,
-)
+from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA
 from fedveil.errors import IntegrityError
 from fedveil.federation.attendance import Attendance, but_trainer
 from fedveil.federation.audit.ledger_audit import LedgerExport
-from fedveil.federation.audit.released_sums import check_releases, digest_of_all
+from fedveil.federation.audit.released_files import FILES, Ended, check_releases, check_schema
+from fedveil.federation.audit.released_sums import digest_of_all
 from fedveil.federation.audit.run_record import (
     AGREED,
     CONTENTS,
@@ -44,7 +37,7 @@ from fedveil.federation.audit.run_record import (
     read_terms,
 )
 from fedveil.federation.charter import Charter
-from fedveil.federation.document import as_silos_see
+from fedveil.federation.document import DOCUMENTS, EXPERIMENT, as_silos_see, asked_in
 from fedveil.federation.membership import Membership
 from fedveil.federation.rounds import STATE
 from fedveil.files import as_text, parse_json, parse_toml, reading
@@ -55,14 +48,6 @@ from fedveil.privacy.statement_checks import same_events
 from fedveil.protection.parts import Closing
 
 LEDGER: Final = "ledger.jsonl"
-EXPERIMENT: Final = "experiment.toml"
-DOCUMENTS: Final[Mapping[str, Callable[[dict[str, Any], str], Experiment | TableDocument]]] = {
-    EXPERIMENT: parse,
-    STATISTICS: lambda document, place: parse_releases(document, ReleaseDocument, place),
-    INFERENCE: lambda document, place: parse_releases(document, InferenceDocument, place),
-}
-"""What a run is of, by the one file of these that its folder has."""
-
 CHECKPOINT: Final = "checkpoint/state.safetensors"
 
 
@@ -150,10 +135,16 @@ class RecordedRun:
             tried("rounds", self._rounds),
             tried("end", lambda: self._end(whole)),
         ]
-        record = [(line.data["part"], line.data["next"]) for line in self._lines]
-        if any(part for part, _ in record):
+        if SCHEMA in self._files and PREPROCESSED not in self._files:
+            found.append(tried("schema", lambda: check_schema(self._files[SCHEMA], self._terms.values())))
+        record = [self._ended(line.data) for line in self._lines]
+        if any(one.part for one in record) or self._files.keys() & FILES:
             found.append(tried("releases", lambda: check_releases(self._files, record, whole=whole)))
         return found
+
+    def _ended(self, data: Mapping[str, Any]) -> Ended:
+        membership, experiment = self._terms_of(ROUNDS, data)
+        return Ended(part=data["part"], digest=data["next"], membership=membership, experiment=experiment)
 
     def _memberships(self, charter: Path | None) -> str:
         self._terms = read_terms(self._file(TERMS))
@@ -177,7 +168,9 @@ class RecordedRun:
         if not self.federated:
             raise Unchecked(f"{document.name}: nobody else holds a copy of it")
         for membership, asked in read_terms(self._file(TERMS)).values():
-            if but_trainer(as_silos_see(document, membership.silos)) != but_trainer(asked):
+            if but_trainer(as_silos_see(document, membership.silos, asked_in(asked)[1])) != but_trainer(
+                asked
+            ):
                 raise IntegrityError(f"{place}: another one than the silos were asked for")
         return f"{document.name}: the one that the silos were asked for"
 

@@ -7,7 +7,8 @@ any part is changed, put in, or taken out before the last by who lacks the keys 
 coordinator included; where all silos have signed the end, the statement charges every round that an honest one gave
 anything to, and none of them has given anything since. Released numbers are those of the record: silos are told those
 of every release but the last, and sign them with the next round; the last stands in the record's last line, and of a
-run an honest silo signs one such line. Not so what the coordinator wrote there before: it can leave out the line of a
+run an honest silo signs one such line. What the numbers are of follows from the signed terms and the agreed schema
+(:mod:`~.released_files`). Not so what the coordinator wrote there before: it can leave out the line of a
 round of training that it ended, and must state its charge, which an exported ledger shows; or write another last
 release, or last model, than the sum gave. Condition: the membership is the right one, which its founder's seal shows to
 whoever has the charter. It shows who agreed to what: not that a silo trained honestly (:data:`BEYOND`).
@@ -22,15 +23,15 @@ from typing import Final
 
 from fedveil.checks import Check, Verification, tried
 from fedveil.errors import FedveilError
-from fedveil.federation.audit.recorded_run import EXPERIMENT, RecordedRun
+from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.federation.audit.run_record import files_of
+from fedveil.federation.document import EXPERIMENT
 from fedveil.privacy.statement_checks import recomputed
 
 BEYOND: Final = (
     "that a silo trained as the method says, drew its noise, and sent what it signed for",
     "that each model is the server's step from the sums: the sums are not kept",
     "that released numbers are the sums: no silo sees one; silos sign what they are told of earlier releases",
-    "what released numbers are of (columns, bounds, groups, silos, order), as their file says: the coordinator's word",
     "that an average of models which was evaluated is that of the rounds' models",
     "that each event is what its round really released",
     "the lines against server and silos, and figures of publications: silos alone compute them again",

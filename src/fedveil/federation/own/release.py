@@ -52,7 +52,7 @@ def release_plan(
         method=release.method,
         agreed=release.agreed(groups),
         rounds=1,
-        n_users=release.n_users,
+        n_users=release.public.n_users,
         dimension=dimension,
         privacy=privacy,
         phase=phase,
@@ -74,7 +74,7 @@ def sums_of(
     made: NoisySums = ()
     for std, vector in told:
         expected, found = release(made), NoisySum(vector, std)
-        possible = {expected.std(summed) for summed in range(1, expected.n_silos + 1)}
+        possible = {expected.std(summed) for summed in range(1, expected.public.n_silos + 1)}
         if not found.fits(expected.step.length) or std not in possible:
             raise RefusalError(Code.RELEASED)
         made = (*made, found)

@@ -91,10 +91,12 @@ class OwnSession:
         self._context = session_context(session, agreed)
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
         plan = work.plan
-        self._agreement: Agreement[Any, Any] = plan.agreed.protocol(plan.privacy)
+        self._agreement: Agreement[Any, Any] = plan.agreed
         whole = self._agreement.least if self._agreement.repeats else place.least
         self._least = self._agreement.least
-        self.client = self._agreement.client(replace(place, least=whole, keep=self._keep))
+        self.client = self._agreement.client(
+            replace(place, least=whole, keep=self._keep, privacy=plan.privacy)
+        )
         self.client.bind(self._context)
         self.talk = Conversation(Grammar.of(plan, self._agreement.exchanges(place.number)))
         self.told = Told()

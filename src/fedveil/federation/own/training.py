@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedveil.engine.rounds.coordinator_side import coordinate
 from fedveil.engine.rounds.past_sums import PastSums
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.workload import Workload
+from fedveil.engine.rounds.workload import Workload, workload
 from fedveil.engine.setup import Prepared
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
@@ -26,7 +25,6 @@ from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
 from fedveil.protection.parts import Closing, Phase
 from fedveil.protection.refusals import Code
-from fedveil.randomness import ExperimentRandomness
 from fedveil.server.optimizers import State, matching
 
 _WEIGHTS: Final = "weights"
@@ -91,7 +89,7 @@ class OwnTraining(OwnWork):
         rounds = 1 if self._past else min(number, 1 + self.prepared.method.channel.memory)
         turn = OwnTurn.of(self.prepared, number, start, drawn, self.plan.privacy)
         turn = replace(turn, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds))
-        return self.prepared.agreed.workload(turn, self.prepared.task.initial())
+        return workload(turn, self.plan.agreed, self.prepared.task.initial())
 
     def scores(self) -> Int64[np.ndarray, " users"]:
         """Return (|U|,) what weighs every user's records here: their number, or a power of it."""
@@ -169,18 +167,11 @@ class OwnTraining(OwnWork):
 
     def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
         """Make the server's step from the sum; return what to keep of it, and the model's tensors."""
-        prepared, played = self.prepared, self.prepared.setting
-        turn = Turn(
-            setting=replace(played, method=played.method.at_round(record.round)),
-            model=as_tensor(record.before[MODEL]),
-            state=_state(record.before),
-            round_number=record.round,
-            experiment=ExperimentRandomness(prepared.experiment.seed),
-            privacy=self.plan.privacy,
-        )
+        prepared, model = self.prepared, as_tensor(record.before[MODEL])
+        turn = prepared.turn(record.round, model, _state(record.before), self.plan.privacy)
         silos = prepared.population.n_silos
         total = prepared.agreed.vector(result)
-        made, state = coordinate(turn, total, n_silos=silos, summed=silos, drawn=played.n_users)
+        made, state = coordinate(turn, total, n_silos=silos, summed=silos, drawn=self.plan.n_users)
         return _kept(made, state), prepared.task.state(turn.setting.method.model_of(made, state))
 
 

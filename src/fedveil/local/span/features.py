@@ -18,6 +18,11 @@ from torch import Tensor
 from fedveil.local.trainer import Cohort
 
 BLOCK_ROWS: Final = 256
+_RUN: Final = 16
+_RUN_ROWS: Final = _RUN * BLOCK_ROWS
+ADDITIONS: Final = _RUN + 40
+"""On the way from a block to the total: 2^40 runs of blocks are more than any silo has."""
+
 _GRAM_BYTES: Final = 4 << 20
 _KEPT_BYTES: Final = 16 << 20
 _COLUMNS: Final = 8
@@ -51,11 +56,14 @@ class Rows:
             return None
         return self.cohort.features_of(torch.from_numpy(self.index)).flatten(1)
 
-    def block(self, first: int, last: int) -> Float32[Tensor, "rows p"]:
-        """Return the features of some records, flattened, without the constant one; may be a view."""
+    def read(self, records: Int64[Tensor, "*batch"]) -> Float32[Tensor, "*batch p"]:
+        """Return the features of some records, flattened, without the constant one; of padding, those of any."""
+        numbers = records.flatten().clamp(max=len(self.index) - 1)
         if self._features is not None:
-            return self._features[first:last]
-        return self.cohort.features_of(torch.from_numpy(self.index[first:last])).flatten(1)
+            found = self._features.index_select(0, numbers.to(self._features.device))
+        else:
+            found = self.cohort.features_of(torch.from_numpy(self.index)[numbers]).flatten(1)
+        return found.view(*records.shape, -1)
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the bounds of the blocks of ``first .. last``."""
@@ -68,7 +76,7 @@ class Rows:
         """Return the outputs of one linear model for every record, and a last row of zeros that pads."""
         outputs = weight.new_zeros(len(self.index) + 1, len(weight))
         for first, last in self.blocks(0, len(self.index)):
-            block = self.block(first, last).to(weight.dtype)
+            block = self.read(torch.arange(first, last)).to(weight.dtype)
             if last - first < BLOCK_ROWS:  # always the same product, whoever is there
                 padded = block.new_zeros(BLOCK_ROWS, block.shape[1])
                 padded[: last - first] = block
@@ -89,8 +97,6 @@ class Rows:
             alone: whether a row holds one contribution: then so many of its columns are read as follow from her own
                 number of records, and rows without any are left out.
         """
-        index = torch.from_numpy(np.append(self.index, self.index[:1]))
-        few = self._features
         held = (records < len(self.index)).sum(1)
         columns = -(-held // _COLUMNS) * _COLUMNS if alone else torch.full_like(held, records.shape[1])
         for taken in sorted(set(columns.tolist()) - {0}):
@@ -98,10 +104,7 @@ class Rows:
             for rows in (columns == taken).nonzero().flatten().split(step):
                 rows = rows if len(rows) > 1 else rows.expand(2)  # one alone has another kernel
                 read = records[rows, :taken]
-                found = (
-                    self.cohort.features_of(index[read]).flatten(2) if few is None else few[read % len(few)]
-                )
-                features = found.double()
+                features = self.read(read).double()
                 inner = torch.bmm(features, features.mT)
                 inner = inner.add_(1.0) if self.bias else inner
                 owners = owner[read].to(features.device)
@@ -109,21 +112,30 @@ class Rows:
                 yield Gram(rows, torch.where(together, inner, 0.0))
 
     def weighted_sum(
-        self, coefficients: Float64[Tensor, "r k"], first: int, last: int, drop_nonfinite: bool
+        self, coefficients: Float64[Tensor, "r k"], chosen: Int64[np.ndarray, "s"], drop_nonfinite: bool
     ) -> Float64[Tensor, "d"]:
-        """Return coefficients^T X over the records ``first .. last`` in float64, weight then bias.
+        """Return coefficients^T X over some records in float64, weight then bias.
 
-        The error of entry (c, j) is at most (BLOCK_ROWS + blocks) 2^-53 sum_r |coefficients_rc| |x_rj|.
+        Blocks are added up sixteen at a time, these sums in pairs, the pairs in pairs, and so on: the error of entry
+        (c, j) is at most (BLOCK_ROWS + ADDITIONS) 2^-53 sum_r |coefficients_rc| |x_rj|, however many records there are.
         ``drop_nonfinite`` reads features that are not finite as 0 (they belong to dropped contributions).
         """
-        width = self.cohort.features[0].numel()
-        total = coefficients.new_zeros(coefficients.shape[1], width)
-        buffer = coefficients.new_empty(BLOCK_ROWS, width)
-        for start, end in self.blocks(first, last):
-            features = buffer[: end - start].copy_(self.block(start, end))
-            if drop_nonfinite:
-                features.nan_to_num_(0.0, 0.0, 0.0)
-            total.addmm_(coefficients[start:end].T, features)
-        if not self.bias:
-            return total.flatten()
-        return torch.cat([total.flatten(), coefficients[first:last].sum(0)])
+        records = torch.from_numpy(chosen)
+        factors = coefficients[records]
+        outputs, width = factors.shape[1], self.cohort.features[0].numel()
+        buffer = factors.new_empty(BLOCK_ROWS, width)
+
+        def total(first: int, last: int) -> Float64[Tensor, "d"]:
+            if last - first > _RUN_ROWS:
+                middle = first + -(-(last - first) // (2 * _RUN_ROWS)) * _RUN_ROWS
+                return total(first, middle).add_(total(middle, last))
+            weight, bias = factors.new_zeros(outputs, width), factors.new_zeros(outputs)
+            for start, end in self.blocks(first, last):
+                features = buffer[: end - start].copy_(self.read(records[start:end]))
+                if drop_nonfinite:
+                    features.nan_to_num_(0.0, 0.0, 0.0)
+                weight.addmm_(factors[start:end].T, features)
+                bias += factors[start:end].sum(0)
+            return torch.cat([weight.flatten(), bias]) if self.bias else weight.flatten()
+
+        return total(0, len(chosen))

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from fedveil.errors import PrivacyError
-from fedveil.local.span.features import BLOCK_ROWS
+from fedveil.local.span.features import ADDITIONS, BLOCK_ROWS
 from fedveil.privacy.bounds import Bound
 
 _UNIT: Final = 2.0**-52
 _CANCELLATION: Final = 64.0
-_LARGEST_LOAD: Final = 2.0**28
+MOST_WEIGHT: Final = 2**28 // (BLOCK_ROWS + ADDITIONS + 8)
+"""Sum of the weights in a silo up to which the rounding of its product stays within the margin; 838,860."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,32 +73,45 @@ def coefficients(
     finite = ~lengths.norms.isnan()
     if not bound.bounded:
         return torch.where(finite, weights, 0)
-    margin = (math.sqrt(dimension) + 1) * bound.grid * bound.unit
-    allowed = (weights * bound.effective_norm - margin).clamp(min=0)
+    allowed = (weights * bound.effective_norm - _margin(bound, dimension)).clamp(min=0)
     scaled = torch.minimum(weights, allowed / lengths.upper)
     scaled = torch.minimum(scaled, _CANCELLATION * bound.longest * weights / lengths.mass)
     scaled = torch.where(weights > 0, scaled, 0)
     return torch.where(finite, torch.where(lengths.upper > 0, scaled, 0), 0)
 
 
-def round_to_grid(
-    bound: Bound, total: Float64[Tensor, "d"], weight: float, records: int
-) -> Float64[Tensor, "d"]:
+def counts(bound: Bound, weights: Float64[Tensor, "m"], dimension: int) -> Bool[Tensor, "m"]:
+    """Return which contributions may add anything, by their own weights: the others take no part in the product.
+
+    What is left of a weight below the margin is 0, and a row of zeros would still move the blocks of the product, whose
+    rounding nobody's margin pays for.
+    """
+    if not bound.bounded:
+        return weights > 0
+    return weights * bound.effective_norm > _margin(bound, dimension)
+
+
+def _margin(bound: Bound, dimension: int) -> float:
+    """Return (sqrt(d) + 1) g."""
+    return (math.sqrt(dimension) + 1) * bound.grid * bound.unit
+
+
+def round_to_grid(bound: Bound, total: Float64[Tensor, "d"], weight: float) -> Float64[Tensor, "d"]:
     """Round one silo's total to the nearest multiple of the grid, in the unit of a message; nothing without a clip.
 
     Args:
         bound: the bound of the contributions.
         total: the silo's matrix product.
         weight: sum of the weights of its contributions.
-        records: how many records the product ran over.
 
     Raises:
-        PrivacyError: so many contributions that the product's own rounding could exceed the margin.
+        PrivacyError: weights beyond the proof. The number of users bounds them, and
+            :func:`~fedveil.local.choice.choose_trainer` asks that before a run.
     """
     if not bound.bounded:
         return total
-    if weight * (BLOCK_ROWS + records / BLOCK_ROWS + 8) > _LARGEST_LOAD:
+    if weight > MOST_WEIGHT:
         raise PrivacyError(
-            'a silo has more records or weight than the span trainer can bound; take trainer.name = "vmap"'
+            'a silo has more weight than the span trainer can bound; take trainer.name = "vmap"'
         )
     return (total / (bound.grid * bound.unit)).round_() * bound.grid

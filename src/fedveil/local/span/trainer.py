@@ -36,7 +36,7 @@ from fedveil.local.span.packing import Layout, single_blocks
 from fedveil.local.span.plan import Grams, Plan, linear_layer, split_linear
 from fedveil.local.span.primal import train_primal
 from fedveil.local.span.steps import Stack, Trained, product, spannable, train_batches, train_full_batch
-from fedveil.local.span.sums import Lengths, coefficients, round_to_grid
+from fedveil.local.span.sums import Lengths, coefficients, counts, round_to_grid
 from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.stillness import unchanged
 from fedveil.local.task import Task
@@ -239,18 +239,22 @@ class _Training:
         owner = plan.owner[:-1]
         factor = factors[owner].unsqueeze(-1)
         rows = torch.where(factor > 0, self._coefficients[:-1].double() * factor, 0)
+        taken = counts(bound, weights, len(self._start))
+        of_record = taken[owner].cpu().numpy()
         dropped = bool(lengths.norms.isnan().any())
         total = torch.zeros(
             plan.cohort.n_silos, len(self._start), dtype=torch.float64, device=self._start.device
         )
         for silo, first, last in plan.silo_ranges:
             members = slice(int(owner[first]), int(owner[last - 1]) + 1)
-            exact = plan.rows.weighted_sum(rows, first, last, dropped)
+            chosen = first + np.flatnonzero(of_record[first:last])
+            if not len(chosen):
+                continue
+            exact = plan.rows.weighted_sum(rows, chosen, dropped)
             if self._sgd.weight_decay:
-                exact += (
-                    torch.where(factors > 0, factors * self._shrink, 0)[members].sum() * self._start.double()
-                )
-            total[silo] = round_to_grid(bound, exact, float(weights[members].sum()), last - first)
+                shrunk = torch.where(factors > 0, factors * self._shrink, 0)[members][taken[members]]
+                exact += shrunk.sum() * self._start.double()
+            total[silo] = round_to_grid(bound, exact, float(weights[members].sum()))
         return total, lengths.norms
 
 

@@ -1,12 +1,16 @@
-"""Secure aggregation as a protocol of whole numbers, with recovery of vanished clients or without."""
+"""Secure aggregation as a protocol of whole numbers, with recovery of vanished clients or without.
+
+The sum is that of the plain float64 messages, bit for bit: they lie on a grid that is a power of two, so dividing by it
+is exact, masks cancel in whole numbers, and a sum below 2^53 steps is exact in float64 in any order.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias, cast
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.protection.ends import ClientEnd
@@ -35,6 +39,7 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
+from fedveil.protection.work import Work
 
 Units: TypeAlias = Int64[np.ndarray, " d"]
 
@@ -66,7 +71,8 @@ class MaskedSums:
     Attributes:
         clients: how many clients there are.
         length: d, coordinates of a vector.
-        limit: largest absolute value of a client's coordinate, noise included, in grid units.
+        limit: largest absolute value of a client's coordinate, noise included, in units of the grid.
+        grid: the step of a message, a power of two, in the unit of the update.
         threshold: how many clients must survive a round with recovery; None: every client must.
 
     Raises:
@@ -76,6 +82,7 @@ class MaskedSums:
     clients: int
     length: int
     limit: int
+    grid: float = 1.0
     threshold: int | None = None
     result_at_server: ClassVar[bool] = True
 
@@ -102,6 +109,18 @@ class MaskedSums:
     def exchanges(self, client: int) -> Exchanges:
         """Return the same messages for every client."""
         return MASKED if self.threshold is None else RECOVERED
+
+    def given(self, work: Work, client: int) -> Units:
+        """Return the client's message in units of the grid, exact: it is a multiple of the grid."""
+        return self.units(cast(Float64[np.ndarray, " d"], work.message(client)))
+
+    def units(self, message: Float64[np.ndarray, " d"]) -> Units:
+        """Return a message in units of the grid."""
+        return (message / self.grid).astype(np.int64)
+
+    def vector(self, result: Units) -> Float64[np.ndarray, " d"]:
+        """Return a sum of messages from units of the grid, exact."""
+        return np.asarray(result * self.grid)
 
     def pack(self, given: Units) -> bytes:
         """Return the numbers of a vector (int64, little-endian)."""

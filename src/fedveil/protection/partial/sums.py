@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.agreement import RoundId
+from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.protection.ends import ClientEnd
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Shape, Step
 from fedveil.protection.messages import Announcement, Directory, MaskedVector, RoundStart
 from fedveil.protection.partial.encryption import PartialSilo
+from fedveil.protection.partial.half import WHOLE_NUMBERS, Half
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial.plan import PartialPlan
 from fedveil.protection.partial.server import PartialServer
+from fedveil.protection.partial.workers import workers_of
 from fedveil.protection.parts import Learned
 from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
 from fedveil.protection.wire import Reader, Writer
+from fedveil.protection.work import Work
 
 Parts: TypeAlias = tuple[Int64[np.ndarray, " c"], Int64[np.ndarray, " h"]]
 
 _FRAME_BYTES: Final = 1 << 13
 """More than a message has around what it carries, and than the key that it seals."""
+_LEAST_VOTE_STD: Final = 4.0
+"""From here on sums of whole-numbered noise have the Renyi divergences of Gaussian noise (to 1e-60): accountant rdp."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,31 +142,30 @@ class PartialResult:
     __hash__ = None  # type: ignore[assignment]
 
 
-Divide: TypeAlias = Callable[[Float64[np.ndarray, " d"], Bool[np.ndarray, " d"], int, int], Parts]
-"""Returns a message outside and inside a partition, ascending, in grid units, each bounded and with its noise; for the
-number of a round and of a client."""
-
-
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PartialSums:
     """What the parties of a run under partial encryption agree on.
 
+    A message is divided once the partition is known. Each half is bounded and carries its noise by itself, and travels
+    as whole numbers of its grid, so both sums are exact; only a half without a bound is rounded to its grid.
+
     Attributes:
         plan: the public numbers; every session gives it a run of its own.
-
-    Args:
-        plan: as above.
-        divide: divides a client's message.
-        workers: makes the processes in which clients encrypt, which end with their owner; None: in this one.
+        clear: what is done to the half in clear.
+        hidden: what is done to the encrypted half.
+        vote_noise: noise on the counts of votes, over the square root of the votes of a ballot; 0 for none.
+        released: whether the partition follows from the models that were released, where nobody votes.
+        processes: in how many processes clients encrypt; 1: in this one.
     """
 
-    result_at_server = False
-    repeats = True
-
-    def __init__(
-        self, plan: PartialPlan, divide: Divide, workers: Callable[[object], Executor | None] | None = None
-    ) -> None:
-        self.plan, self.divide = plan, divide
-        self._workers = None if workers is None else workers(self)
+    plan: PartialPlan
+    clear: Half = WHOLE_NUMBERS
+    hidden: Half = WHOLE_NUMBERS
+    vote_noise: float = 0.0
+    released: bool = False
+    processes: int = 1
+    result_at_server: ClassVar[bool] = False
+    repeats: ClassVar[bool] = True
 
     @property
     def clients(self) -> int:
@@ -198,6 +204,53 @@ class PartialSums:
             played=played,
         )
 
+    def given(self, work: Work, client: int) -> PartialGiven:
+        """Return a client's message, and what it proposes the partition by; where nobody votes, what all know."""
+        message = work.bare(client)
+        if self.plan.ballots != "none":
+            return PartialGiven(values=message, message=message)
+        return PartialGiven(values=work.moved() if self.released else np.zeros(len(message)), message=message)
+
+    def vector(self, result: PartialResult) -> Float64[np.ndarray, " d"]:
+        """Return the vector of both sums, in the unit of the update."""
+        total = np.empty(len(result.partition))
+        total[~result.partition] = result.clear * self.clear.grid
+        total[result.partition] = result.hidden * self.hidden.grid
+        return total
+
+    def divide(
+        self,
+        message: Float64[np.ndarray, " d"],
+        partition: Bool[np.ndarray, " d"],
+        round_number: int,
+        place: Place,
+    ) -> Parts:
+        """Return a client's message outside and inside the partition in grid units, each bounded and with its noise.
+
+        Raises:
+            ProtocolError: a number that is not finite, in either half.
+        """
+        silo, privacy = place.number, place.privacy
+        if not np.isfinite(message).all():
+            raise ProtocolError(f"its update is not {len(message)} finite numbers", silo=silo)
+        clear = self.clear.units(message[~partition], privacy, "noise", round_number, silo)
+        return clear, self.hidden.units(message[partition], privacy, "encrypted noise", round_number, silo)
+
+    def noise_on_votes(self, round_number: int, place: Place) -> Int64[np.ndarray, " d"] | None:
+        """Return a client's share of the noise on the counts of votes of a round; None where they have none."""
+        plan = self.plan
+        if not plan.ballot_limit or not plan.votes(round_number):
+            return None
+        law = DiscreteGaussian(std=vote_std(self.vote_noise, plan.hidden(round_number)), grid=1.0)
+        source = place.privacy.stream("vote noise", round_number, place.number)
+        noise: np.ndarray = np.rint(law.sample((plan.length,), source)).astype(np.int64)
+        return noise
+
+    @cached_property
+    def workers(self) -> Executor | None:
+        """The processes that clients encrypt in, which end with this value; None where it is this one alone."""
+        return workers_of(self.processes, self)
+
     def pack(self, given: PartialGiven) -> bytes:
         """Return what a client gives as bytes."""
         return given.encode()
@@ -218,9 +271,9 @@ class PartialSums:
             identity=place.identity,
             roster=place.roster,
             order_secret=None if place.number else place.secret(),
-            workers=self._workers,
+            workers=self.workers,
         )
-        return PartialSumsClient(place, silo, self.divide)
+        return PartialSumsClient(place, silo, self)
 
 
 class PartialSumsClient(ClientEnd[PartialGiven, PartialResult]):
@@ -229,12 +282,12 @@ class PartialSumsClient(ClientEnd[PartialGiven, PartialResult]):
     Args:
         place: the client's in the session.
         silo: the state machine.
-        divide: divides its message.
+        agreed: what the parties agree on.
     """
 
-    def __init__(self, place: Place, silo: PartialSilo, divide: Divide) -> None:
+    def __init__(self, place: Place, silo: PartialSilo, agreed: PartialSums) -> None:
         super().__init__(place, silo)
-        self._divided_by = divide
+        self._agreed = agreed
         self._given: PartialGiven | None = None
         self._partition: Bool[np.ndarray, " d"] = np.zeros(0, dtype=np.bool_)
 
@@ -258,6 +311,12 @@ class PartialSumsClient(ClientEnd[PartialGiven, PartialResult]):
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server, or what it relays of client 0; return the answers."""
         return super().receive(data) + self._divide()
+
+    def contribute(self, round_id: RoundId, given: PartialGiven) -> list[bytes]:
+        """Return a ballot or both halves, once what is given is kept, with its noise on votes."""
+        if given.votes is None:
+            given = replace(given, votes=self._agreed.noise_on_votes(round_id.round, self._place))
+        return super().contribute(round_id, given)
 
     def result(self) -> PartialResult:
         """Return the sums of both parts, once they have arrived."""
@@ -285,7 +344,7 @@ class PartialSumsClient(ClientEnd[PartialGiven, PartialResult]):
         given, self._given = self._given, None
         partition, number = self._silo.partition, self._silo.round_id.round
         if given.divided is None:
-            clear, hidden = self._divided_by(given.message, partition, number, self._place.number)
+            clear, hidden = self._agreed.divide(given.message, partition, number, self._place)
             given = replace(given, divided=Divided(partition=partition, clear=clear, hidden=hidden))
             self._place.keep(given)
         assert given.divided is not None
@@ -293,3 +352,8 @@ class PartialSumsClient(ClientEnd[PartialGiven, PartialResult]):
             raise ProtocolError(f"round {number} was answered for another partition", silo=self._place.number)
         self._partition = partition
         return [self._silo.contribute(given.divided.clear, given.divided.hidden)]
+
+
+def vote_std(vote_noise: float, votes: int) -> float:
+    """Return the standard deviation of one client's noise on a count, for ballots of so many votes."""
+    return max(_LEAST_VOTE_STD, vote_noise * math.sqrt(votes))

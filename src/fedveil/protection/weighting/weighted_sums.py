@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from typing import ClassVar, Final
 
@@ -17,6 +17,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Shape, Step
 from fedveil.protection.messages import Announcement, Directory, OwnMask, RevealRequest
 from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
+from fedveil.protection.weighting.ciphers import Cipher
 from fedveil.protection.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -29,10 +30,11 @@ from fedveil.protection.weighting.messages import (
     WeightingKey,
 )
 from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
-from fedveil.protection.weighting.private_weighting import Contributions, Evaluator, KeyHolder
+from fedveil.protection.weighting.private_weighting import Contributions
 from fedveil.protection.weighting.server import WeightingServer
 from fedveil.protection.weighting.silo import SEED_BYTES, WeightingSilo
 from fedveil.protection.wire import Reader, Writer
+from fedveil.protection.work import Work
 
 Units = Float64[np.ndarray, " d"]
 
@@ -88,18 +90,29 @@ class WeightedSums:
 
     Attributes:
         plan: the public numbers; every session gives it a run of its own.
-        counts: (|S|, |U|) n_{s,u}; row s is given to client s alone.
-        holder: makes the cipher's key holder, for the server.
-        evaluator: makes the cipher's evaluator of the server's public key, for a client.
-        sizes: how many bytes the cipher's messages have.
+        counts: (|S|, |U|) n_{s,u}; row s is given to client s alone. A silo of a federation has its own row, and the
+            coordinator none: what it has means nothing.
+        cipher: which one.
+        grid: the step of contributions and noise, a power of two, in the unit of the update.
+
+    Raises:
+        ProtocolError: sums that the cipher does not hold.
     """
 
     plan: WeightingPlan
     counts: Int64[np.ndarray, "silos users"] = field(repr=False)
-    holder: Callable[[WeightingPlan], KeyHolder]
-    evaluator: Callable[[WeightingPlan, bytes], Evaluator]
-    sizes: CipherSizes
+    cipher: Cipher
+    grid: float = 1.0
     result_at_server: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse before any training what the cipher would refuse."""
+        _ = self.sizes
+
+    @cached_property
+    def sizes(self) -> CipherSizes:
+        """How many bytes the cipher's messages have."""
+        return self.cipher.sizes(self.plan)
 
     @property
     def clients(self) -> int:
@@ -144,6 +157,19 @@ class WeightedSums:
             played=lambda _: ((TransferRequests if plan.places else EncryptedSum,), following),
         )
 
+    def given(self, work: Work, client: int) -> WeightedGiven:
+        """Return a client's contributions and noise in grid units; exact, because they are multiples of the grid."""
+        dtype = np.int32 if self.plan.norm_limit < 2**31 else np.int64
+        return WeightedGiven(
+            contributions=(work.contributions(client) / self.grid).astype(dtype),
+            noise=(work.share(client) / self.grid).astype(np.int64),
+            dither=work.dither(client),
+        )
+
+    def vector(self, result: Units) -> Units:
+        """Return the weighted sum from units of the grid."""
+        return np.asarray(result * self.grid)
+
     def pack(self, given: WeightedGiven) -> bytes:
         """Return what a client gives as bytes."""
         return given.encode()
@@ -155,7 +181,7 @@ class WeightedSums:
     def server(self, run: bytes) -> ServerProtocol[Units]:
         """Return the server's end, with a new key of the cipher."""
         plan = replace(self.plan, run=run)
-        return WeightingServer(plan, self.holder(plan))
+        return WeightingServer(plan, self.cipher.holder(plan))
 
     def client(self, place: Place) -> ClientProtocol[WeightedGiven, Units]:
         """Return a client's end.
@@ -170,7 +196,7 @@ class WeightedSums:
             identity=place.identity,
             roster=place.roster,
             counts=counts,
-            evaluator=self.evaluator,
+            evaluator=self.cipher.evaluator,
         )
         public = repr(replace(self.plan, run=bytes(RUN_BYTES))).encode()
         return WeightedClient(place, silo, sha256(public + counts.astype("<i8").tobytes()).digest())

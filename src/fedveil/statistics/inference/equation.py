@@ -60,6 +60,9 @@ class Sums:
         spread: (d, d) S, symmetric; None where it was not sent.
         gradient_sd: of the noise on every number of g.
         curvature_sd: of the noise on a diagonal entry of H; on another it is 1 / sqrt 2 of that.
+        spread_sd: the same of S; 0 where it was not sent.
+        leading: how many of the coefficients come before those of the covariates.
+        stopped: whether records are followed up to a hazard under theta, which moves with theta.
     """
 
     theta: Float64[np.ndarray, " d"]
@@ -68,6 +71,9 @@ class Sums:
     spread: Float64[np.ndarray, "d d"] | None
     gradient_sd: float
     curvature_sd: float
+    spread_sd: float = 0.0
+    leading: int = 1
+    stopped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +107,8 @@ class Equation(LocalStep):
     @property
     def length(self) -> int:
         """Return d numbers of g, d (d + 1) / 2 of H, and as many of S where it is sent."""
-        triangle = self.width * (self.width + 1) // 2
-        return self.width + triangle * (2 if self.shares.spread else 1)
+        entries = self.width * (self.width + 1) // 2
+        return self.width + entries * (2 if self.shares.spread else 1)
 
     @cached_property
     def scales(self) -> tuple[float, float, float]:
@@ -140,16 +146,19 @@ class Equation(LocalStep):
             noise_std: of its noise, per number.
         """
         d = self.width
-        triangle = d * (d + 1) // 2
+        entries = d * (d + 1) // 2
         gradient, curvature, spread = self.scales
-        squares = vector[d + triangle :]
+        squares = vector[d + entries :]
         return Sums(
             theta=np.array(self.theta),
             gradient=vector[:d] / gradient,
-            curvature=_matrix(vector[d : d + triangle], d) / curvature,
-            spread=_matrix(squares, d) / spread if self.shares.spread else None,
+            curvature=matrix(vector[d : d + entries], d) / curvature,
+            spread=matrix(squares, d) / spread if self.shares.spread else None,
             gradient_sd=noise_std / gradient,
             curvature_sd=noise_std / curvature,
+            spread_sd=noise_std / spread if self.shares.spread else 0.0,
+            leading=len(self.family.leading),
+            stopped=self.family.stopped,
         )
 
     def _weighted(
@@ -161,7 +170,7 @@ class Equation(LocalStep):
         """Return every record's bounded score, and the triangle of its bounded curvature."""
         weight = np.minimum(1.0, self.bound**2 / (1 + (covariates**2).sum(axis=1))) * complete
         score, curvature = self.family.terms(covariates, target, np.array(self.theta))
-        return score * weight[:, None], _triangle(curvature) * weight[:, None]
+        return score * weight[:, None], triangle(curvature) * weight[:, None]
 
     def _scaled(
         self, score: Float64[np.ndarray, "m d"], curvature: Float64[np.ndarray, "m k"]
@@ -169,21 +178,21 @@ class Equation(LocalStep):
         of_gradient, of_curvature, of_spread = self.scales
         parts = [score * of_gradient, curvature * of_curvature]
         if self.shares.spread:
-            parts.append(_triangle(score[:, :, None] * score[:, None, :]) * of_spread)
+            parts.append(triangle(score[:, :, None] * score[:, None, :]) * of_spread)
         return np.concatenate(parts, axis=1)
 
 
-def _triangle(matrices: Float64[np.ndarray, "n d d"]) -> Float64[np.ndarray, "n k"]:
+def triangle(matrices: Float64[np.ndarray, "n d d"]) -> Float64[np.ndarray, "n k"]:
     """Return upper triangles with the off-diagonal times sqrt 2: their l2 norm is the Frobenius norm."""
     first, second = np.triu_indices(matrices.shape[1])
     found: np.ndarray = matrices[:, first, second] * np.where(first == second, 1.0, math.sqrt(2))
     return found
 
 
-def _matrix(triangle: Float64[np.ndarray, " k"], size: int) -> Float64[np.ndarray, "d d"]:
+def matrix(entries: Float64[np.ndarray, " k"], size: int) -> Float64[np.ndarray, "d d"]:
     """Return the symmetric matrix of its triangle."""
     first, second = np.triu_indices(size)
     found = np.zeros((size, size))
-    found[first, second] = triangle / np.where(first == second, 1.0, math.sqrt(2))
+    found[first, second] = entries / np.where(first == second, 1.0, math.sqrt(2))
     found[second, first] = found[first, second]
     return found

@@ -47,6 +47,7 @@ class Family(ABC):
         least: how many standard deviations of its noise the smallest eigenvalue of the curvature must be from 0, for
             intervals to hold (measured; docs/theory/inference.md).
         exponential: whether the mean is e^predictor, so that the curvature changes with every step.
+        stopped: whether records are followed up to a hazard under theta, so that what they add ends there.
         usual: the bound B of (1, x), as a part of its expected length, where none is given. A larger one lets longer
             records through and needs more noise for all, above all for the curvature; a smaller one gives long
             records less weight. Intervals hold for any.
@@ -58,6 +59,7 @@ class Family(ABC):
     name: ClassVar[str]
     least: ClassVar[float] = 3.0
     exponential: ClassVar[bool] = False
+    stopped: ClassVar[bool] = False
     usual: ClassVar[float] = 0.875
     multiplies: ClassVar[bool] = True
 
@@ -303,6 +305,7 @@ class PiecewiseExponential(Family):
     name: ClassVar[str] = "survival"
     least: ClassVar[float] = 6.0
     exponential: ClassVar[bool] = True
+    stopped: ClassVar[bool] = True
     usual: ClassVar[float] = 0.75
 
     time: str

@@ -118,18 +118,21 @@ class Fitted:
         if not self.shown:
             return ()
         family, design = self.family, self.design
-        whole, noise = covariance(self.estimate, self.sums[-1])
+        found = covariance(self.estimate, self.sums[-1])
+        figures = np.stack(
+            (self.estimate.theta, np.diag(found.whole), np.diag(found.noise), found.freedom), axis=1
+        )
         units = (*(1.0 for _ in family.leading), *(1 / unit for unit in design.units))
         return tuple(
             effect(
                 name,
-                (float(value), float(whole[place, place]), float(noise[place, place])),
+                (float(value), float(variance), float(noise), float(freedom)),
                 unit * family.unit,
                 origin=family.origin if place < len(family.leading) else 0.0,
                 multiplies=family.multiplies,
             )
-            for place, (name, value, unit) in enumerate(
-                zip(self.names, self.estimate.theta, units, strict=True)
+            for place, (name, (value, variance, noise, freedom), unit) in enumerate(
+                zip(self.names, figures, units, strict=True)
             )
         )
 

@@ -11,6 +11,12 @@ H_K, the last one (the trapezoid); what that misses is taken as one half of (H_k
 two explains, and counts as noise of the equation. The estimate is the least-squares solution with one weight a release,
 w_k proportional to 1 / its mean variance: A theta = sum w_k (g_k + Hbar_k theta_k), A = sum w_k Hbar_k.
 
+**Survival.** Records are followed up to a hazard under theta_k. With L the hazard under theta_k that a record was
+followed through, until it was censored or stopped, E g(theta_k) = E sum a z L (e^(z'd_k) - 1): where it was stopped, L
+is the same at every theta, and no later curvature tells of the bend. So the slope is taken from the release itself,
+Hbar_k = H_k + T_k[d_k] / 2 with T_k = sum a L z z z' (:func:`bend`), also of the last release; one half of T_k[d_k] d_k
+counts as noise here, too. Its noise is that of H_k alone, s_k = sd_H,k.
+
 Everything here is a function of released numbers.
 """
 
@@ -62,10 +68,10 @@ def estimate(releases: Sequence[Sums]) -> Estimate:
     slope, least = solvable(last.curvature, last.curvature_sd)
     theta = last.theta + np.linalg.solve(slope, last.gradient)
     weights = np.array([1.0])
-    for _ in range(_SWEEPS if len(releases) > 1 else 0):
+    for _ in range(_SWEEPS if len(releases) > 1 or last.stopped else 0):
         weights = np.array([1 / _variance(one, last, theta - one.theta) for one in releases])
         weights /= weights.sum()
-        slopes = [_slope(one, last) for one in releases]
+        slopes = [_slope(one, last, theta - one.theta) for one in releases]
         combined = sum((w * s for w, s in zip(weights, slopes, strict=True)), np.zeros_like(slope))
         slope, least = solvable(combined, last.curvature_sd)
         pulls = (
@@ -91,16 +97,47 @@ def solvable(matrix: Float64[np.ndarray, "d d"], sd: float) -> tuple[Float64[np.
     return raised, float(values.min() / sd)
 
 
-def _slope(one: Sums, last: Sums) -> Float64[np.ndarray, "d d"]:
+def bend(one: Sums, distance: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "d d"]:
+    """Return T[d] = sum a L z z' (z'd) of H = sum a L z z', as if covariates had no third central moments.
+
+    In an interval j a record has z = (e_j, x), so that H holds the weight h_j of the interval, the mean m_j of its
+    covariates, and the covariance C of covariates within intervals, which is taken to be the same in all.
+
+    Args:
+        one: a release of a family with intervals.
+        distance: d.
+    """
+    size = one.leading
+    crossed, weight = one.curvature[:size, size:], np.maximum(np.diag(one.curvature)[:size], one.curvature_sd)
+    mean = crossed / weight[:, None]
+    values, vectors = np.linalg.eigh(one.curvature[size:, size:] - mean.T @ crossed)
+    within = (vectors * np.maximum(values, 0)) @ vectors.T / weight.sum()
+    along = within @ distance[size:]
+    moved = distance[:size] + mean @ distance[size:]
+    found = np.zeros_like(one.curvature)
+    found[:size, :size] = np.diag(weight * moved)
+    found[:size, size:] = weight[:, None] * (mean * moved[:, None] + along)
+    found[size:, :size] = found[:size, size:].T
+    pulled = np.outer(weight @ mean, along)
+    found[size:, size:] = (mean.T * (weight * moved)) @ mean + (weight @ moved) * within + pulled + pulled.T
+    return found
+
+
+def _slope(one: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "d d"]:
+    if one.stopped:
+        return np.asarray(one.curvature + bend(one, distance) / 2)
     return last.curvature if one is last else np.asarray((one.curvature + last.curvature) / 2)
 
 
 def _bent(one: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> float:
-    """Return the variance, per coordinate, that stands for what a mean of two slopes misses."""
+    """Return the variance, per coordinate, that stands for what a slope misses."""
+    size = len(distance)
+    if one.stopped:
+        turned = bend(one, distance) @ distance
+        return _CURVED**2 * float(turned @ turned) / size
     if one is last:
         return 0.0
     turned = (one.curvature - last.curvature) @ distance
-    size = len(distance)
     by_noise = (one.curvature_sd**2 + last.curvature_sd**2) / 2 * (size + 1) * float(distance @ distance)
     return _CURVED**2 * max(0.0, float(turned @ turned) - by_noise) / size
 
@@ -108,7 +145,8 @@ def _bent(one: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> float:
 def _variance(one: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> float:
     """Return the mean variance of one release's equation at a distance."""
     size = len(distance)
-    of_slope = one.curvature_sd**2 if one is last else (one.curvature_sd**2 + last.curvature_sd**2) / 4
+    own = one is last or one.stopped
+    of_slope = one.curvature_sd**2 if own else (one.curvature_sd**2 + last.curvature_sd**2) / 4
     along = of_slope / 2 * float(distance @ distance) * (size + 1) / size
     return one.gradient_sd**2 + along + _bent(one, last, distance)
 
@@ -116,7 +154,7 @@ def _variance(one: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> flo
 def _noise(
     releases: Sequence[Sums], weights: Float64[np.ndarray, " K"], theta: Float64[np.ndarray, " d"]
 ) -> Float64[np.ndarray, "d d"]:
-    """Return the covariance of the combined equation: the last curvature's noise is in all slopes at once."""
+    """Return the covariance of the combined equation: the last curvature's noise may be in all slopes at once."""
     last, size = releases[-1], len(theta)
     distances = [theta - one.theta for one in releases]
     found = np.zeros((size, size))
@@ -124,9 +162,9 @@ def _noise(
     for one, weight, distance in zip(releases, weights, distances, strict=True):
         found += np.eye(size) * weight**2 * (one.gradient_sd**2 + _bent(one, last, distance))
         if one is not last:
-            half = weight * distance / 2
-            of_last = of_last + half
-            found += _along(half, one.curvature_sd)
+            pulled = weight * distance * (1.0 if one.stopped else 0.5)
+            found += _along(pulled, one.curvature_sd)
+            of_last = of_last if one.stopped else of_last + pulled
     found += _along(of_last, last.curvature_sd)
     return found
 

@@ -1,0 +1,248 @@
+"""What the files of a run say of its releases, held against what its parties signed.
+
+    numbers     the digests of the record (:mod:`~.released_sums`)
+    all else    computed again, as the silos do: from the document and the membership of the terms, which silos sign
+                with every round, and from the schema whose digest the membership has
+
+Claim: columns, bounds, groups, silos, order, noise, refined schema and clip are what the silos' own plan gives of these
+numbers; a file that says anything else, or more, does not hold. So every figure that is shown follows from what was
+signed. ``tests/test_parts_audit.py`` and ``tests/test_federation_releases.py`` change each of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+
+from fedveil.checks import Unchecked
+from fedveil.engine.experiments.declared import Declared
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.releases.evaluation import plan_evaluation
+from fedveil.engine.releases.preprocessing import Preprocessed, plan_preprocessing
+from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA
+from fedveil.errors import IntegrityError
+from fedveil.federation.audit.released_sums import EVALUATING, Numbers, digest_of_release
+from fedveil.federation.document import asked_in
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.membership import Membership
+from fedveil.federation.own.release import sums_of
+from fedveil.federation.proposals import RELEASES
+from fedveil.files import as_text, parse_json, parse_toml, reading
+from fedveil.foreign import foreign
+from fedveil.population.schema import Schema
+from fedveil.statistics.evaluation.evaluated import FILE as EVALUATED
+from fedveil.statistics.inference.fitted import FILE as FITTED
+from fedveil.statistics.released import FILE as COUNTED
+from fedveil.statistics.stored import NoisySum, NoisySums
+
+_TERMS: Final = "the experiment of the terms"
+DECLARED: Final = "declared.toml"
+"""In the run folder: the schema on which its members agreed, byte by byte, as its digest stands in the membership."""
+
+FILES: Final = {PREPROCESSED: "prep/", EVALUATED: "eval/", EVALUATING: "eval/", COUNTED: "", FITTED: ""}
+"""What has releases, in order, and how their names begin; an evaluation has a file of its own until it is whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A line of the record.
+
+    Attributes:
+        part: of the run; empty for a round of training.
+        digest: of what it ended with, in hexadecimal digits.
+        membership: of its terms.
+        experiment: the document of its terms.
+    """
+
+    part: str
+    digest: str
+    membership: Membership
+    experiment: str
+
+
+def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole: bool) -> str:
+    """Check that what a run has of releases is what its parties signed; return who signed the numbers.
+
+    Args:
+        files: of the run.
+        record: its lines.
+        whole: whether all files of the run are here.
+
+    Raises:
+        IntegrityError: it is not, or a file is damaged.
+        Unchecked: a file of some is not here.
+    """
+    released, found = [one for one in record if one.part], _read(files)
+    if not released:
+        raise IntegrityError(f"{next(iter(found))}: the record has no release")
+    digests = [(name, digest_of_release(one)) for name, (_, made) in found.items() for one in made]
+    for line, (name, digest) in zip(released, digests, strict=False):
+        if line.digest != digest.hex() or not line.part.startswith(FILES[name]):
+            raise IntegrityError(
+                f"{name}: not the numbers of release {foreign(line.part)} that the record has"
+            )
+    if len(digests) > len(released) or (whole and len(digests) < len(released)):
+        raise IntegrityError(
+            f"there are numbers of {len(digests)} releases, and the record has {len(released)}"
+        )
+    if len(digests) < len(released):
+        raise Unchecked(
+            f"numbers of {len(digests)} releases are here, as the record has them, of {len(released)}"
+        )
+    _check_meaning(files, found, record)
+    told = ", ".join(foreign(one.part) for one in record[:-1] if one.part)
+    words = f"the numbers of {len(released)} releases are those of the record; what they are of follows from the terms"
+    if told:
+        words += f"; the silos of the next round were told, and signed, {told}"
+    if record[-1].part:
+        words += f"; the coordinator alone signed {foreign(record[-1].part)}: no silo sees a sum"
+    return words
+
+
+def check_schema(schema: bytes, terms: Iterable[tuple[Membership, str]]) -> str:
+    """Check that a model's columns are read as the members agreed.
+
+    Raises:
+        IntegrityError: they are not.
+        Unchecked: the schema was refined by releases that are not here.
+    """
+    for membership, experiment in terms:
+        if "preprocessing" in asked_in(experiment)[0]:
+            raise Unchecked("refined by releases, whose numbers are in the run folder")
+        if hashlib.sha256(schema).digest() != membership.schema_digest:
+            raise IntegrityError(f"{SCHEMA}: not the schema on which the members agreed")
+    return "the one on which the members agreed"
+
+
+_Found = Mapping[str, tuple[Any, Sequence[Numbers]]]
+"""What every file of releases says, and the numbers in it."""
+
+
+def _read(files: Mapping[str, bytes]) -> _Found:
+    found = {}
+    for name in FILES:
+        if name not in files or (name == EVALUATING and EVALUATED in files):
+            continue
+        with reading(name, IntegrityError):
+            data = parse_json(files[name], name, IntegrityError)
+            tables = (data,) if name == COUNTED else data["releases"]
+            sums = [NoisySum.from_json(one, len(one["vector"]), name) for one in tables]
+            if not sums:
+                raise ValueError
+        found[name] = data, [(one.std, one.vector) for one in sums]
+    return found
+
+
+def _check_meaning(files: Mapping[str, bytes], found: _Found, record: Sequence[Ended]) -> None:
+    """Compute again what every file says beside its numbers.
+
+    Raises:
+        IntegrityError: it says something else.
+    """
+    said = {
+        name: data for name, (data, _) in found.items() if name != EVALUATING
+    }  # numbers, and nothing else
+    if PREPROCESSED in found:
+        text = as_text(_file(files, SCHEMA), SCHEMA, IntegrityError)
+        said[SCHEMA] = parse_toml(text, SCHEMA, IntegrityError)
+    with reading(_TERMS, IntegrityError):
+        meant = _meant({name: made for name, (_, made) in found.items()}, record, _file(files, DECLARED))
+    for name in sorted(said.keys() | meant.keys()):
+        if not _same(said.get(name), meant.get(name)):
+            raise IntegrityError(
+                f"{name}: not what follows from its released numbers and what the silos were asked for"
+            )
+
+
+def _meant(
+    numbers: Mapping[str, Sequence[Numbers]], record: Sequence[Ended], document: bytes
+) -> dict[str, Any]:
+    """Return what files must say that have these numbers, as the silos' plans give it.
+
+    Args:
+        numbers: by file.
+        record: lines of the run, of which some are releases.
+        document: of the schema on which the members agreed.
+    """
+    last, (experiment, _) = record[-1], asked_in(record[-1].experiment)
+    of = Declared(schema=_agreed(document, last.membership), silos=last.membership.silos)
+    for key, prepare in RELEASES.items():
+        if key in experiment:
+            prepared = prepare(experiment, of)
+            made = _sums(prepared.file, numbers, prepared.release)
+            return {prepared.file: prepared.to_json(made)}
+    asked, meant = parse(experiment, _TERMS), dict[str, Any]()
+    if PREPROCESSED in numbers:
+        (*_, line) = (one for one in record if one.part.startswith("prep/"))
+        refined = _preprocessed(asked, replace(of, silos=line.membership.silos), numbers)
+        schema = refined.schema.model_dump(mode="json", exclude_none=True)
+        meant = {PREPROCESSED: refined.to_json(), SCHEMA: schema}
+        of = of.refined(refined.schema, refined.clip)
+    if EVALUATED in numbers:
+        planned = _asked_for(EVALUATED, plan_evaluation(asked, of))
+        made = _sums(EVALUATED, numbers, partial(planned.release_of, asked))
+        trained = sum(not one.part for one in record)
+        meant[EVALUATED] = planned.evaluated(asked.name, trained, made).to_json()
+    return meant
+
+
+def _preprocessed(asked: Experiment, of: Declared, numbers: Mapping[str, Sequence[Numbers]]) -> Preprocessed:
+    planned = _asked_for(PREPROCESSED, plan_preprocessing(asked, of))
+    return planned.preprocessed(asked, _sums(PREPROCESSED, numbers, partial(planned.release_of, asked)))
+
+
+_T = TypeVar("_T")
+
+
+def _asked_for(name: str, planned: _T | None) -> _T:
+    if planned is None:
+        raise IntegrityError(f"{name}: the silos were asked for no such release")
+    return planned
+
+
+def _sums(
+    name: str, numbers: Mapping[str, Sequence[Numbers]], release: Callable[[NoisySums], Release]
+) -> NoisySums:
+    """Return the numbers of a file, if such releases may have ended with them."""
+    try:
+        return sums_of(numbers.get(name, ()), release)
+    except RefusalError:
+        raise IntegrityError(
+            f"{name}: numbers of another length, or with other noise, than was asked for"
+        ) from None
+
+
+def _agreed(document: bytes, membership: Membership) -> Schema:
+    """Return the schema on which the members agreed."""
+    if hashlib.sha256(document).digest() != membership.schema_digest:
+        raise IntegrityError(f"{DECLARED}: not the schema on which the members agreed")
+    try:
+        return Schema.model_validate(
+            parse_toml(as_text(document, DECLARED, IntegrityError), DECLARED, IntegrityError)
+        )
+    except ValidationError:
+        raise IntegrityError(f"{DECLARED}: no schema") from None
+
+
+def _file(files: Mapping[str, bytes], name: str) -> bytes:
+    if name not in files:
+        raise IntegrityError(f"{name}: is missing")
+    return files[name]
+
+
+def _same(found: Any, made: Any) -> bool:
+    """Return whether two JSON documents are the same, but for the rounding of another machine."""
+    if isinstance(found, dict) and isinstance(made, dict):
+        return found.keys() == made.keys() and all(_same(found[key], made[key]) for key in found)
+    if isinstance(found, list) and isinstance(made, (list, tuple)):
+        return len(found) == len(made) and all(_same(*pair) for pair in zip(found, made, strict=True))
+    if isinstance(found, float) and isinstance(made, float):
+        return math.isclose(found, made, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(found == made)

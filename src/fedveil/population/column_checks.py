@@ -1,0 +1,94 @@
+"""What the columns of a table of records must be: dtypes, shapes, finite numbers, and targets that fit their task."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from fedveil.errors import DataError
+
+CHUNK: Final = 1 << 22
+"""Values looked at together, so that a memory-mapped table is never in memory whole."""
+
+
+def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None:
+    """Check that features and targets are what a table may hold.
+
+    Raises:
+        DataError: of unequal lengths, of another dtype, or not finite; says ``where``, which row and
+            which column.
+    """
+    if features.dtype not in (np.float32, np.uint8) or features.ndim < 2:
+        raise DataError(
+            f"{where}: features must be (records, ...) of float32 or uint8, not {described(features)}"
+        )
+    labels = targets.dtype == np.int64 and targets.ndim == 1
+    numbers = targets.dtype == np.float32 and (targets.ndim == 1 or targets.shape[1:] == (2,))
+    if not labels and not numbers:
+        raise DataError(
+            f"{where}: targets must be (records,) int64 labels, (records,) float32 numbers or (records, 2) "
+            f"float32 of (event, time), not {described(targets)}"
+        )
+    if len(features) != len(targets):
+        raise DataError(
+            f"{where} has {len(features)} rows of features and {len(targets)} targets; they must agree"
+        )
+    for name, column in (("feature", features), ("target", targets)):
+        bad = _first_not_finite(column)
+        if bad is not None:
+            row, at = bad
+            raise DataError(
+                f"{where}, row {row}: {name}{at} is NaN or infinite; every value must be a finite number"
+            )
+
+
+def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None) -> None:
+    """Check that targets fit a task: labels in 0 .. n_classes - 1, numbers, or (event in {0, 1}, time >= 0).
+
+    Raises:
+        DataError: says ``where``, at which row, and what would fit; never the value.
+    """
+    if (task == "classification") != (n_classes is not None):
+        raise DataError(
+            f"{where}: n_classes is a number of classes for classification and None for anything else"
+        )
+    if n_classes is not None:
+        if targets.dtype != np.int64:
+            raise DataError(f"{where}: classification needs int64 labels, not {described(targets)}")
+        outside = (targets < 0) | (targets >= n_classes)
+        problem = f"the label is outside the classes 0 .. {n_classes - 1}"
+    elif task == "survival":
+        if targets.ndim != 2:
+            raise DataError(
+                f"{where}: survival needs (records, 2) float32 of (event, time), not {described(targets)}"
+            )
+        outside = ((targets[:, 0] != 0) & (targets[:, 0] != 1)) | (targets[:, 1] < 0)
+        problem = "the event must be 0 or 1 and the time must not be negative"
+    else:
+        if targets.dtype != np.float32 or targets.ndim != 1:
+            raise DataError(f"{where}: regression needs (records,) float32 targets, not {described(targets)}")
+        return
+    if outside.any():
+        raise DataError(f"{where}, row {int(np.argmax(outside))}: {problem}")
+
+
+def described(array: np.ndarray) -> str:
+    return f"{array.dtype} of shape {array.shape}"
+
+
+def _first_not_finite(values: np.ndarray) -> tuple[int, str] | None:
+    """Row, and column in words, of the first value that is NaN or infinite."""
+    if values.dtype.kind != "f":
+        return None
+    width = max(1, int(np.prod(values.shape[1:])))
+    step = max(1, CHUNK // width)
+    for first in range(0, len(values), step):
+        finite = np.isfinite(values[first : first + step])
+        if not finite.all():
+            row, *column = np.argwhere(~finite)[0].tolist()
+            return first + row, _column_words(column)
+    return None
+
+
+def _column_words(column: Sequence[int]) -> str:
+    return "" if not column else f" {column[0]}" if len(column) == 1 else f" {tuple(column)}"

@@ -1,0 +1,197 @@
+"""What the public door gives whom: lengths and deadlines, for a body and for a connection that says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import uvicorn
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Message as PushedMessage
+from flwr.proto.message_pb2 import Metadata, ObjectTree
+from uvicorn.server import ServerState
+
+from fedveil.flower import door
+from fedveil.flower.door import SMALL_BODY, Door, Hurried
+from fedveil.flower.envelope import content_of, letter_end
+
+ROUTE = "/a"
+SCOPE = {"type": "http", "method": "POST", "raw_path": b"/a", "query_string": b"", "headers": []}
+
+
+def asked(
+    receive: Callable[[], Any], largest: int = 1000, ends: Callable[[bytes], int] = letter_end
+) -> tuple[int, int]:
+    """Ask through a door; return the status, and how much of the body the app behind it has read."""
+    taken: list[int] = []
+    said: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                await send({"type": "http.response.start", "status": 500, "headers": []})
+                raise RuntimeError("half a body")
+            taken.append(len(message["body"]))
+            more = message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    asyncio.run(Door(app, frozenset({ROUTE}), lambda _: largest, ends)(SCOPE, receive, send))
+    return said[0]["status"], sum(taken)
+
+
+def coming(pieces: int, seconds: float = 0.0) -> Callable[[], Any]:
+    """A body in pieces of 100 bytes, each after so many seconds."""
+    left = iter(range(pieces, 0, -1))
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(seconds)
+        return {"type": "http.request", "body": bytes(100), "more_body": next(left) > 1}
+
+    return receive
+
+
+@pytest.mark.parametrize(("pieces", "status"), [(10, 200), (11, 413)])
+def test_a_body_is_cut_off_where_it_becomes_too_long(pieces: int, status: int) -> None:
+    """Told no length, the door counts; what the app makes of half a body is not sent."""
+    assert asked(coming(pieces)) == (status, 1000)
+
+
+@pytest.mark.parametrize(("rate", "status"), [(1e5, 408), (1.0, 200)])
+def test_a_body_that_comes_too_slowly_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, rate: float, status: int
+) -> None:
+    """Ten pieces of 100 bytes in .2 s, where .1 s are given, and the time that they take at the least rate."""
+    monkeypatch.setattr(door, "LAG_SECONDS", 0.1)
+    monkeypatch.setattr(door, "LEAST_RATE", rate)
+    found, taken = asked(coming(10, 0.02))
+    assert found == status
+    assert (taken == 1000) == (status == 200)
+
+
+def test_only_the_senders_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come waits for a reader that is busy."""
+    monkeypatch.setattr(door, "LAG_SECONDS", 0.1)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.06)
+            await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    said: list[Any] = []
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    asyncio.run(Door(app, frozenset({ROUTE}), lambda _: 1000, letter_end)(SCOPE, coming(3), send))
+    assert said[0]["status"] == 200
+
+
+@pytest.mark.parametrize("words", [b"", b"POST /a HTTP/1.1\r\nhost: x\r\n", b"p"])
+def test_a_connection_without_a_whole_header_is_closed(monkeypatch: pytest.MonkeyPatch, words: bytes) -> None:
+    """It says nothing, or something now and then; whoever asks is answered, and may ask again."""
+    monkeypatch.setattr(door, "HEADER_SECONDS", 0.2)
+    whole = b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.3)  # longer than a header may take
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def tried() -> None:
+        config = uvicorn.Config(app, http=Hurried, ws="none", lifespan="off", log_level="error")
+        loop, state = asyncio.get_running_loop(), ServerState()
+        server = await loop.create_server(lambda: Hurried(config, state, {}), "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()[:2]
+        reader, writer = await asyncio.open_connection(*address)
+        for _ in range(2):
+            writer.write(whole)
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).startswith(b"HTTP/1.1 200")
+        slow, drip = await asyncio.open_connection(*address)
+        begun = loop.time()
+        for byte in words:
+            drip.write(bytes([byte]))
+            await asyncio.sleep(0.04 if len(words) > 1 else 0)
+            if drip.is_closing() or slow.at_eof():
+                break
+        assert await asyncio.wait_for(slow.read(), 5) == b""
+        assert 0.15 < loop.time() - begun < 2
+        assert len(state.connections) == 1
+        writer.close()
+        drip.close()
+        server.close()
+
+    asyncio.run(tried())
+
+
+# --- what a member sends --------------------------------------------------------------------------------------
+
+
+def pushed(content: RecordDict, more: RecordDict | None = None) -> bytes:
+    """What a silo's carrier sends with such a message, and another behind it."""
+    name = "f" * 64
+    given = [recorddict_to_proto(one) for one in (content, more) if one is not None]
+    messages = [
+        PushedMessage(metadata=Metadata(message_id=name, reply_to_message_id=name), content=one)
+        for one in given
+    ]
+    tree = ObjectTree(object_id=name)
+    return PushMessagesRequest(
+        messages_list=messages, message_object_trees=[tree], clientapp_runtime_list=[1.0]
+    ).SerializeToString()
+
+
+def through(body: bytes) -> int:
+    """Send a body in pieces; return the status."""
+    pieces = [body[at : at + 10_000] for at in range(0, len(body), 10_000)]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    return asked(receive, 1 << 24)[0]
+
+
+@pytest.mark.parametrize(
+    "length", [10, SMALL_BODY - 300, SMALL_BODY - 100, SMALL_BODY, SMALL_BODY + 1, 300_000]
+)
+def test_a_letter_of_any_length_passes(length: int) -> None:
+    body = pushed(content_of(bytes(length)))
+    assert through(body) == 200
+    if len(body) > SMALL_BODY:
+        assert body[letter_end(body[:SMALL_BODY]) - length :].startswith(bytes(length))
+
+
+def texts(number: int) -> RecordDict:
+    """A record of so many empty texts: two bytes each, and some forty in memory."""
+    return RecordDict({"fedveil": ConfigRecord({"letter": [""] * number})})
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (pushed(texts(40_000)), 400),
+        (pushed(RecordDict({"fedveil": ConfigRecord({"letter": "x" * 100_000})})), 400),
+        (pushed(texts(30_000), content_of(bytes(100_000))), 200),  # 60 kB are not yet much
+        (pushed(texts(40_000), content_of(bytes(100_000))), 400),
+        (pushed(content_of(bytes(100_000)), texts(30_000)), 200),
+        (pushed(content_of(bytes(100_000)), texts(40_000)), 413),
+        (bytes(100_000), 400),
+        (b"\xff" * 100_000, 400),
+        (b"\x12\xff\xff\xff\xff\x0f" * 20_000, 400),
+    ],
+)
+def test_of_a_long_push_all_but_a_little_is_one_letter(body: bytes, status: int) -> None:
+    """What else a message holds costs twenty times its bytes when it is parsed."""
+    assert through(body) == status
