@@ -313,7 +313,7 @@ def test_a_key_that_would_keep_a_silo_searching_for_ever_is_refused():
     [
         ({"silos": 1}, "at least 2 silos"),
         ({"users": 0}, "1 user"),
-        ({"largest_count": 2}, "N_max must be at least 3"),
+        ({"largest_count": 2}, "n_max must be at least 3"),
         ({"largest_count": 10_000}, "cap the records"),
         ({"norm_limit": 2**60, "largest_count": 30}, "61 bits"),
         ({"places": 3, "chosen": 1}, "draws users anew"),

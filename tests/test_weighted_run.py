@@ -21,7 +21,7 @@ from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.workers import split_trainer
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.local.trainer import TrainJob
-from fedveil.methods.channels import GaussianShares
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.sending import Sender
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Unbounded
@@ -359,7 +359,7 @@ def test_nothing_says_that_a_user_has_more_records_than_count() -> None:
             CompositionError,
             "the nearest is",
         ),
-        ({"protection": {**QUICK, "n_max": 3}}, ProtocolError, "N_max must be at least 4"),
+        ({"protection": {**QUICK, "n_max": 3}}, ProtocolError, "n_max must be at least 4"),
         ({"protection": {**QUICK, "n_max": 4000}}, ProtocolError, "a Paillier key of 2048 bits offers"),
         ({"protection": {**QUICK, "n_max": 10**6}}, ProtocolError, "cap the records per user"),
         (

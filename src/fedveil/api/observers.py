@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from fedveil.api.callbacks import Callback, RoundSummary
+from fedveil.engine.experiments.experiment import dotted
 from fedveil.engine.run_folder.documents import NORM_LEVELS
 from fedveil.errors import ConfigError
 from fedveil.files import parse_toml, read_text
@@ -56,7 +57,7 @@ class Tracker(Callback):
             read_text(folder / "experiment.toml", ConfigError), folder / "experiment.toml", ConfigError
         )
         self._began = time.time()
-        self._begin(folder, done, _flat({key: document[key] for key in _TOLD if key in document}))
+        self._begin(folder, done, dotted({key: document[key] for key in _TOLD if key in document}))
 
     def round_ended(self, round: RoundSummary) -> str | None:
         """Keep a round's numbers."""
@@ -243,11 +244,3 @@ def scalars(round: RoundSummary) -> dict[str, float]:
         elif isinstance(value, int | float):
             found[f"private/{name}"] = value
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
-
-
-def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return a document's values by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
-    return found

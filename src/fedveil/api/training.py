@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from fedveil.api.methods import MethodChoice
 from fedveil.api.objective import LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
 from fedveil.engine.experiments.choice import choice_of
-from fedveil.engine.experiments.experiment import Experiment, merge, parse
+from fedveil.engine.experiments.experiment import Experiment, dotted, merge, parse
 from fedveil.engine.experiments.sections import SESSION, TableSection
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import go_on, run
@@ -120,8 +120,8 @@ def resume(
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
     learned = objective(model, people, experiment.seed, loss, metrics)
-    recorded = dict(_flat(experiment.model_dump(mode="json")))
-    for key, value in _flat({"data": _data(people), "model": learned.section}):
+    recorded = dotted(experiment.model_dump(mode="json"))
+    for key, value in dotted({"data": _data(people), "model": learned.section}).items():
         found = recorded.get(key)
         if found != value:
             raise RunFolderError(
@@ -155,15 +155,6 @@ def _data(people: Population) -> dict[str, Any]:
         )
         return {"table": table.model_dump(mode="json"), "seed": source.seed}
     return {"name": f"{SESSION}{people.name}", "n_users": people.n_users, "n_silos": people.n_silos}
-
-
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value of nested tables by its key's path."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Authenticated encryption (ChaCha20-Poly1305, RFC 8439) under keys derived for one purpose and moment."""
+"""Authenticated encryption (ChaCha20-Poly1305, RFC 8439) under keys derived for one purpose and attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""X25519 agreement (RFC 7748) and keys derived by HKDF (RFC 5869), one per purpose and moment of a run."""
+"""X25519 agreement (RFC 7748) and keys derived by HKDF (RFC 5869), one per purpose and attempt at a round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LABEL: Final = b"fedveil/1"
 
 @dataclass(frozen=True, kw_only=True)
 class RoundId:
-    """Where in a run a key is used. Keys of different moments are independent, so a retry never reuses one.
+    """Where in a run a key is used. Keys of different attempts are independent, so a retry never reuses one.
 
     Attributes:
         run: 16 bytes that no other run has.
@@ -49,12 +49,12 @@ class RoundId:
             )
 
     def encode(self) -> bytes:
-        """Return the 54 bytes that stand for this moment in every derivation and signature."""
+        """Return the 54 bytes that stand for this attempt in every derivation and signature."""
         return self.run + struct.pack(">IH", self.round, self.attempt) + self.context
 
 
 def derive(secret: bytes, purpose: str, round_id: RoundId, salt: bytes = b"") -> bytes:
-    """Return the 32-byte key of a secret for one purpose at one moment.
+    """Return the 32-byte key of a secret for one purpose at one attempt.
 
     HKDF-SHA-256 with info = label, length-prefixed purpose, run, round, attempt, context; so no two uses share a key.
 
@@ -76,7 +76,7 @@ class PairwiseSecret:
         self._shared, self._publics = shared, publics
 
     def derive(self, purpose: str, round_id: RoundId) -> bytes:
-        """Return the 32-byte key for one purpose at one moment, the same for both parties."""
+        """Return the 32-byte key for one purpose at one attempt, the same for both parties."""
         return derive(self._shared, purpose, round_id, salt=self._publics)
 
 
@@ -84,8 +84,8 @@ class AgreementKey:
     """An X25519 key pair.
 
     >>> a, b = AgreementKey.generate(), AgreementKey.generate()
-    >>> moment = RoundId(run=bytes(16), round=1, attempt=0)
-    >>> a.agree(b.public).derive("mask", moment) == b.agree(a.public).derive("mask", moment)
+    >>> attempt = RoundId(run=bytes(16), round=1, attempt=0)
+    >>> a.agree(b.public).derive("mask", attempt) == b.agree(a.public).derive("mask", attempt)
     True
     """
 
@@ -128,7 +128,7 @@ class AgreementKey:
 
 @dataclass(frozen=True, kw_only=True)
 class SignedKey:
-    """An agreement key with its owner's signature over key, owner, purpose and moment.
+    """An agreement key with its owner's signature over key, owner, purpose and attempt.
 
     The relay in the middle cannot put its own key in place, nor an old key of the same owner.
     """
@@ -144,7 +144,7 @@ class SignedKey:
         return cls(public=public, signature=identity.sign(_statement(public, owner, purpose, round_id)))
 
     def verify(self, identity: PublicIdentity, *, owner: int, purpose: str, round_id: RoundId) -> None:
-        """Return if the owner signed this key for this purpose and moment.
+        """Return if the owner signed this key for this purpose and attempt.
 
         Raises:
             CryptoError: the signature is missing, wrong, or for something else.

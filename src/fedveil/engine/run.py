@@ -125,7 +125,8 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
         checkpoint = last_checkpoint(prepared, folder, ledger)
         if any(entry.event != _event_of(prepared, entry) for entry in ledger.entries):
             raise RunFolderError(
-                f"{folder.path}: the ledger was charged for other events than this experiment's"
+                f"{folder.path}: the ledger was charged for other events than this experiment's: go on with the "
+                "experiment.toml that it was begun with, or begin another run in a folder of its own"
             )
         folder.mend_metrics(checkpoint)
         listed = parties.transcript if (folder / _TRANSCRIPT).exists() else None

@@ -17,7 +17,7 @@ from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.parts import (
-    LARGEST_COUNT,
+    LARGEST_SCORE,
     Counts,
     Joined,
     Learned,
@@ -94,9 +94,9 @@ def _totals(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
         if len(own) != users:
             raise ProtocolError(f"counts records of {len(own)} users instead of {users}", silo=silo)
     totals: Int64[np.ndarray, " users"] = np.sum(list(counts.values()), axis=0)
-    if (totals > LARGEST_COUNT).any():
+    if (totals > LARGEST_SCORE).any():
         most = max(counts, key=lambda silo: int(counts[silo].max()))
-        raise ProtocolError(f"counts more records of a user than {LARGEST_COUNT} over all silos", silo=most)
+        raise ProtocolError(f"counts more records of a user than {LARGEST_SCORE} over all silos", silo=most)
     return totals
 
 

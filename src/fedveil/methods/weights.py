@@ -17,7 +17,7 @@ from fedveil.errors import CompositionError
 from fedveil.population.main_silos import MainSilos, MainSilosError
 from fedveil.population.records import Groups, Population
 from fedveil.privacy.claims import Role, Sent
-from fedveil.protection.parts import LARGEST_COUNT, Counts, Totals
+from fedveil.protection.parts import LARGEST_SCORE, Counts, Totals
 from fedveil.stage import Stage
 
 
@@ -190,7 +190,7 @@ class Weights(Stage):
         """
         if not self.totalled:
             raise CompositionError(f"weights {self.description}: {NOT_WHOLE}")
-        power, largest = int(self.power), LARGEST_COUNT // n_silos
+        power, largest = int(self.power), LARGEST_SCORE // n_silos
         most = round(largest ** (1 / max(1, power)))
         most -= most ** max(1, power) > largest
         found: np.ndarray = np.where(counts > 0, np.minimum(counts, most) ** power, 0)

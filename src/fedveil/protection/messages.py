@@ -160,7 +160,7 @@ class Envelope:
 
 
 class Inbox:
-    """Lets through each message once, and only those of the moment that is being played.
+    """Lets through each message once, and only those of the attempt that is being played.
 
     Args:
         owner: the party's own number.

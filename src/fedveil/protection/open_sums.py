@@ -154,7 +154,7 @@ class OpenServer:
         """Read a client's message; what is next in order is added and forgotten.
 
         Raises:
-            ProtocolError: as somebody else, of another moment, twice, or not ``length`` finite numbers; names the
+            ProtocolError: as somebody else, of another attempt, twice, or not ``length`` finite numbers; names the
                 client.
         """
         try:

@@ -28,7 +28,7 @@ class Plan(Protocol):
 
 
 class Party:
-    """A party with its inbox, at the moment that is being played: in the beginning, the setup.
+    """A party with its inbox, at the attempt that is being played: in the beginning, the setup.
 
     Args:
         plan: what all parties agreed on.

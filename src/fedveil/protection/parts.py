@@ -81,7 +81,7 @@ def _drawn(raw: bytes) -> Bool[np.ndarray, " users"]:
 _TEXT: Final = REST.of(str.encode, _text)
 _COUNTS: Final = _array(REST, "<u4", np.int64)
 _HEAD: Final = pair(fixed(DIGEST_BYTES), fixed(SIGNATURE_BYTES))
-LARGEST_COUNT: Final = 2**32 - 1
+LARGEST_SCORE: Final = 2**32 - 1
 """The largest score of a user, her records or a power of them, that counts and totals can tell of."""
 
 

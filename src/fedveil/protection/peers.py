@@ -71,7 +71,7 @@ class Peers:
                 raise ProtocolError(f"its public key was refused: {error}", silo=silo) from error
 
     def key(self, peer: int, purpose: str, round_id: RoundId) -> bytes:
-        """Return the 32-byte key shared with one peer for one purpose at one moment."""
+        """Return the 32-byte key shared with one peer for one purpose at one attempt."""
         if peer not in self._secrets:
             raise ProtocolError("no key was agreed with it", silo=peer)
         return self._secrets[peer].derive(purpose, round_id)

@@ -121,7 +121,7 @@ class ServerProtocol(Protocol[ResultOut]):
             drawn: (|U|,) which users take part; None for all. Most protocols leave it to what the clients give.
 
         Raises:
-            ProtocolError: a moment that was played before, or too few clients.
+            ProtocolError: an attempt that was played before, or too few clients.
         """
         ...
 

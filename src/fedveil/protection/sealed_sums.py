@@ -2,7 +2,7 @@
 
 Who has the key of a codec's message learns more than its decoded value (docs/theory/lrsuq.md), so key and message
 travel together under authenticated encryption. Client and server agree on a secret in every session, by X25519 keys;
-the seal of a message is of its moment and sender.
+the seal of a message is of its attempt and sender.
 
     setup:  client's key -> server's key
     round:  sealed message -> sum

@@ -87,8 +87,8 @@ class Choice:
                 wanted[key.name] = given[key.name]
             elif key.filled and key.default is REQUIRED:
                 raise ConfigError(
-                    f"{KINDS[self.kind]} '{self.name}' asks composition for '{key.name}', which has: "
-                    f"{', '.join(sorted(given)) or 'nothing'}"
+                    f"{KINDS[self.kind]} '{self.name}' needs '{key.name}', which is no key of its own but filled in; "
+                    f"filled in here: {', '.join(sorted(given)) or 'nothing'}"
                 )
         return member(**{**self.keys, **instead, **wanted})
 

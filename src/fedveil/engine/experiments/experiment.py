@@ -6,7 +6,7 @@ path) and written back complete, defaults included, into the run folder. Its tab
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -123,6 +123,14 @@ class Experiment(Section):
     def to_toml(self) -> str:
         """Return the complete document; :func:`parse` reads it back to an equal experiment."""
         return tomlkit.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def dotted(document: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the values of a document by the paths of their keys: ``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= dotted(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return found
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class RecoverableServer(Party):
         """Begin a round, or another attempt of it; who is drawn, the vectors say. Return the messages to the cohort.
 
         Raises:
-            ProtocolError: a moment that was played before, or fewer silos than the threshold.
+            ProtocolError: an attempt that was played before, or fewer silos than the threshold.
         """
         check_cohort(cohort, self._plan.silos)
         self._check_enough(len(cohort))

@@ -229,7 +229,7 @@ class AggregationServer(CohortServer):
         """Begin a round, or another attempt of it; who is drawn, the vectors say. Return the messages to the cohort.
 
         Raises:
-            ProtocolError: keys are not known yet, a moment that was played before, or fewer than two silos.
+            ProtocolError: keys are not known yet, an attempt that was played before, or fewer than two silos.
         """
         if self._phase is _Phase.SETUP:
             raise ProtocolError("a round cannot begin before every silo's key is known")

@@ -48,7 +48,7 @@ class PartialServer(CohortServer):
         """Begin a round, or another attempt of it; who is drawn, the updates say. Return the messages to the cohort.
 
         Raises:
-            ProtocolError: keys are not known yet, a moment that was played before, or fewer than two silos.
+            ProtocolError: keys are not known yet, an attempt that was played before, or fewer than two silos.
         """
         if self._phase is Phase.SETUP:
             raise ProtocolError("a round cannot begin before every silo has the common keys")

@@ -89,8 +89,8 @@ class WeightingPlan:
             raise ProtocolError("private weighting needs at least 2 silos, 1 user, 1 coordinate and 1 round")
         if self.count_limit < 1:
             raise ProtocolError(
-                f"N_max = {self.largest_count} leaves less than one record per user to each of {self.silos} "
-                f"silos; N_max must be at least {self.silos}"
+                f"protection.n_max = {self.largest_count} leaves less than one record per user to each of {self.silos} "
+                f"silos; n_max must be at least {self.silos}"
             )
         if self.places and not (self.renewed and 1 <= self.chosen < self.places):
             raise ProtocolError(
@@ -100,8 +100,8 @@ class WeightingPlan:
         # lcm(1..n) >= 2^n from n = 7 on: a larger N_max is refused before the multiple is computed.
         if self.largest_count > _LARGEST_COMMON_BITS or self.common.bit_length() > _LARGEST_COMMON_BITS:
             raise ProtocolError(
-                f"N_max = {self.largest_count} makes lcm(1..N_max) longer than {_LARGEST_COMMON_BITS} bits; cap the "
-                "records per user"
+                f"protection.n_max = {self.largest_count} makes lcm(1..n_max) longer than {_LARGEST_COMMON_BITS} bits; "
+                "cap the records per user"
             )
         if self.norm_limit * self.count_limit >= 2**61:
             raise ProtocolError(
@@ -151,7 +151,7 @@ class WeightingPlan:
 
     @property
     def setup(self) -> RoundId:
-        """The moment of the setup."""
+        """The attempt that stands for the setup."""
         return RoundId(run=self.run, round=0, attempt=0)
 
     def sensitivity(self, clip_units: float) -> float:

@@ -75,7 +75,7 @@ class WeightingServer(CohortServer):
             drawn: (|U|,) which users take part, where the plan renews weights and no oblivious transfer draws them.
 
         Raises:
-            ProtocolError: the setup is not complete, a silo is left out, the moment was played, or nobody is drawn
+            ProtocolError: the setup is not complete, a silo is left out, the attempt was played, or nobody is drawn
             where the plan asks who is.
         """
         if self._phase in (Phase.SETUP, Phase.HISTOGRAM):
