@@ -202,7 +202,7 @@ def test_one_message_of_all_clients_is_the_sum_of_each_clients_own() -> None:
 def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory is that of one block: no block is trained before the last one was sent."""
+    """Memory is that of one block: none is trained before the last one was sent. An attempt has noise of its own."""
     setting = pins(name, whole=True).setting
     length = sum(int(np.prod(shape)) for shape in setting.shapes)
     turn = Turn(
@@ -213,11 +213,11 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
         privacy=PrivacyRandomness.insecure(3),
     )
 
-    def played(block: int) -> tuple[np.ndarray, list[int]]:
+    def played(block: int, attempt: int = 0) -> tuple[np.ndarray, list[int]]:
         monkeypatch.setattr("fedveil.engine.rounds.workload._BLOCK_ELEMENTS", block * length)
         parties = Parties.in_the_open(setting)
         work, held = ClientWork(turn, parties.agreed), []
-        drawn = work.begin(0)
+        drawn = work.begin(attempt)
 
         def give(number: int) -> Any:
             given = work.give(number)
@@ -231,6 +231,7 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
     parts, apart = played(3)
     assert (together, apart) == ([7, 6, 5, 4, 3, 2, 1, 0], [2, 1, 0, 2, 1, 0, 1, 0])
     np.testing.assert_array_equal(parts, whole)
+    assert (played(8, attempt=1)[0] != whole).any()  # of the same clients: all are drawn
 
 
 def test_a_client_contributes_to_the_round_that_it_was_told_of_alone() -> None:

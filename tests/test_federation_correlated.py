@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,29 @@ def test_a_silo_plays_no_stream_in_which_a_user_weighs_otherwise_than_before(tmp
         assert isinstance(answer, Relay if allowed else Refused)
         if isinstance(answer, Refused):
             assert answer.why.code is Code.WEIGHTS
+        assert len(charges(world)) == charged + allowed
+    world.close()
+
+
+@pytest.mark.parametrize("changed", ["ids", "records"])
+def test_a_silo_plays_no_stream_over_other_records_or_under_other_ids(tmp_path: Path, changed: str) -> None:
+    """Under another id, as a new export may give her, a user's turn moves: she would be in two rounds of a period."""
+    world = world_of(tmp_path)
+    played(world, 2)
+    held, charged = world.held, len(charges(world))
+    train = held.train
+    other = {
+        "ids": replace(train, key=train.user.astype(np.int64) + 1),
+        "records": replace(train, features=train.features[::-1].copy()),
+    }[changed]
+    for session, table, allowed in ((2, other, False), (3, train, True)):
+        world.held = replace(held, train=table)
+        restarted(world)
+        world.tell(world.terms(world.experiment), session=session)
+        answer = world.tell(*task(3, 0.375), session=session, number=1)[0]
+        assert isinstance(answer, Relay if allowed else Refused)
+        if isinstance(answer, Refused):
+            assert answer.why.code is Code.RECORDS
         assert len(charges(world)) == charged + allowed
     world.close()
 

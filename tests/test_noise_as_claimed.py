@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedveil.methods.central_gaussian import CentralGaussian
-from fedveil.methods.channels import Channel, GaussianShares
+from fedveil.methods.channels import Channel
 from fedveil.methods.client_messages import ClientMessages, Numbers
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.randomness import PrivacyRandomness
 from tests.messages import received, sender
 

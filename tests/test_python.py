@@ -36,6 +36,8 @@ X = RANDOM.normal(size=(N, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
 USER = RANDOM.integers(0, 12, N)
 SILO = np.array(["north", "south"])[RANDOM.integers(0, 2, N)]
+OTHER_IDS = np.array([f"p{user:02}" for user in USER])
+"""Of the same people, in the same order."""
 DECLARED: dict[str, Any] = {
     "user": USER,
     "silo": SILO,
@@ -500,6 +502,12 @@ def test_a_run_goes_on_with_the_same_objects_alone(tmp_path: Path) -> None:
         (nn.Linear(3, 2), people(), {}, "another model.name"),
         (network(), people(n_users=21), {}, "another data.n_users: 20, and now it is 21"),
         (network(), people(features=changed), {}, "records are not those"),
+        (
+            network(),
+            people(user=OTHER_IDS),
+            {},
+            "records are not those",
+        ),  # of the same people under other ids
         (network(), people(), {"loss": nn.CrossEntropyLoss()}, "another model.loss"),
         (network(), people(), {"metrics": ["accuracy"]}, "another model.metrics"),
     ]

@@ -93,6 +93,8 @@ def test_the_digest_tells_every_change_of_a_table_and_nothing_else(monkeypatch: 
         records([(0, 0), (0, 0), (2, 1)]),
         table.select(np.array([0, 1])),
         table.select(np.array([1, 0, 2])),
+        replace(table, key=np.array([7, 8, 8])),  # the same users by number, and others by their ids
+        replace(table, key=np.array([7, 9, 9])),
     ]
     assert len({whole, *(one.sha256 for one in changed)}) == 1 + len(changed)
 

@@ -11,9 +11,10 @@ import pytest
 
 from fedveil.errors import CompositionError, FedveilError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
-from fedveil.methods.channels import Channel, GaussianShares, Identity
+from fedveil.methods.channels import Channel, Identity
 from fedveil.methods.contributions import ClientContribution, RecordContribution, SiloContribution
 from fedveil.methods.correlated import Correlated
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation

@@ -60,12 +60,6 @@ def denoised(name: str, **keys: Any) -> dict[str, Any]:
     return BASE | {"server": {"denoiser": {"name": name, **keys}}}
 
 
-def test_the_houses_members_are_those_of_pyproject() -> None:
-    written = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert written == {f"fedveil.{kind}": table for kind, table in HOUSE.items()}
-    assert set(HOUSE) == set(KINDS)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_member_of_the_house_loads_and_says_what_it_does(kind: str) -> None:
     assert [one.name for one in entries(kind)][: len(HOUSE[kind])] == list(names(kind))

@@ -21,7 +21,7 @@ from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.workers import split_trainer
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.local.trainer import TrainJob
-from fedveil.methods.channels import GaussianShares
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.sending import Sender
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Unbounded

@@ -75,7 +75,7 @@ def reading(place: object, error: type[FedveilError]) -> Iterator[None]:
 def read_content(
     path: Path, error: type[FedveilError], *, largest: int = LARGEST_DOCUMENT, private: bool = False
 ) -> bytes:
-    """Return the bytes of a regular file.
+    """Return the bytes of a regular file: all of them, also of one that grows meanwhile or has more than it says.
 
     Args:
         path: the file.
@@ -93,11 +93,14 @@ def read_content(
             raise error(
                 f"{path} has mode {mode:04o}, so others may have read it; make a new key, or chmod 600 it"
             )
-        # room is made for as many bytes as are asked for: somewhat more than there are
-        content = stream.read(min(largest, facts.st_size + _GROWN) + 1)
-        if len(content) > largest:
+        # room is made for as many bytes as are asked for: somewhat more than there are said to be
+        parts, left, room = [], largest + 1, facts.st_size + _GROWN
+        while left and (part := stream.read(min(left, room))):
+            parts.append(part)
+            left, room = left - len(part), _GROWN
+        if not left:
             raise _too_long(path, error, largest)
-        return content
+        return b"".join(parts)
 
 
 def check_file(path: Path, error: type[FedveilError]) -> None:

@@ -2,9 +2,8 @@
 
 A package brings a member by an entry point in one of the groups ``fedveil.methods``, ``fedveil.channels``,
 ``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.averages``, ``fedveil.data_sets``.
-The house's own are in :data:`HOUSE`, and in pyproject.toml under the same groups for whoever reads metadata; a test
-holds the two together. The table is what is read: metadata of an editable installation is that of the day on which it
-was installed.
+The house's own are in :data:`HOUSE` and have no entry points: metadata of an editable installation is that of the day
+on which it was installed.
 
 Listing runs no code of a package. :meth:`Member.load` does: between institutions a silo's policy is asked first
 (:func:`outsiders`, :meth:`fedveil.federation.policy.Policy.check_packages`). A name that two packages bring is

@@ -32,12 +32,12 @@ from fedveil.methods.cepam import (
     fl_laplace_sdq,
     fl_sdq,
 )
-from fedveil.methods.channels import GaussianShares
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.derive import derive, sensitivity
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.fedavg import fedavg
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import ckks_fedavg, dp_fedavg, paraaegis, serial, stevens, varying_dp
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation

@@ -9,12 +9,12 @@ from functools import cache, partial
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.central_gaussian import CentralGaussian
-from fedveil.methods.channels import GaussianShares
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.client_messages import Layered
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.correlated import Correlated, streamed
 from fedveil.methods.dp_fed_ls import client_sampler
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
 from fedveil.methods.partial_encryption import PartialEncryption

@@ -10,7 +10,7 @@ from typing import Any, Final
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient
 from fedveil.methods.central_gaussian import CentralGaussian
-from fedveil.methods.channels import GaussianShares, Identity
+from fedveil.methods.channels import Identity
 from fedveil.methods.client_messages import ClientMessages, Dithered, Layered, Numbers
 from fedveil.methods.contributions import (
     ClientContribution,
@@ -18,6 +18,7 @@ from fedveil.methods.contributions import (
     SiloContribution,
     SiloUserContribution,
 )
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
 from fedveil.methods.partial_encryption import PartialEncryption

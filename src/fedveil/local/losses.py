@@ -393,7 +393,6 @@ def _described(targets: Tensor) -> str:
 
 
 def _refuse_rows(wrong: Shaped[Tensor, "n"], why: str) -> None:
-    """Raise a DataError that names the first wrong row and how many there are."""
+    """Raise a DataError that names the first wrong row, and not how many there are."""
     if bool(wrong.any()):
-        rows = wrong.nonzero()[:, 0]
-        raise DataError(f"row {int(rows[0])}: {why} ({len(rows)} of {len(wrong)} rows)")
+        raise DataError(f"row {int(wrong.nonzero()[0, 0])}: {why}")

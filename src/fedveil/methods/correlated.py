@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import check_ranges
-from fedveil.methods.channels import GaussianShares, refuses_unbounded
+from fedveil.methods.channels import refuses_unbounded
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.correlated import BITS, best_coefficients, check_coefficients, strengths

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
-from fedveil.methods.channels import Channel, GaussianShares, refuses_clients, refuses_unbounded
+from fedveil.methods.channels import Channel, refuses_clients, refuses_unbounded
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.quantized import KEY_REASON, OF_LAYERS, layered, layered_codec
 from fedveil.methods.sending import Coded, Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, unprotected

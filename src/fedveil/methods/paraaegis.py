@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedveil.methods.channels import GaussianShares
 from fedveil.methods.client_messages import ClientMessages, Numbers
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.fedavg import fedavg
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.keys import (
     Calibration,
     ClipNorm,

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
-from fedveil.methods.channels import GaussianShares, Identity
+from fedveil.methods.channels import Identity
 from fedveil.methods.contributions import RecordContribution, SiloContribution, SiloUserContribution
 from fedveil.methods.correlated import streamed
+from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.keys import (
     ClipNorm,
     Clipping,

@@ -135,9 +135,14 @@ class Records:
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of types, shapes and contents of all columns, in hexadecimal; as private as the records."""
+        """The SHA-256 of types, shapes and contents of all columns, in hexadecimal; as private as the records.
+
+        The users' keys are among them: batches, and where noise is correlated the rounds that a user takes part in,
+        follow from these, so the same records under other ids are others.
+        """
         digest = hashlib.sha256()
-        for column in (self.features, self.targets, self.silo, self.user):
+        keys = () if self.key is None else (self.key,)
+        for column in (self.features, self.targets, self.silo, self.user, *keys):
             digest.update(f"{column.dtype.str}{column.shape}".encode())
             rows = max(1, CHUNK // max(1, int(np.prod(column.shape[1:]))))
             for first in range(0, len(column), rows):

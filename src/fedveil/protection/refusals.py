@@ -104,6 +104,7 @@ class Code(Enum):
     OTHER_SUM = 27, "state", "round {round:.0f} ended here with another sum before"
     REPLACED = 28, "state", "ledger and answers of this run do not fit: one of them was replaced"
     WEIGHTS = 29, "state", "the weights are not those that the guarantee was computed for"
+    RECORDS = 69, "state", "its records, or whose they are, are not those that the stream of noise began with"
     STORAGE = 30, "storage", "the silo cannot read or keep its own state; its own log says more"
     SHAPE = (
         31,

@@ -1,1 +1,1 @@
-"""One round, simulated or between institutions: who takes part, what is computed, and what is agreed on."""
+"""One round, simulated or between institutions: who takes part, what each contributes, and the step from their sum."""

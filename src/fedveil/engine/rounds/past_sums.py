@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PastSums:
-    """Every silo's sums of the last rounds of one run, newest known by number."""
+    """Every silo's sums of the last rounds of one run, by the round's number."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Float32[Tensor, " d"], Float64[Tensor, "silos length"]]] = {}

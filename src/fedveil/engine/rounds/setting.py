@@ -13,7 +13,16 @@ from fedveil.methods.method import Method
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """A method at work on a population: what stays the same from round to round."""
+    """A method at work on a population: what stays the same from round to round.
+
+    Attributes:
+        method: the composition.
+        trainer: of its local training.
+        cohort: every contribution, and its records.
+        weights: (m,) of the contributions in their silos' sums.
+        n_users: |U|.
+        shapes: of the model's parameters.
+    """
 
     method: Method
     trainer: Trainer

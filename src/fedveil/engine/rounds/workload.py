@@ -86,7 +86,7 @@ class Workload(ABC):
 
     @abstractmethod
     def begin(self, attempt: int) -> Drawn | None:
-        """Begin an attempt; return who was drawn."""
+        """Begin an attempt, whose noise is its own; return who was drawn."""
 
     def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
         """Return which clients of a cohort contribute: all, or the drawn ones where each has messages of its own."""
@@ -211,6 +211,7 @@ class ClientWork(Workload):
 
     def begin(self, attempt: int) -> Drawn | None:
         """Draw who sends; training waits until a client's turn."""
+        self._attempt = attempt
         groups = self.turn.setting.cohort.groups
         self._member_of = np.full(self.turn.setting.n_users, -1)
         self._member_of[groups.user] = np.arange(len(groups))

@@ -92,10 +92,10 @@ class OwnSession:
         self._asked, self._identity, self._roster = b"", place.identity, place.roster
         plan = work.plan
         self._agreement: Agreement[Any, Any] = plan.agreed
-        whole = self._agreement.least if self._agreement.repeats else place.least
         self._least = self._agreement.least
+        least = self._least if self._agreement.repeats else place.least
         self.client = self._agreement.client(
-            replace(place, least=whole, keep=self._keep, privacy=plan.privacy)
+            replace(place, least=least, keep=self._keep, privacy=plan.privacy)
         )
         self.client.bind(self._context)
         self.talk = Conversation(Grammar.of(plan, self._agreement.exchanges(place.number)))
@@ -128,10 +128,8 @@ class OwnSession:
         if begins:
             self._terms = with_totals(self._terms, parts)
             self._asked = round_context(self._context, self._terms, parts)
-            self._round, self._known = (
-                (self._books.part, only(parts, Task, SERVER).round),
-                known_before(parts, self.work.plan.phase),
-            )
+            self._round = self._books.part, only(parts, Task, SERVER).round
+            self._known = known_before(parts, self.work.plan.phase)
             self.client.bind(self._asked)
         answers = [answer for part in parts for answer in self._read(part)]
         if begins and self.talk.signs:
@@ -234,10 +232,8 @@ class OwnSession:
             return self._agreement.unpack(last.given)
         self._check_follows(last, task.round)
         before = self.work.after(last)
-        start, drawn = (
-            self.told.start(plan, task.round, before.get(MODEL)),
-            self.told.drawn(plan, self.number),
-        )
+        start = self.told.start(plan, task.round, before.get(MODEL))
+        drawn = self.told.drawn(plan, self.number)
         again = charged.count(task.round)
         books.ledger.charge(
             run=books.name,

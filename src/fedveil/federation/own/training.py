@@ -28,7 +28,9 @@ from fedveil.protection.refusals import Code
 from fedveil.server.optimizers import State, matching
 
 _WEIGHTS: Final = "weights"
-"""The name of the silo's weights in what is kept of a round whose user is in others too."""
+"""The name of the silo's weights in what is kept of a round whose noise is in others too."""
+_RECORDS: Final = "records"
+"""The name of the digest of its records and their users' keys in the same; no message carries it."""
 _STATE: Final = "state."
 """Before the names of the optimiser's tensors in what is kept of a round."""
 
@@ -129,18 +131,22 @@ class OwnTraining(OwnWork):
     def _stream(self, last: RoundRecord | None) -> Tensors:
         """Return how the rounds before the next one began that its message has parts of, and what must stay as it was.
 
-        The guarantee is about a stream: a round is charged for what it adds to those before, so a user's weights are
-        the same in all of them.
+        The guarantee is about a stream: a round is charged for what it adds to those before. So a user's weights are
+        the same in all of them, and so are her records, which are trained again, and her key, from which the rounds
+        follow that she takes part in: under another one she could be in two of a period.
 
         Raises:
-            RefusalError: her totals, or her records here, are others than in the rounds before.
+            RefusalError: the weights, or the records here or whose they are, are others than in the rounds before.
         """
         method, weights = self.prepared.method, self.prepared.setting.weights.cpu().numpy()
-        stays = {_WEIGHTS: weights}
+        digest = np.frombuffer(bytes.fromhex(self.prepared.population.train.sha256), dtype=np.uint8)
+        stays = {_WEIGHTS: weights, _RECORDS: digest}
         if last is None:
             return {**stays, **_named(method.undecoded(self.prepared.task.initial()))}
         if not np.array_equal(weights, last.before[_WEIGHTS]):
             raise RefusalError(Code.WEIGHTS)
+        if not np.array_equal(digest, last.before[_RECORDS]):
+            raise RefusalError(Code.RECORDS)
         played, model = method.clipped_to(float(last.before[UNIT][0])), as_tensor(last.before[MODEL])
         _, state = played.decoded(np.zeros(0), model, _state(last.before))
         return {**stays, **_named(state)}
