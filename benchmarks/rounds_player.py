@@ -16,7 +16,7 @@ from fedveil.engine.setup import prepare
 try:
     from fedveil.engine.experiments.study import load_study
 except ModuleNotFoundError:  # in checkouts where it lies elsewhere
-    from fedveil.engine.study import load_study
+    from fedveil.engine.experiments.study import load_study
 
 
 class Clock:
