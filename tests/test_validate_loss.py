@@ -305,6 +305,11 @@ def test_more_than_can_be_compared_is_refused():
     many = [[number] for number in range(100_001)]
     with pytest.raises(ModelError, match="more than 100,000 objects"):
         held_by(many)
+    chain: list = []
+    for _ in range(10_000):
+        chain = [chain]
+    with pytest.raises(ModelError, match="a chain of many hundreds"):
+        held_by(chain)
 
 
 def test_parameters_that_are_not_finite_are_told_from_random_numbers():

@@ -332,27 +332,25 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
     """
     protection = prepared.method.protection
     rule, missing = protection.on_missing, protection.missing_silos
-
-    def failed() -> list[FailedAttempt]:
-        return [row for row in read_lines(folder / _ATTEMPTS, FailedAttempt)[0] if row.round == number]
+    before = [row for row in read_lines(folder / _ATTEMPTS, FailedAttempt)[0] if row.round == number]
+    released = sum(row.may_have_released for row in before)
 
     def record(attempt: int, vanished: SiloVanished) -> None:
-        silos, released = list(vanished.silos), vanished.may_have_released
-        row = {"round": number, "attempt": attempt, "silos": silos, "may_have_released": released}
+        nonlocal released
+        silos, may_have_released = list(vanished.silos), vanished.may_have_released
+        row = {"round": number, "attempt": attempt, "silos": silos, "may_have_released": may_have_released}
         folder.append(_ATTEMPTS, {"schema_version": SCHEMA_VERSION, **row})
+        released += may_have_released
 
     def count() -> int:
         return sum(entry.round == number for entry in ledger.entries)
 
-    def released() -> int:
-        return sum(row.may_have_released for row in failed())
-
     # Fresh noise is another release: what was charged before now is spent, whoever says that nobody saw it.
-    spent_before = count() - released() if prepared.secure else 0
+    spent_before = count() - released if prepared.secure else 0
 
     def pay() -> None:
         charged = count()
-        if charged <= spent_before + released():
+        if charged <= spent_before + released:
             spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
             reason = over_budget(prepared, number, spent.charges + 1, spent.with_due(prepared.beside))
             if reason:
@@ -367,7 +365,7 @@ def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number:
         waits=rule == "recover" or not missing,
         least=prepared.population.n_silos - missing,
         absences=Absences(rate=rate, randomness=randomness) if rate else None,
-        failed=len(failed()),
+        failed=len(before),
         record=record,
         pay=pay,
     )

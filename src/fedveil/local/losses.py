@@ -140,9 +140,8 @@ class CrossEntropy(Loss):
     ) -> Float[Tensor, "g k b"]:
         """Return softmax(z_i) - e_{y_i}."""
         slopes = torch.softmax(outputs, -2)
-        return slopes.scatter_add_(
-            -2, targets.unsqueeze(-2), slopes.new_tensor(-1).expand(targets.unsqueeze(-2).shape)
-        )
+        own = targets.unsqueeze(-2)
+        return slopes.scatter_add_(-2, own, slopes.new_full((), -1.0).expand_as(own))
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
         """Accept int64 labels 0..k-1, k >= 2."""

@@ -40,7 +40,10 @@ _AGAIN: Final = ("_flat_weights", "_flat_weight_refs")
 _TRAINED: Final = frozenset({"_parameters", "_buffers", "_modules", "training", *_AGAIN})
 _PLAIN: Final = (int, float, complex, str, bytes, np.generic, type(None))
 _MOST: Final = 100_000
-"""How many values are compared; who holds more is refused."""
+_TOO_MUCH: Final = (
+    f"the model or the loss reaches more than {_MOST:,} objects, or a chain of many hundreds, too much to compare before "
+    "and after every round: keep numbers in tensors or arrays, and name in its code what it needs alone"
+)
 WHY: Final = (
     "what one pass writes and the next one reads carries records of one user into the training of others"
 )
@@ -55,7 +58,8 @@ def fingerprint(module: nn.Module, of_objects: Callable[[object], object] = id) 
     Raises:
         ModelError: it holds what cannot be compared.
     """
-    return _Teller(of_objects).module(module)
+    with _refusing_chains():
+        return _Teller(of_objects).module(module)
 
 
 def difference(before: Mapping[str, object], module: nn.Module) -> str | None:
@@ -87,7 +91,16 @@ def held_by(value: object, of_objects: Callable[[object], object] = id) -> objec
     Raises:
         ModelError: it holds an iterator, or more than can be compared.
     """
-    return _Teller(of_objects).told(value)
+    with _refusing_chains():
+        return _Teller(of_objects).told(value)
+
+
+@contextmanager
+def _refusing_chains() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise ModelError(_TOO_MUCH) from None
 
 
 class _Teller:
@@ -124,10 +137,7 @@ class _Teller:
             return "again", self._seen[id(value)]
         self._seen[id(value)] = len(self._seen)
         if len(self._seen) > _MOST:
-            raise ModelError(
-                f"the model or the loss reaches more than {_MOST:,} objects, too many to compare before and after "
-                "every round: keep numbers in tensors or arrays, and name in its code what it needs alone"
-            )
+            raise ModelError(_TOO_MUCH)
         return self._within(value)
 
     def _each(self, values: Iterable[object]) -> list[object]:

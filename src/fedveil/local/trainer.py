@@ -131,17 +131,18 @@ class Cohort:
 
     def batch(self, rows: Int64[Tensor, "*batch"]) -> tuple[Tensor, Tensor]:
         """Return the float32 features and the targets of these rows, (*batch, ...) each, on the device."""
+        targets = self.targets.index_select(0, rows.reshape(-1).to(self.targets.device)).to(self.device)
+        return self.features_of(rows), targets.view(*rows.shape, *targets.shape[1:])
+
+    def features_of(self, rows: Int64[Tensor, "*batch"]) -> Tensor:
+        """Return the float32 features of these rows, (*batch, ...), on the device."""
         flat = rows.reshape(-1).to(self.features.device)
         features = self.features.index_select(0, flat).to(self.device)
         if features.dtype != torch.float32:
             features = features.to(torch.float32).mul_(self.scale.factor).add_(self.scale.shift)
         elif self.scale != Affine():
             features = features.mul_(self.scale.factor).add_(self.scale.shift)
-        targets = self.targets.index_select(0, flat).to(self.device)
-        return (
-            features.view(*rows.shape, *features.shape[1:]),
-            targets.view(*rows.shape, *targets.shape[1:]),
-        )
+        return features.view(*rows.shape, *features.shape[1:])
 
 
 def _shared(array: np.ndarray) -> Tensor:

@@ -36,6 +36,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
@@ -178,7 +179,7 @@ class RunFolder:
             "row": json.dumps(checkpoint.row, allow_nan=False),
             "ledger_count": str(checkpoint.ledger.count),
             "ledger_digest": checkpoint.ledger.digest,
-            "experiment": self._experiment_digest(),
+            "experiment": self._experiment_digest,
         }
         tensors = {
             "model": checkpoint.model,
@@ -210,7 +211,7 @@ class RunFolder:
                 for name in stored.keys()  # noqa: SIM118
                 if name.startswith(_STATE)
             }
-            if metadata["experiment"] != self._experiment_digest():
+            if metadata["experiment"] != self._experiment_digest:
                 raise RunFolderError(
                     f"{self / 'experiment.toml'}: was changed since the run began; put it back, or run the changed "
                     "experiment in a folder of its own"
@@ -224,7 +225,9 @@ class RunFolder:
             head = Head(count=charges, digest=metadata["ledger_digest"])
             return Checkpoint(round=number, model=model, state=state, row=row, ledger=head)
 
+    @cached_property
     def _experiment_digest(self) -> str:
+        """The digest of the experiment as it was when this process first asked."""
         return hashlib.sha256(read_content(self / "experiment.toml", RunFolderError)).hexdigest()
 
     def write_model(self, tensors: dict[str, Tensor]) -> None:

@@ -6,8 +6,9 @@ them, so memory is O(block x features) whatever the number of records.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.local.trainer import Cohort
-from fedveil.population.records import Affine
 
 BLOCK_ROWS: Final = 256
 _RUN: Final = 16
@@ -24,6 +24,15 @@ ADDITIONS: Final = _RUN + 40
 """On the way from a block to the total: 2^40 runs of blocks are more than any silo has."""
 
 _GRAM_BYTES: Final = 4 << 20
+_KEPT_BYTES: Final = 16 << 20
+_COLUMNS: Final = 8
+
+
+class Gram(NamedTuple):
+    """Gram matrices of some rows of a layout, each of the first n records of its row; a lone one stands there twice."""
+
+    rows: Int64[Tensor, "g"]
+    products: Float64[Tensor, "g n n"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,14 +49,21 @@ class Rows:
     index: Int64[np.ndarray, "r"]
     bias: bool
 
-    def block(self, first: int, last: int) -> Float32[Tensor, "rows p"]:
-        """Return the features of some records, flattened, without the constant one; may be a view."""
-        start, end = int(self.index[first]), int(self.index[last - 1]) + 1
-        features = self.cohort.features
-        adjacent = end - start == last - first and bool((np.diff(self.index[first:last]) == 1).all())
-        if adjacent and features.dtype == torch.float32 and self.cohort.scale == Affine():
-            return features[start:end].to(self.cohort.device).flatten(1)
-        return self.cohort.batch(torch.from_numpy(self.index[first:last]))[0].flatten(1)
+    @cached_property
+    def _features(self) -> Float32[Tensor, "r p"] | None:
+        """All features, flattened, where they are few: three passes read them, and every round of a plan."""
+        if 4 * len(self.index) * self.cohort.features[0].numel() > _KEPT_BYTES:
+            return None
+        return self.cohort.features_of(torch.from_numpy(self.index)).flatten(1)
+
+    def read(self, records: Int64[Tensor, "*batch"]) -> Float32[Tensor, "*batch p"]:
+        """Return the features of some records, flattened, without the constant one; of padding, those of any."""
+        numbers = records.flatten().clamp(max=len(self.index) - 1)
+        if self._features is not None:
+            found = self._features.index_select(0, numbers.to(self._features.device))
+        else:
+            found = self.cohort.features_of(torch.from_numpy(self.index)[numbers]).flatten(1)
+        return found.view(*records.shape, -1)
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the bounds of the blocks of ``first .. last``."""
@@ -60,7 +76,7 @@ class Rows:
         """Return the outputs of one linear model for every record, and a last row of zeros that pads."""
         outputs = weight.new_zeros(len(self.index) + 1, len(weight))
         for first, last in self.blocks(0, len(self.index)):
-            block = self.block(first, last).to(weight.dtype)
+            block = self.read(torch.arange(first, last)).to(weight.dtype)
             if last - first < BLOCK_ROWS:  # always the same product, whoever is there
                 padded = block.new_zeros(BLOCK_ROWS, block.shape[1])
                 padded[: last - first] = block
@@ -71,35 +87,29 @@ class Rows:
         return outputs
 
     def grams(
-        self, records: Int64[Tensor, "rows width"], owner: Int64[Tensor, "r_plus_1"], tile: int
-    ) -> Float64[Tensor, "rows width width"]:
-        """Return the float64 inner products of records in one row and one contribution, else 0.
+        self, records: Int64[Tensor, "rows width"], owner: Int64[Tensor, "r_plus_1"], alone: bool
+    ) -> Iterator[Gram]:
+        """Yield the inner products of records in one row and one contribution, else 0.
 
         Args:
-            records: numbers of records, ``len(index)`` for none; rows with records in a tile come before those without.
+            records: numbers of records, ``len(index)`` for none.
             owner: the contribution of each record, -1 for none.
-            tile: divides the width; the products are of so many records by so many, whatever the width.
+            alone: whether a row holds one contribution: then so many of its columns are read as follow from her own
+                number of records, and rows without any are left out.
         """
-        rows, width = records.shape
-        grams = torch.zeros(rows, width, width, dtype=torch.float64, device=self.cohort.device)
-        index = torch.from_numpy(np.append(self.index, self.index[:1]))
-        step = max(2, _GRAM_BYTES // (8 * width * self.cohort.features[0].numel()))
-        held = [int((records[:, first] < len(self.index)).sum()) for first in range(0, width, tile)]
-        for first in range(0, rows, step):
-            chunk = records[first : first + step]
-            tiles = max(1, sum(count > first for count in held))
-            features = self.cohort.batch(index[chunk[:, : tiles * tile]])[0].flatten(2).double()
-            pair = features if len(chunk) > 1 else features.expand(2, -1, -1)  # one alone has another kernel
-            owners = owner[chunk].to(features.device)
-            for one in range(0, tiles * tile, tile):
-                for other in range(0, tiles * tile, tile):
-                    rows_of, columns_of = slice(one, one + tile), slice(other, other + tile)
-                    inner = torch.bmm(pair[:, rows_of], pair[:, columns_of].mT)[: len(chunk)]
-                    inner = inner.add_(1.0) if self.bias else inner
-                    mine, hers = owners[:, rows_of, None], owners[:, None, columns_of]
-                    together = (mine == hers) & (mine >= 0)
-                    grams[first : first + step, rows_of, columns_of] = torch.where(together, inner, 0.0)
-        return grams
+        held = (records < len(self.index)).sum(1)
+        columns = -(-held // _COLUMNS) * _COLUMNS if alone else torch.full_like(held, records.shape[1])
+        for taken in sorted(set(columns.tolist()) - {0}):
+            step = max(2, _GRAM_BYTES // (8 * taken * self.cohort.features[0].numel()))
+            for rows in (columns == taken).nonzero().flatten().split(step):
+                rows = rows if len(rows) > 1 else rows.expand(2)  # one alone has another kernel
+                read = records[rows, :taken]
+                features = self.read(read).double()
+                inner = torch.bmm(features, features.mT)
+                inner = inner.add_(1.0) if self.bias else inner
+                owners = owner[read].to(features.device)
+                together = (owners[:, :, None] == owners[:, None]) & (owners[:, :, None] >= 0)
+                yield Gram(rows, torch.where(together, inner, 0.0))
 
     def weighted_sum(
         self, coefficients: Float64[Tensor, "r k"], chosen: Int64[np.ndarray, "s"], drop_nonfinite: bool
@@ -110,7 +120,8 @@ class Rows:
         (c, j) is at most (BLOCK_ROWS + ADDITIONS) 2^-53 sum_r |coefficients_rc| |x_rj|, however many records there are.
         ``drop_nonfinite`` reads features that are not finite as 0 (they belong to dropped contributions).
         """
-        rows, factors = replace(self, index=self.index[chosen]), coefficients[torch.from_numpy(chosen)]
+        records = torch.from_numpy(chosen)
+        factors = coefficients[records]
         outputs, width = factors.shape[1], self.cohort.features[0].numel()
         buffer = factors.new_empty(BLOCK_ROWS, width)
 
@@ -120,7 +131,7 @@ class Rows:
                 return total(first, middle).add_(total(middle, last))
             weight, bias = factors.new_zeros(outputs, width), factors.new_zeros(outputs)
             for start, end in self.blocks(first, last):
-                features = buffer[: end - start].copy_(rows.block(start, end))
+                features = buffer[: end - start].copy_(self.read(records[start:end]))
                 if drop_nonfinite:
                     features.nan_to_num_(0.0, 0.0, 0.0)
                 weight.addmm_(factors[start:end].T, features)

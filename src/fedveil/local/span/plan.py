@@ -1,14 +1,14 @@
 """What span training prepares once for a set of contributions: where records lie, and their Gram matrices."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 
-from fedveil.local.span.features import Rows
+from fedveil.local.span.features import Gram, Rows
 from fedveil.local.span.packing import Held, Layout, block_layouts, stack_layouts
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
@@ -48,15 +48,15 @@ def split_linear(
 
 @dataclass(frozen=True, eq=False)
 class Grams:
-    """The Gram matrices of a layout: exact ones for norms, rounded ones for the steps."""
+    """The Gram matrices of a layout: exact ones for norms, rounded ones of whole rows for the steps."""
 
-    exact: Float64[Tensor, "rows width width"]
+    exact: list[Gram]
     rounded: Float32[Tensor, "rows width width"]
 
     @property
     def nbytes(self) -> int:
         """How much memory they take."""
-        return self.exact.nbytes + self.rounded.nbytes
+        return sum(gram.products.nbytes for gram in self.exact) + self.rounded.nbytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +68,7 @@ class Plan:
         members: (m,) their indices in the cohort's groups.
         sizes: (m,) how many records each has.
         rows: the r records of the contributions that are trained in the span.
+        held: where each contribution's lie among them.
         owner: (r + 1,) the contribution of each, -1 for the padding record.
         blocks: layouts of contributions whose steps take all their records.
         stacks: layouts of those that take mini-batches.
@@ -79,6 +80,7 @@ class Plan:
     members: Int64[np.ndarray, "m"]
     sizes: Int64[np.ndarray, "m"]
     rows: Rows
+    held: Held
     owner: Int64[Tensor, "r_plus_1"]
     blocks: list[Layout]
     stacks: list[Layout]
@@ -120,15 +122,16 @@ class Plan:
         in_blocks = in_span & (sizes > 0) & whole if by_row else np.zeros_like(whole)
         in_stacks = in_span & (sizes > 0) & ~in_blocks
 
-        where = (Held(sizes=sizes, starts=starts, padding=len(index)), _CHUNK_ENTRIES)
+        held = Held(sizes=sizes, starts=starts, padding=len(index))
         return cls(
             cohort=cohort,
             members=members,
             sizes=sizes,
             rows=Rows(cohort=cohort, index=index, bias=bias),
+            held=held,
             owner=torch.from_numpy(np.append(np.repeat(numbers, counted), -1)).to(cohort.device),
-            blocks=list(block_layouts(numbers[in_blocks], *where)),
-            stacks=list(stack_layouts(numbers[in_stacks], *where, batch_size)),
+            blocks=list(block_layouts(numbers[in_blocks], held, _CHUNK_ENTRIES)),
+            stacks=list(stack_layouts(numbers[in_stacks], held, _CHUNK_ENTRIES, batch_size)),
             primal=numbers[~in_span & (sizes > 0)],
             memory=memory,
         )
@@ -157,11 +160,17 @@ class Plan:
 
     def made(self, layout: Layout) -> Grams:
         """Compute the Gram matrices of a layout, of this plan or another."""
-        exact = self.rows.grams(torch.from_numpy(layout.records), self.owner, layout.tile)
-        return Grams(exact, exact.float())
+        rows, width = layout.records.shape
+        exact = list(self.rows.grams(torch.from_numpy(layout.records), self.owner, width > layout.tile))
+        rounded = torch.zeros(rows, width, width, device=self.cohort.device)
+        for gram in exact:
+            taken = gram.products.shape[1]
+            rounded[gram.rows, :taken, :taken] = gram.products.float()
+        return Grams(exact, rounded)
 
-    def silo_ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (row of the sums, first record, last record) for each silo with records.
+    @cached_property
+    def silo_ranges(self) -> list[tuple[int, int, int]]:
+        """(row of the sums, first record, last record) of each silo with records.
 
         Raises:
             ValueError: the members of a silo are not adjacent, so that a silo would have several totals to round.
@@ -170,6 +179,5 @@ class Plan:
         cuts = np.flatnonzero(np.diff(silos)) + 1
         if len(np.unique(silos)) < len(cuts) + (len(silos) > 0):
             raise ValueError("the members of a plan are not sorted by their silo")
-        for first, last in zip(np.append(0, cuts), np.append(cuts, len(silos)), strict=True):
-            if last > first:
-                yield int(silos[first]), int(first), int(last)
+        bounds = zip([0, *cuts.tolist()], [*cuts.tolist(), len(silos)], strict=True)
+        return [(int(silos[first]), first, last) for first, last in bounds if last > first]

@@ -111,22 +111,6 @@ def paired(values: Float[Tensor, "g k n"]) -> Float[Tensor, "g k2 n"]:
     return torch.cat([values, values], 1) if values.shape[1] == 1 else values
 
 
-def tiled_product(
-    coefficients: Float[Tensor, "g k n"], grams: Float[Tensor, "g n n"], tile: int
-) -> Float[Tensor, "g k n"]:
-    """Return A K, added up over tiles first to last: what follows in a row for others' sake adds exact zeros."""
-    if coefficients.shape[2] == tile:
-        return product(coefficients, grams)
-    outputs = torch.zeros_like(coefficients)
-    starts = range(0, coefficients.shape[2], tile)
-    for first in starts:
-        taken = coefficients[:, :, first : first + tile].contiguous()
-        for other in starts:
-            columns = slice(other, other + tile)
-            outputs[:, :, columns].add_(product(taken, grams[:, first : first + tile, columns].contiguous()))
-    return outputs
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stack:
     """Contributions that are trained side by side, one a row.
@@ -180,57 +164,45 @@ def train_batches(
     scale = torch.ones(count, 1, 1, dtype=torch.float64, device=device)
     drift = torch.zeros_like(scale)
     ball = None if sgd.projection is None else Ball(sgd, count, stack.start_norm, device)
-    tiles = _Tiles(grams, stack.tile)
-    for step, batch in zip(cycle(steps), _batches(sgd, stack, logits, targets), strict=False):
-        active, taken = step.active, len(step.present)
+    all_rows = grams.flatten(0, 1)
+    moved = [(coefficients[: len(step.present)], coefficients[: step.active]) for step in steps]
+    turns = zip(cycle(zip(steps, moved, strict=True)), _batches(sgd, stack, logits, targets), strict=False)
+    for (step, (own, moving)), batch in turns:
+        active, taken = step.active, len(own)
         started = batch.logits[:taken]
         batch_logits = started * scale[:taken].float() if sgd.weight_decay else started
-        learned = tiles.learned(coefficients, batch.rows[:taken])
+        read = all_rows.index_select(0, batch.rows[:taken].flatten()).view(taken, -1, longest)
+        learned = _tiled(own, read, stack.tile)
         batch_logits = batch_logits + learned
         slopes = loss.slopes(batch_logits, batch.targets[:taken], step.present)
         slopes = slopes.mul_(step.rates)
         if ball is not None:
-            among = (batch.rows[:taken].unsqueeze(-1) * longest) + batch.places[:taken, :1]
-            ball.step(slopes, learned, grams.take(among), started, active)
-        moving = None if velocity is None else velocity[:active]
-        _descend(sgd, coefficients[:active], moving, slopes[:active], batch.places[:active])
+            among = read.gather(-1, batch.places[:taken, :1].expand(-1, read.shape[1], -1))
+            ball.step(slopes, learned, among, started, active)
+        gathered = None if velocity is None else velocity[:active]
+        _descend(sgd, moving, gathered, slopes[:active], batch.places[:active])
         if sgd.weight_decay:
             drift[:active] = sgd.momentum * drift[:active] + sgd.weight_decay * scale[:active]
             scale[:active] -= sgd.learning_rate * drift[:active]
         if ball is not None:
-            ball.project_(coefficients[:active], scale[:active])
+            ball.project_(moving, scale[:active])
     return Trained(coefficients=coefficients, shrink=scale[:, 0, 0] - 1)
 
 
-class _Tiles:
-    """Gram matrices cut into tiles of columns, so that A K is added up over products of one shape, first to last.
+def _tiled(
+    coefficients: Float32[Tensor, "g k n"], grams: Float32[Tensor, "g b n"], tile: int
+) -> Float32[Tensor, "g k b"]:
+    """Return A K at the records of a batch, whose rows of K these are, added up over products of one shape.
 
-    The products of all tiles are one batch of products. Past a contribution's last record its tiles hold zeros, and
-    add exact zeros.
+    Past a contribution's last record its tiles hold zeros, and add exact zeros.
     """
-
-    def __init__(self, grams: Float32[Tensor, "g n n"], tile: int) -> None:
-        count, longest = grams.shape[:2]
-        self._tile, self._number = tile, longest // tile
-        cut = grams if self._number == 1 else grams.view(count, longest, -1, tile).permute(2, 0, 1, 3)
-        self._rows: Float32[Tensor, "all tile"] = cut.reshape(-1, tile)
-        self._firsts = torch.arange(self._number, device=grams.device)[:, None, None] * (count * longest)
-
-    def learned(
-        self, coefficients: Float32[Tensor, "g k n"], batch: Int64[Tensor, "rows b"]
-    ) -> Float32[Tensor, "rows k b"]:
-        """Return A K of the first rows at the records of their batch, numbered in the table of all rows of K."""
-        rows, reads = batch.shape
-        own = coefficients[:rows]
-        if self._number == 1:
-            return torch.bmm(own, self._rows.index_select(0, batch.flatten()).view(rows, reads, -1).mT)
-        read = own.view(rows, -1, self._number, self._tile).permute(2, 0, 1, 3).flatten(0, 1)
-        among = self._rows.index_select(0, (self._firsts + batch).flatten()).view(-1, reads, self._tile)
-        parts = torch.bmm(read, among.mT).view(self._number, rows, -1, reads)
-        total = parts[0]
-        for number in range(1, self._number):
-            total.add_(parts[number])
-        return total
+    if coefficients.shape[2] == tile:
+        return torch.bmm(coefficients, grams.mT)
+    total = torch.bmm(coefficients[:, :, :tile], grams[:, :, :tile].mT)
+    for first in range(tile, coefficients.shape[2], tile):
+        columns = slice(first, first + tile)
+        total.add_(torch.bmm(coefficients[:, :, columns], grams[:, :, columns].mT))
+    return total
 
 
 class _Batch(NamedTuple):

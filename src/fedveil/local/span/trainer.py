@@ -31,10 +31,11 @@ from fedveil.errors import ModelError
 from fedveil.local.counters import contribution_seeds
 from fedveil.local.shapes import undivided
 from fedveil.local.silo_sums import SiloSums
-from fedveil.local.span.packing import Held, Layout, single_blocks
+from fedveil.local.span.features import Gram
+from fedveil.local.span.packing import Layout, single_blocks
 from fedveil.local.span.plan import Grams, Plan, linear_layer, split_linear
 from fedveil.local.span.primal import train_primal
-from fedveil.local.span.steps import Stack, Trained, spannable, tiled_product, train_batches, train_full_batch
+from fedveil.local.span.steps import Stack, Trained, product, spannable, train_batches, train_full_batch
 from fedveil.local.span.sums import Lengths, coefficients, counts, round_to_grid
 from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.stillness import unchanged
@@ -158,7 +159,8 @@ class _Training:
         plan = self._plan
         for layout in plan.blocks:
             spoilt = self._train_blocks(layout, plan.grams(layout))
-            for alone in self._alone(spoilt):
+            # Products of one shape: who is trained again gets the update that she would have had beside finite ones.
+            for alone in single_blocks(spoilt, plan.held, _REDONE_ENTRIES):
                 self._train_blocks(alone, plan.made(alone))
             yield layout.members
         for layout in plan.stacks:
@@ -168,16 +170,6 @@ class _Training:
     def primal(self) -> Iterator[tuple[Int64[Tensor, "g"], Float32[Tensor, "g d"]]]:
         """Yield contributions that are not trained in the span, and their updates."""
         return train_primal(self._task, self._sgd, self._plan, self._start, self._seeds)
-
-    def _alone(self, members: Int64[np.ndarray, "g"]) -> Iterator[Layout]:
-        """Yield blocks that keep contributions apart, so that one that overflows spoils no other.
-
-        Products of one shape: who is trained again gets the update that she would have had beside finite ones.
-        """
-        plan = self._plan
-        counted = np.bincount(plan.owner[:-1].cpu().numpy(), minlength=len(plan.sizes))
-        held = Held(sizes=plan.sizes, starts=np.cumsum(counted) - counted, padding=len(plan.rows.index))
-        yield from single_blocks(members, held, _REDONE_ENTRIES)
 
     def _train_blocks(self, layout: Layout, grams: Grams) -> Int64[np.ndarray, "g"]:
         """Train contributions that share blocks; return those of blocks that are not finite."""
@@ -214,17 +206,19 @@ class _Training:
         )
         self._store(layout, trained, grams.exact)
 
-    def _store(self, layout: Layout, trained: Trained, grams: Float64[Tensor, "g n n"]) -> None:
+    def _store(self, layout: Layout, trained: Trained, grams: list[Gram]) -> None:
         """Keep the coefficients of each record and its part in the length of the update."""
-        records = torch.from_numpy(layout.records).to(grams.device)
-        exact = trained.coefficients.double()
-        square = _over_outputs(exact * tiled_product(exact, grams, layout.tile))
-        if self._sgd.weight_decay:
-            square += 2 * trained.shrink.unsqueeze(-1) * _over_outputs(exact * self._logits[records].mT)
+        records = torch.from_numpy(layout.records)
         self._coefficients[records] = trained.coefficients.mT
-        self._square[records] = square
-        self._mass[records] = _over_outputs(exact.square()).sqrt() * grams.diagonal(dim1=1, dim2=2).sqrt()
         self._shrink[torch.from_numpy(layout.members)] = trained.shrink[torch.from_numpy(layout.setting)]
+        for rows, products in grams:
+            read = records[rows, : products.shape[1]]
+            exact = trained.coefficients[rows, :, : products.shape[1]].double()
+            square = _over_outputs(exact * product(exact, products))
+            if self._sgd.weight_decay:
+                square += 2 * trained.shrink[rows, None] * _over_outputs(exact * self._logits[read].mT)
+            self._square[read] = square
+            self._mass[read] = _over_outputs(exact.square()).sqrt() * products.diagonal(dim1=1, dim2=2).sqrt()
 
     def _lengths(self) -> Lengths:
         """Return what is known of the length of every update."""
@@ -251,7 +245,7 @@ class _Training:
         total = torch.zeros(
             plan.cohort.n_silos, len(self._start), dtype=torch.float64, device=self._start.device
         )
-        for silo, first, last in plan.silo_ranges():
+        for silo, first, last in plan.silo_ranges:
             members = slice(int(owner[first]), int(owner[last - 1]) + 1)
             chosen = first + np.flatnonzero(of_record[first:last])
             if not len(chosen):

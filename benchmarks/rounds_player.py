@@ -1,0 +1,54 @@
+"""The process that plays the rounds of :mod:`benchmarks.rounds`; it runs with any checkout of fedveil on its path."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from fedveil.engine.run import run
+from fedveil.engine.setup import prepare
+
+try:
+    from fedveil.engine.experiments.study import load_study
+except ModuleNotFoundError:  # in checkouts where it lies elsewhere
+    from fedveil.engine.experiments.study import load_study
+
+
+class Clock:
+    """An observer that notes this process's CPU time at the end of every round."""
+
+    def __init__(self) -> None:
+        self.marks: list[float] = []
+
+    def started(self, *_: object) -> None:
+        """Nothing."""
+
+    def training(self, *_: object) -> None:
+        """Nothing."""
+
+    def completed(self, _: object) -> None:
+        """Note the time."""
+        self.marks.append(time.process_time())
+
+
+def main() -> None:
+    """Play a run of the experiment given for every line read; write when its rounds were complete, in CPU seconds."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "case.toml"
+        written.write_text(sys.argv[1])
+        prepared = prepare(load_study(str(written)).experiments[0])
+    for _ in sys.stdin:
+        clock = Clock()
+        with tempfile.TemporaryDirectory() as folder:
+            run(prepared, Path(folder), clock)
+        print(json.dumps(clock.marks), flush=True)
+
+
+if __name__ == "__main__":
+    main()
