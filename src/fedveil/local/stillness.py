@@ -41,8 +41,8 @@ _TRAINED: Final = frozenset({"_parameters", "_buffers", "_modules", "training", 
 _PLAIN: Final = (int, float, complex, str, bytes, np.generic, type(None))
 _MOST: Final = 100_000
 _TOO_MUCH: Final = (
-    f"the model or the loss reaches more than {_MOST:,} objects, or a chain of many hundreds, too much to compare before "
-    "and after every round: keep numbers in tensors or arrays, and name in its code what it needs alone"
+    f"the model or the loss reaches more than {_MOST:,} objects, or a chain of many hundreds: too much to compare "
+    "before and after every round; keep numbers in tensors or arrays, and name in its code what it needs alone"
 )
 WHY: Final = (
     "what one pass writes and the next one reads carries records of one user into the training of others"
