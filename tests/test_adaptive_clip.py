@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +316,7 @@ def test_it_plays_under_every_protection_and_channel_that_it_can_go_with(
 ) -> None:
     """The statement's event is that of the multiplier, and every round moves the clip.
 
-    Under private weighting ``tests/test_federation_weighting.py`` plays it, for ciphers are dear.
+    Under private weighting it is played below, and by ``tests/test_federation_weighting.py``: ciphers are dear.
     """
     changes = merge({"method": ADAPTIVE, "channel": {"name": channel}, "rounds": 2}, PROTECTIONS[protection])
     reason = REFUSED.get(f"{protection} over {channel}")
@@ -330,6 +331,20 @@ def test_it_plays_under_every_protection_and_channel_that_it_can_go_with(
     if not prepared.method.protection.weighs:
         course = [row["clip"] for row in files(run(prepared, tmp_path, Silent()).folder)[2][1:]]
         assert len(set(course)) == 2
+
+
+@pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
+def test_under_the_ring_cipher_the_clip_takes_the_course_that_it_takes_in_the_open(tmp_path: Path) -> None:
+    """Noise of one seed: what differs is the rounding of weighted contributions, up to the grid of the cipher."""
+    same = {"method": ADAPTIVE, "rounds": 3, "privacy": {"insecure_seed": 3}}
+
+    def course(protection: str) -> list[float]:
+        played = run(ready(asked(**merge(same, PROTECTIONS[protection]))), tmp_path / protection, Silent())
+        return [row["clip"] for row in files(played.folder)[2]]
+
+    ring, in_the_open = course("rlwe"), course("none")
+    assert len(set(in_the_open)) == 3
+    assert ring == pytest.approx(in_the_open, rel=1e-3)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------
