@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -174,6 +175,41 @@ class Negated(CrossEntropy):
         return -super().records(outputs, targets, mask)
 
 
+class InSlots(list):
+    """Counts in a slot of its own name."""
+
+    __slots__ = ("__calls",)
+
+    def __init__(self) -> None:
+        self.__calls = 0
+
+    def __call__(self, outputs, targets):
+        self.__calls += 1
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+WEIGHT = torch.ones(())
+
+
+def by_tensor(outputs, targets):
+    WEIGHT.calls = getattr(WEIGHT, "calls", 0) + 1
+    return functional.cross_entropy(outputs, targets, reduction="none") * WEIGHT
+
+
+def by_rows():
+    """Return a function that counts in an array of objects, whose rows are made anew by whoever looks."""
+    cells = np.array([[[0], [0]], [[0], [0]]], dtype=object)
+    counts = np.empty((2, 2), dtype=object)
+    for place in np.ndindex(2, 2):
+        counts[place] = SimpleNamespace(calls=cells[place][0])
+
+    def terms(outputs, targets):
+        counts[1, 1].calls += 1
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+    return terms
+
+
 @pytest.mark.parametrize(
     ("function", "why"),
     [
@@ -188,6 +224,9 @@ class Negated(CrossEntropy):
         (by_inner_function, "writes to what it holds"),
         (by_helper, "writes to what it holds"),
         (ByClass(), "writes to what it holds"),
+        (InSlots(), "writes to what it holds"),
+        (by_tensor, "writes to what it holds"),
+        (by_rows(), "writes to what it holds"),
         (ByOthers(), "writes to what it holds"),
         (partial(lambda numbers, outputs, targets: outputs[:, 0] * next(numbers), count(1)), "holds a count"),
         (at_least_sixteen, "changes with the other records"),
@@ -199,6 +238,23 @@ class Negated(CrossEntropy):
 def test_what_mixes_records_or_remembers_them_is_refused(function, why):
     with pytest.raises(ModelError, match=why):
         validate_loss(RecordLoss("own", function), "classification", 3, LABELS)
+
+
+def test_a_module_within_a_module_is_looked_into(monkeypatch):
+    """Named in the function alone, as ``import outer.inner`` within it does."""
+    outer, inner = ModuleType("outer_of_mine"), ModuleType("outer_of_mine.inner")
+    outer.inner, inner.past = inner, [0]
+    monkeypatch.setitem(sys.modules, "outer_of_mine", outer)
+    monkeypatch.setitem(sys.modules, "outer_of_mine.inner", inner)
+
+    def terms(outputs, targets):
+        import outer_of_mine.inner
+
+        outer_of_mine.inner.past[0] += 1
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+    with pytest.raises(ModelError, match="writes to what it holds"):
+        validate_loss(RecordLoss("own", terms), "classification", 3, LABELS)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -305,9 +361,9 @@ def test_more_than_can_be_compared_is_refused():
     many = [[number] for number in range(100_001)]
     with pytest.raises(ModelError, match="more than 100,000 objects"):
         held_by(many)
-    chain: list = []
+    chain = SimpleNamespace()
     for _ in range(10_000):
-        chain = [chain]
+        chain = SimpleNamespace(next=chain)
     with pytest.raises(ModelError, match="a chain of many hundreds"):
         held_by(chain)
 

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from logging import Logger
 from pathlib import Path
+from random import Random
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Final
 
@@ -108,7 +109,9 @@ class _Teller:
 
     def __init__(self, of_objects: Callable[[object], object]) -> None:
         self._of_objects = of_objects
-        self._seen: dict[int, int] = {}
+        self._seen: dict[
+            int, tuple[int, object]
+        ] = {}  # with the object, whose identity would else be another's soon
 
     def module(self, module: nn.Module) -> dict[str, object]:
         """Return what every part of a module holds, by name."""
@@ -130,12 +133,13 @@ class _Teller:
             return repr(value)
         if isinstance(value, Tensor):
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            return value.dtype, value.shape, zlib.crc32(data.numpy().data)
+            hung = [(name, self.told(one)) for name, one in vars(value).items()]
+            return value.dtype, value.shape, zlib.crc32(data.numpy().data), hung
         if isinstance(value, np.ndarray) and value.dtype != object:
             return value.dtype, value.shape, zlib.crc32(np.ascontiguousarray(value).data)
         if id(value) in self._seen:
-            return "again", self._seen[id(value)]
-        self._seen[id(value)] = len(self._seen)
+            return "again", self._seen[id(value)][0]
+        self._seen[id(value)] = len(self._seen), value
         if len(self._seen) > _MOST:
             raise ModelError(_TOO_MUCH)
         return self._within(value)
@@ -148,11 +152,13 @@ class _Teller:
             case nn.Module():
                 return self.module(value)
             case Mapping():
-                return [(repr(key), self.told(one)) for key, one in value.items()]
+                return [(repr(key), self.told(one)) for key, one in value.items()], self._attributes(value)
             case list() | tuple() | deque() | np.ndarray():
-                return self._each(value)
+                return self._each(value), self._attributes(value)
             case set() | frozenset():
-                return sorted(repr(self.told(one)) for one in value)
+                return sorted(repr(self.told(one)) for one in value), self._attributes(value)
+            case Random():
+                return self.told(value.getstate()), self._attributes(value)
             case FunctionType():
                 return self._of_objects(value.__code__), self._function(value)
             case MethodType():
@@ -181,12 +187,22 @@ class _Teller:
         if _is_installed(function.__module__):
             return held
         names = _names(function.__code__)
-        for one in (function.__globals__[name] for name in names if name in function.__globals__):
+        within = {
+            name: module for name in names if (module := sys.modules.get(name)) and not _is_installed(name)
+        }
+        return held + self._named(names, within | function.__globals__, set())
+
+    def _named(self, names: tuple[str, ...], space: Mapping[str, object], behind: set[int]) -> list[object]:
+        """Return what is behind names in a module's space, and behind them in its modules of the user."""
+        found = []
+        for name, one in ((name, space[name]) for name in names if name in space):
             if isinstance(one, ModuleType) and not _is_installed(one.__name__):
-                held += self._each(vars(one)[name] for name in names if name in vars(one))
+                if id(one) not in behind:
+                    behind.add(id(one))
+                    found += self._named(names, vars(one), behind)
             else:
-                held.append(self.told(one))
-        return held
+                found.append((name, self.told(one)))
+        return found
 
     def _class(self, kind: type) -> list[object]:
         """Return what a class of the user and its bases have: values, and functions by what they hold."""
@@ -202,17 +218,17 @@ class _Teller:
 
     def _object(self, value: object) -> object:
         """Return what an object holds: by its class and its attributes, or by what it says of itself."""
-        kind = type(value)
-        slots = {name for one in kind.__mro__ for name in _slots(one) if hasattr(value, name)}
-        if hasattr(value, "__dict__") or slots:
-            held = [
-                (name, self.told(getattr(value, name)))
-                for name in sorted(slots - {"__dict__", "__weakref__"})
-            ]
-            return self.told(kind), held, self.told(getattr(value, "__dict__", None))
+        if hasattr(value, "__dict__") or any(_slots(one) for one in type(value).__mro__):
+            return self.told(type(value)), self._attributes(value)
         with suppress(Exception):  # whatever an object of another library says of itself
-            return self.told(kind), zlib.crc32(pickle.dumps(value))
+            return self.told(type(value)), zlib.crc32(pickle.dumps(value))
         return self._of_objects(value)
+
+    def _attributes(self, value: object) -> list[object]:
+        """Return what an object has by name, in its dictionary and its slots."""
+        slots = sorted({name for one in type(value).__mro__ for name in _slots(one) if hasattr(value, name)})
+        held = [(name, self.told(getattr(value, name))) for name in slots]
+        return held + [(name, self.told(one)) for name, one in getattr(value, "__dict__", {}).items()]
 
 
 def _is_empty(cell: CellType) -> bool:
@@ -222,9 +238,11 @@ def _is_empty(cell: CellType) -> bool:
         return True
 
 
-def _slots(kind: type) -> tuple[str, ...]:
+def _slots(kind: type) -> list[str]:
+    """Return the names of a class's slots as attributes have them."""
     slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    own = [name for name in ((slots,) if isinstance(slots, str) else slots) if not name.endswith("__")]
+    return [f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name for name in own]
 
 
 @cache
