@@ -29,7 +29,8 @@ from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.federation.share import Share
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.provisioning import Founded, found
+from fedveil.flower.joining import DraftedPolicy
+from fedveil.flower.provisioning import Provisioned, provision
 from fedveil.flower.submission import END, SOCKET, Submission, read_document
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load
@@ -257,7 +258,7 @@ def _wire(case: str, wire: float, population: Population, protection: dict[str, 
     yield at_most(f"bytes on the wire over model and protocol, {case}", "ratio", wire / content, 1.1)
 
 
-def _found(folder: Path, hospitals: Population) -> tuple[Founded, list[_Relay]]:
+def _found(folder: Path, hospitals: Population) -> tuple[Provisioned, list[_Relay]]:
     """Write tables, found a federation over them, and put a relay before the coordinator for each silo."""
     names = hospitals.silo_names
     (folder / "schema.toml").write_text(_schema(hospitals), encoding="utf-8")
@@ -267,7 +268,13 @@ def _found(folder: Path, hospitals: Population) -> tuple[Founded, list[_Relay]]:
     test = hospitals.test_features, hospitals.test_targets
     _write(folder / "test.csv", *test, np.zeros(len(test[1]), dtype=np.int32))
     port = free_port()
-    founded = found(folder / "federation", names, schema=folder / "schema.toml", port=port, epsilon=50.0)
+    founded = provision(
+        folder / "federation",
+        names,
+        schema=folder / "schema.toml",
+        port=port,
+        policy=DraftedPolicy(epsilon=50.0),
+    )
     relays = []
     for path in founded.silos:
         relays.append(_Relay(port))
@@ -279,7 +286,9 @@ def _found(folder: Path, hospitals: Population) -> tuple[Founded, list[_Relay]]:
             }
         ).write(path / "silo.toml")
         policy = path / "policy.toml"
-        policy.write_text(policy.read_text().replace('"secure-aggregation"', '"private-weighting"'))
+        policy.write_text(
+            policy.read_text().replace('"secure-aggregation"]', '"secure-aggregation", "private-weighting"]')
+        )
     return founded, relays
 
 

@@ -1,7 +1,10 @@
 """What benchmarks print and draw: the page of a benchmark with curves."""
 
+import ast
 import json
 import runpy
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,24 @@ from benchmarks.statistics_page import SOURCES as STATISTICS
 from benchmarks.statistics_page import page as statistics_page
 
 from fedveil.engine.experiments.experiment import parse
+
+
+def test_benchmarks_ask_the_house_for_what_it_has() -> None:
+    """Most are played by hand alone, and would be found broken on the day they are needed."""
+    wanted = {
+        (node.module, one.name)
+        for file in Path(correlated.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "fedveil"
+        for one in node.names
+    }
+    missing = [
+        f"{module}.{name}"
+        for module, name in sorted((module or "", name) for module, name in wanted)
+        if not hasattr(import_module(module), name) and find_spec(f"{module}.{name}") is None
+    ]
+    assert missing == []
+    assert len(wanted) > 200
 
 
 def test_a_line_is_fitted_to_relative_errors() -> None:
