@@ -276,7 +276,7 @@ def test_the_sums_of_span_need_no_order_of_silos() -> None:
     )
     torch.testing.assert_close(span.total, loop.total, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(span.norms, loop.norms, rtol=1e-4, atol=1e-6)
-    order = {"bias": True, "batch_size": None, "separable": True, "memory": 0}
+    order = {"bias": True, "batch_size": None, "by_row": True, "memory": 0}
     with pytest.raises(ValueError, match="sorted by their silo"):
         _ = Plan.of(apart, np.arange(4), **order).silo_ranges
 

@@ -88,10 +88,12 @@ def test_what_is_said_of_a_table_holds_no_measured_figure(table):
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_published_figures_and_orders_name_cells_that_are_played(table):
+def test_cells_are_valid_and_published_figures_and_orders_name_them(table):
     if table.compute:
         table.computation()
         return
+    for cell in table.cells(0):
+        cell.check()
     cells = {cell.name for cell in table.cells(0)}
     assert len(cells) == len(table.cells(0))
     assert set(table.published) <= cells

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -14,8 +18,11 @@ from fedveil.engine.setup import prepare
 from fedveil.errors import ModelError
 from fedveil.local.class_weights import ClassWeighted
 from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import LOSSES, Cox, Loss, RecordLoss
+from fedveil.local.losses import LOSSES, Cox, CrossEntropy, Loss, RecordLoss
+from fedveil.local.span.plan import linear_layer
+from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
+from fedveil.local.stillness import held_by
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.local.validate import validate_behaviour
@@ -68,6 +75,56 @@ def remembering():
     return terms
 
 
+PASSES, HELD = 0, [0]
+
+
+def by_attribute(outputs, targets):
+    by_attribute.calls += 1
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+by_attribute.calls = 0
+
+
+def by_inner_function(outputs, targets):
+    def count():
+        global PASSES
+        PASSES += 1
+
+    count()
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def step():
+    HELD[0] += 1
+
+
+def by_helper(outputs, targets):
+    step()
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class ByClass:
+    """Counts in its class."""
+
+    calls = 0
+
+    def __call__(self, outputs, targets):
+        type(self).calls += 1
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class ByOthers:
+    """Counts in an object of an object of an object."""
+
+    def __init__(self) -> None:
+        self.trainer = SimpleNamespace(state=SimpleNamespace(counts=SimpleNamespace(step=0)))
+
+    def __call__(self, outputs, targets):
+        self.trainer.state.counts.step += 1
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+
 class Warming:
     """Counts its calls, in no module."""
 
@@ -98,13 +155,23 @@ def drawn(outputs, targets):
     return functional.cross_entropy(outputs, targets, reduction="none") * torch.rand(len(outputs))
 
 
-class PaddedCox(Cox):
+class PaddedCox(Loss):
     """Cox's loss with padding rows in the risk sets."""
 
-    name = "padded"
+    name, tasks, separable = "padded", Cox.tasks, False
 
     def records(self, outputs, targets, mask):
-        return super().records(outputs, targets, torch.ones_like(mask))
+        return LOSSES["cox"].records(outputs, targets, torch.ones_like(mask))
+
+    def check_targets(self, targets, n_outputs):
+        """Accept all."""
+
+
+class Negated(CrossEntropy):
+    """Terms of its own beside the slopes of the loss that it derives from."""
+
+    def records(self, outputs, targets, mask):
+        return -super().records(outputs, targets, mask)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +184,12 @@ class PaddedCox(Cox):
         (remembering(), "writes to what it holds"),
         (Warming(), "writes to what it holds"),
         (counting, "writes to what it holds"),
+        (by_attribute, "writes to what it holds"),
+        (by_inner_function, "writes to what it holds"),
+        (by_helper, "writes to what it holds"),
+        (ByClass(), "writes to what it holds"),
+        (ByOthers(), "writes to what it holds"),
+        (partial(lambda numbers, outputs, targets: outputs[:, 0] * next(numbers), count(1)), "holds a count"),
         (at_least_sixteen, "changes with the other records"),
         (drawn, "draws random numbers"),
         (lambda outputs, targets: outputs.mean(), "one floating-point term per record"),
@@ -185,6 +258,60 @@ def test_a_model_may_not_keep_what_no_buffer_shows():
         validate_behaviour(Frozen(), torch.randn(4, 2))
 
 
+def hooked(kind):
+    model, seen = nn.Linear(2, 2), []
+    getattr(model, kind)(lambda *_: seen.append(1))
+    return model
+
+
+class CountedByName(nn.Linear):
+    """Counts its passes under a name of its module."""
+
+    def forward(self, features):
+        step()
+        return super().forward(features)
+
+
+class CountedByClass(nn.Linear):
+    """Counts its passes in its class."""
+
+    passes = 0
+
+    def forward(self, features):
+        type(self).passes += 1
+        return super().forward(features)
+
+
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [
+        (hooked("register_forward_hook"), "_forward_hooks"),
+        (hooked("register_forward_pre_hook"), "_forward_pre_hooks"),
+        (CountedByName(2, 2), "forward"),
+        (CountedByClass(2, 2), "forward"),
+    ],
+)
+def test_a_model_may_not_count_in_hooks_or_in_what_its_code_names(model, place):
+    with pytest.raises(ModelError, match=f"writes to its {place}"):
+        validate_behaviour(model, torch.randn(4, 2))
+
+
+def test_slopes_of_ones_own_are_not_taken():
+    with pytest.raises(ModelError, match="brings slopes of its own"):
+        validate_loss(Negated(), "classification", 3, LABELS)
+
+
+def test_more_than_can_be_compared_is_refused():
+    many = [[number] for number in range(100_001)]
+    with pytest.raises(ModelError, match="more than 100,000 objects"):
+        held_by(many)
+    chain: list = []
+    for _ in range(10_000):
+        chain = [chain]
+    with pytest.raises(ModelError, match="a chain of many hundreds"):
+        held_by(chain)
+
+
 def test_parameters_that_are_not_finite_are_told_from_random_numbers():
     model = nn.Linear(2, 2)
     nn.init.constant_(model.weight, torch.nan)
@@ -223,6 +350,56 @@ def test_state_that_no_trial_showed_ends_the_round_with_nothing(kind):
 def test_padding_may_not_count_in_a_loss_that_is_not_separable():
     with pytest.raises(ModelError, match="whose mask is 0"):
         validate_loss(PaddedCox(), "survival", 1, KINDS["survival"])
+
+
+def warned(outputs, targets):
+    """Turns around when any output of the batch is large: no trial has such ones."""
+    terms = functional.cross_entropy(outputs, targets, reduction="none")
+    return torch.where(outputs.detach().abs().amax() > 1e3, -1.0, 1.0) * terms
+
+
+def test_rows_of_two_contributions_meet_in_no_call_of_an_own_loss():
+    """Two users with two records each would stand side by side; the second one's are enormous."""
+    sums = []
+    for scale in (0.0, 1e6):
+        features = np.concatenate([np.ones((2, 2)), np.full((2, 2), scale)]).astype(np.float32)
+        user = np.repeat(np.arange(2, dtype=np.int32), 2)
+        records = Records(
+            features=features, targets=np.array([0, 1, 0, 0]), silo=np.zeros(4, np.int32), user=user
+        )
+        cohort = Cohort.of(
+            records, groups=records.by_silo_user(), n_silos=1, scale=Affine(), device=torch.device("cpu")
+        )
+        torch.manual_seed(0)
+        task = Task(model=nn.Linear(2, 2), loss=RecordLoss("own", warned))
+        weights = torch.tensor([1.0, 0.0], dtype=torch.float64)
+        job = TrainJob(
+            task.initial(),
+            cohort,
+            torch.arange(2),
+            weights,
+            Clip(norm=1.0),
+            ExperimentRandomness(0),
+            ("round",),
+        )
+        trainer = SpanTrainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=3))
+        sums.append(trainer.sums(job).total)
+    assert torch.equal(*sums)
+    assert sums[0].any()
+
+
+class Doubled(nn.Sequential):
+    """Computes something else than its parts."""
+
+    def forward(self, features):
+        return 2 * super().forward(features)
+
+
+def test_linear_is_what_is_made_of_linear_parts_alone():
+    assert linear_layer(nn.Sequential(nn.Flatten(), nn.Linear(2, 2))) is not None
+    assert linear_layer(Doubled(nn.Linear(2, 2))) is None
+    assert linear_layer(CountedByName(2, 2)) is None
+    assert linear_layer(hooked("register_forward_hook")) is None
 
 
 def test_both_surfaces_ask(tmp_path, monkeypatch):

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from fedveil.engine.experiments.sections import SESSION
 from fedveil.engine.experiments.task_choice import defaults_of
 from fedveil.errors import ConfigError, FedveilError, ModelError
-from fedveil.local.losses import LOSSES, Loss, Metric, RecordLoss, import_object, load_loss
+from fedveil.local.import_path import import_object
+from fedveil.local.losses import LOSSES, Loss, Metric, RecordLoss, load_loss
 from fedveil.local.metrics import load_metric
 from fedveil.local.models import build_model
 from fedveil.local.stillness import fingerprint, held_by

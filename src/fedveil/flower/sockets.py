@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
@@ -11,6 +10,8 @@ import stat
 import time
 from pathlib import Path
 from typing import Final
+
+import portalocker
 
 from fedveil.errors import BusyError, ConfigError
 
@@ -77,8 +78,8 @@ def check_closed(path: Path) -> None:
 def _locked(descriptor: int) -> bool:
     """Take a folder's lock; whoever tidies up after a party has it for an instant, and must not be in the way."""
     for _ in range(_LOOKS):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(portalocker.LockException):
+            portalocker.lock(descriptor, portalocker.LOCK_EX | portalocker.LOCK_NB)
             return True
         time.sleep(_LOOK_SECONDS)
     return False

@@ -57,6 +57,11 @@ class ClassWeighted(Loss):
         """Whether those of the loss itself are."""
         return self._base.in_closed_form
 
+    @property
+    def by_row(self) -> bool:
+        """Whether those of the loss itself are, since a weight is of its own row."""
+        return self._base.by_row
+
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
         """Accept what the loss itself accepts."""
         self._base.check_targets(targets, n_outputs)

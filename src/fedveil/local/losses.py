@@ -8,7 +8,6 @@ batch; a padding row may hold any output. It is the mean over the records with m
 All of them work under ``torch.func.vmap`` and ``torch.func.grad``.
 """
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedveil.errors import ConfigError, DataError, ModelError
+from fedveil.local.import_path import import_object
 
 TaskKind: TypeAlias = Literal["classification", "regression", "survival"]
 RecordFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -57,6 +57,15 @@ class Loss(ABC):
     def in_closed_form(self) -> bool:
         """Whether :meth:`slopes` are a formula of its own, and need no ``torch.func``."""
         return type(self).slopes is not Loss.slopes
+
+    @property
+    def by_row(self) -> bool:
+        """Whether rows of several contributions may stand side by side in one call of :meth:`slopes`.
+
+        Only formulas of the house, which are read here and go row by row: a function from outside that looks at the
+        others for some values alone passes every trial.
+        """
+        return self.separable and self.in_closed_form and type(self).__module__ == __name__
 
     @abstractmethod
     def records(
@@ -356,24 +365,6 @@ def load_loss(name: str) -> Loss:
     if not callable(found):
         raise ConfigError(f"loss {name} is a {type(found).__name__}; it must be a Loss or a function")
     return RecordLoss(name, cast(RecordFunction, found))
-
-
-def import_object(path: str, what: str, known: Mapping[str, object]) -> object:
-    """Return what an import path ``package.module:attribute`` names.
-
-    Raises:
-        ConfigError: the path is no such path (the known names are listed), or it names nothing.
-    """
-    module_name, colon, attribute = path.partition(":")
-    if not (module_name and colon and attribute):
-        raise ConfigError(f"no {what} named {path!r}; use one of {', '.join(known)}, or package.module:name")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{what} {path}: module {module_name} cannot be imported ({error})") from error
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{what} {path}: module {module_name} has no {attribute}")
-    return cast(object, getattr(module, attribute))
 
 
 def _longest_first(time: Float[Tensor, "*g b"], present: Bool[Tensor, "*g b"]) -> Shaped[Tensor, "*g b"]:

@@ -30,7 +30,8 @@ from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from fedveil.errors import ConfigError, ModelError
-from fedveil.local.losses import Loss, Metric, import_object
+from fedveil.local.import_path import import_object
+from fedveil.local.losses import Loss, Metric
 
 
 def accuracy(

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from fedveil.errors import ModelError
-from fedveil.local.losses import import_object
+from fedveil.local.import_path import import_object
 from fedveil.local.residual import resnet18_groupnorm, resnet_small_groupnorm
 from fedveil.local.validate import validate_behaviour, validate_layers
 from fedveil.randomness import ExperimentRandomness

@@ -4,18 +4,25 @@ What a forward pass writes - a buffer, a frozen parameter, a counter, a list of 
 it, which may be another user's: it goes around every bound. A copy is tried before training
 (:mod:`fedveil.local.validate`, :mod:`fedveil.local.validate_loss`), and :func:`unchanged` looks again after every round
 of training, so that state which a few made-up batches did not show ends the run before anything is released.
+
+Looked at is whatever the model, its hooks and the loss can reach by attributes, containers, closures, defaults and the
+names in their own code: through objects, classes, functions and modules of the user. Of installed packages the objects
+are looked at, and not the code. What is out of sight - a file, a C extension, an attribute hung on somebody else's
+module - is not found: this finds mistakes, and is no defence against code that means to hide.
 """
 
 from __future__ import annotations
 
-import inspect
 import pickle
+import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from functools import cache, partial
+from logging import Logger
+from pathlib import Path
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,26 +37,29 @@ if TYPE_CHECKING:
 _AGAIN: Final = ("_flat_weights", "_flat_weight_refs")
 """Where recurrent layers list their parameters again."""
 
-_OWN: Final = frozenset({*vars(nn.Module()), *_AGAIN})
+_TRAINED: Final = frozenset({"_parameters", "_buffers", "_modules", "training", *_AGAIN})
 _PLAIN: Final = (int, float, complex, str, bytes, np.generic, type(None))
-_DEPTH: Final = 6
+_MOST: Final = 100_000
+_TOO_MUCH: Final = (
+    f"the model or the loss reaches more than {_MOST:,} objects, or a chain of many hundreds: too much to compare "
+    "before and after every round; keep numbers in tensors or arrays, and name in its code what it needs alone"
+)
 WHY: Final = (
     "what one pass writes and the next one reads carries records of one user into the training of others"
 )
 
 
 def fingerprint(module: nn.Module, of_objects: Callable[[object], object] = id) -> dict[str, object]:
-    """Return what a module holds by name: parameters, buffers, and plain attributes of all its parts.
+    """Return what a module holds by name: parameters, buffers, attributes, hooks and code of all its parts.
 
     Numbers, texts, tensors, arrays, containers of them, functions by what they close over and name, and objects by
     their attributes are told by their values; anything else by which it is, or by what ``of_objects`` says of it.
+
+    Raises:
+        ModelError: it holds what cannot be compared.
     """
-    found: dict[str, object] = {}
-    for path, part in module.named_modules():
-        held = {**part._parameters, **part._buffers}
-        held |= {name: value for name, value in vars(part).items() if name not in _OWN}
-        found |= {f"{path}.{name}".lstrip("."): held_by(value, of_objects) for name, value in held.items()}
-    return found
+    with _refusing_chains():
+        return _Teller(of_objects).module(module)
 
 
 def difference(before: Mapping[str, object], module: nn.Module) -> str | None:
@@ -75,40 +85,163 @@ def unchanged(task: Task) -> Iterator[None]:
         )
 
 
-def held_by(value: object, of_objects: Callable[[object], object] = id, depth: int = 0) -> object:
-    """Return what a value holds, as far down as a few levels; equal for values that hold the same."""
+def held_by(value: object, of_objects: Callable[[object], object] = id) -> object:
+    """Return what a value holds; equal for values that hold the same.
 
-    def told(one: object) -> object:
-        return held_by(one, of_objects, depth + 1)
+    Raises:
+        ModelError: it holds an iterator, or more than can be compared.
+    """
+    with _refusing_chains():
+        return _Teller(of_objects).told(value)
 
-    if isinstance(value, Tensor):
-        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return value.dtype, value.shape, zlib.crc32(data.numpy().data)
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return value.dtype, value.shape, zlib.crc32(np.ascontiguousarray(value).data)
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if depth >= _DEPTH or isinstance(value, type | ModuleType):
-        return of_objects(value)
-    if isinstance(value, nn.Module):
-        return fingerprint(value, of_objects)
-    if isinstance(value, Mapping):
-        return [(repr(key), told(one)) for key, one in value.items()]
-    if isinstance(value, list | tuple | deque):
-        return [told(one) for one in value]
-    if isinstance(value, set | frozenset):
-        return sorted(repr(told(one)) for one in value)
-    if isinstance(value, FunctionType):
-        named = [value.__globals__.get(name) for name in value.__code__.co_names]
-        plain = [one for one in named if not callable(one)]
-        closed = inspect.getclosurevars(value).nonlocals
-        return of_objects(value.__code__), told([*plain, closed, value.__defaults__, value.__kwdefaults__])
-    if isinstance(value, MethodType):
-        return of_objects(value.__func__), told(value.__self__)
-    if isinstance(value, partial):
-        return told([value.func, value.args, value.keywords])
-    if hasattr(value, "__dict__"):
-        return of_objects(type(value)), told(vars(value))
-    with suppress(Exception):  # whatever an object of another library says of itself
-        return of_objects(type(value)), zlib.crc32(pickle.dumps(value))
-    return of_objects(value)
+
+@contextmanager
+def _refusing_chains() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise ModelError(_TOO_MUCH) from None
+
+
+class _Teller:
+    """Tells what is held, everything once: what comes again is told by when it came first."""
+
+    def __init__(self, of_objects: Callable[[object], object]) -> None:
+        self._of_objects = of_objects
+        self._seen: dict[int, int] = {}
+
+    def module(self, module: nn.Module) -> dict[str, object]:
+        """Return what every part of a module holds, by name."""
+        found: dict[str, object] = {}
+        for path, part in module.named_modules():
+            held = {**part._parameters, **part._buffers}
+            held |= {name: value for name, value in vars(part).items() if name not in _TRAINED}
+            for name, value in held.items():
+                # The keys of hooks count all hooks that a process ever had.
+                hooks = name.endswith("_hooks") and isinstance(value, Mapping)
+                told = self._each(value.values()) if hooks else self.told(value)
+                found[f"{path}.{name}".lstrip(".")] = told
+            found[f"{path}.forward".lstrip(".")] = self.told(type(part))
+        return found
+
+    def told(self, value: object) -> object:
+        """Return what a value holds."""
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, Tensor):
+            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            return value.dtype, value.shape, zlib.crc32(data.numpy().data)
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            return value.dtype, value.shape, zlib.crc32(np.ascontiguousarray(value).data)
+        if id(value) in self._seen:
+            return "again", self._seen[id(value)]
+        self._seen[id(value)] = len(self._seen)
+        if len(self._seen) > _MOST:
+            raise ModelError(_TOO_MUCH)
+        return self._within(value)
+
+    def _each(self, values: Iterable[object]) -> list[object]:
+        return [self.told(value) for value in values]
+
+    def _within(self, value: object) -> object:
+        match value:
+            case nn.Module():
+                return self.module(value)
+            case Mapping():
+                return [(repr(key), self.told(one)) for key, one in value.items()]
+            case list() | tuple() | deque() | np.ndarray():
+                return self._each(value)
+            case set() | frozenset():
+                return sorted(repr(self.told(one)) for one in value)
+            case FunctionType():
+                return self._of_objects(value.__code__), self._function(value)
+            case MethodType():
+                return self._each((value.__func__, value.__self__))
+            case staticmethod() | classmethod():
+                return self.told(value.__func__)
+            case property():
+                return self._each((value.fget, value.fset))
+            case partial():
+                return self._each((value.func, value.args, value.keywords))
+            case type():
+                return self._of_objects(value), self._class(value)
+            case ModuleType() | BuiltinFunctionType() | Logger():
+                return self._of_objects(value)
+            case Iterator():
+                raise ModelError(
+                    f"the model or the loss holds a {type(value).__name__}, which gives something else whenever it is "
+                    f"asked: {WHY}; keep a list, and choose from it by the batch alone"
+                )
+        return self._object(value)
+
+    def _function(self, function: FunctionType) -> list[object]:
+        """Return what a function closes over and has by default, and what is behind the names in its code."""
+        cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+        held = self._each((*cells, function.__defaults__, function.__kwdefaults__, vars(function)))
+        if _is_installed(function.__module__):
+            return held
+        names = _names(function.__code__)
+        for one in (function.__globals__[name] for name in names if name in function.__globals__):
+            if isinstance(one, ModuleType) and not _is_installed(one.__name__):
+                held += self._each(vars(one)[name] for name in names if name in vars(one))
+            else:
+                held.append(self.told(one))
+        return held
+
+    def _class(self, kind: type) -> list[object]:
+        """Return what a class of the user and its bases have: values, and functions by what they hold."""
+        if _is_installed(kind.__module__):
+            return []
+        own = [
+            (name, one)
+            for name, one in vars(kind).items()
+            if isinstance(one, FunctionType | staticmethod | classmethod | property)
+            or not name.startswith(("__", "_abc_"))
+        ]
+        return [*((name, self.told(one)) for name, one in own), *self._each(kind.__bases__)]
+
+    def _object(self, value: object) -> object:
+        """Return what an object holds: by its class and its attributes, or by what it says of itself."""
+        kind = type(value)
+        slots = {name for one in kind.__mro__ for name in _slots(one) if hasattr(value, name)}
+        if hasattr(value, "__dict__") or slots:
+            held = [
+                (name, self.told(getattr(value, name)))
+                for name in sorted(slots - {"__dict__", "__weakref__"})
+            ]
+            return self.told(kind), held, self.told(getattr(value, "__dict__", None))
+        with suppress(Exception):  # whatever an object of another library says of itself
+            return self.told(kind), zlib.crc32(pickle.dumps(value))
+        return self._of_objects(value)
+
+
+def _is_empty(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is None
+    except ValueError:
+        return True
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+@cache
+def _names(code: CodeType) -> tuple[str, ...]:
+    """Return the names in a code and in the functions within it."""
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
+    return tuple(dict.fromkeys((*code.co_names, *inner)))
+
+
+@cache
+def _is_installed(module: str | None) -> bool:
+    """Return whether a module is Python's own, the house's or lies where packages were installed."""
+    root = (module or "").partition(".")[0]
+    if root in sys.stdlib_module_names or root == __name__.partition(".")[0]:
+        return True
+    file = getattr(sys.modules.get(root), "__file__", None)
+    if file is None:
+        return False
+    folder = Path(file).parent
+    return any((folder.parent if Path(file).stem == "__init__" else folder).glob("*.dist-info"))

@@ -30,8 +30,14 @@ def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor,
 
     Raises:
         ModelError: it fails, gives no finite term per record, keeps a state, draws random numbers, lets a record's term
-            depend on other rows although it is called separable, or lets padding rows count.
+            depend on other rows although it is called separable, lets padding rows count, or brings slopes of its own.
     """
+    own = type(loss).__module__.partition(".")[0] == __name__.partition(".")[0]
+    if not own and type(loss).slopes is not Loss.slopes:
+        raise ModelError(
+            f"loss {loss.name} brings slopes of its own, or derives from a loss that has some: they are asked for many "
+            "contributions at once, and nobody has tried them; derive from fedveil's Loss, and give `records` alone"
+        )
     generator = torch.Generator().manual_seed(0)
     made_up = torch.randn(_ROWS, outputs, generator=generator)
     targets = _targets(task, outputs, like)

@@ -15,19 +15,27 @@ from fedveil.local.trainer import Cohort
 
 _ALWAYS_SPAN = 256  # so few records that their Gram matrix costs less than the overhead of another path
 _CHUNK_ENTRIES = 1 << 21
+_LINEAR = (nn.Sequential, nn.Flatten, nn.Identity, nn.Linear)
+"""What a linear model is made of: exactly these, since a class derived from one may compute something else."""
 
 
 def linear_layer(model: nn.Module) -> nn.Linear | None:
     """Return the layer of a model that is one trainable linear layer on flattened features, else None."""
-    layers = [layer for layer in model.modules() if not isinstance(layer, nn.Sequential)]
+    if any(type(part) not in _LINEAR or _has_hooks(part) for part in model.modules()):
+        return None
+    layers = [layer for layer in model.modules() if type(layer) is not nn.Sequential]
     if not layers or not all(isinstance(layer, nn.Flatten | nn.Identity) for layer in layers[:-1]):
         return None
     last = layers[-1]
     flattening = [layer for layer in layers if isinstance(layer, nn.Flatten)]
     flattens = all(layer.start_dim == 1 and layer.end_dim == -1 for layer in flattening)
-    if type(last) is not nn.Linear or not flattens or not all(p.requires_grad for p in last.parameters()):
+    if not isinstance(last, nn.Linear) or not flattens or not all(p.requires_grad for p in last.parameters()):
         return None
     return last
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    return any(value for name, value in vars(part).items() if name.endswith("_hooks"))
 
 
 def split_linear(
@@ -88,7 +96,7 @@ class Plan:
         *,
         bias: bool,
         batch_size: int | None,
-        separable: bool,
+        by_row: bool,
         memory: int,
     ) -> "Plan":
         """Lay out contributions.
@@ -98,7 +106,7 @@ class Plan:
             members: indices into its groups; those of one row of the sums are adjacent.
             bias: whether the model has a bias.
             batch_size: of the local steps.
-            separable: whether the loss couples no records.
+            by_row: whether several contributions may stand side by side in a call of the loss.
             memory: bytes of Gram matrices to keep.
         """
         groups = cohort.groups
@@ -111,7 +119,7 @@ class Plan:
         within = np.arange(int(counted.sum())) - np.repeat(starts, counted)
         index = groups.order[np.repeat(groups.start[members], counted) + within]
         numbers = np.arange(len(members))
-        in_blocks = in_span & (sizes > 0) & whole if separable else np.zeros_like(whole)
+        in_blocks = in_span & (sizes > 0) & whole if by_row else np.zeros_like(whole)
         in_stacks = in_span & (sizes > 0) & ~in_blocks
 
         held = Held(sizes=sizes, starts=starts, padding=len(index))

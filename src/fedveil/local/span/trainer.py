@@ -126,7 +126,7 @@ class SpanTrainer(SplitTrainer):
                     members,
                     bias=layer.bias is not None,
                     batch_size=as_sgd(self.local).batch_size,
-                    separable=self.task.loss.separable and as_sgd(self.local).projection is None,
+                    by_row=self.task.loss.by_row and as_sgd(self.local).projection is None,
                     memory=self.memory,
                 )
             ]

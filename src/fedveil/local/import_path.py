@@ -1,0 +1,25 @@
+"""What a user names by an import path: a model's factory, a loss, a metric."""
+
+import importlib
+from collections.abc import Mapping
+from typing import cast
+
+from fedveil.errors import ConfigError
+
+
+def import_object(path: str, what: str, known: Mapping[str, object]) -> object:
+    """Return what an import path ``package.module:attribute`` names.
+
+    Raises:
+        ConfigError: the path is no such path (the known names are listed), or it names nothing.
+    """
+    module_name, colon, attribute = path.partition(":")
+    if not (module_name and colon and attribute):
+        raise ConfigError(f"no {what} named {path!r}; use one of {', '.join(known)}, or package.module:name")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{what} {path}: module {module_name} cannot be imported ({error})") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{what} {path}: module {module_name} has no {attribute}")
+    return cast(object, getattr(module, attribute))
