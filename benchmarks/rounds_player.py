@@ -6,6 +6,8 @@ import json
 import sys
 import tempfile
 import time
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -13,10 +15,7 @@ import torch
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 
-try:
-    from fedveil.engine.experiments.study import load_study
-except ModuleNotFoundError:  # in checkouts where it lies elsewhere
-    from fedveil.engine.experiments.study import load_study
+_STUDIES = ("experiments.study", "study")  # where this checkout has them, and where earlier ones do
 
 
 class Clock:
@@ -42,7 +41,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "case.toml"
         written.write_text(sys.argv[1])
-        prepared = prepare(load_study(str(written)).experiments[0])
+        place = next(one for one in _STUDIES if find_spec(f"fedveil.engine.{one.partition('.')[0]}"))
+        study = import_module(f"fedveil.engine.{place}").load_study(str(written))
+        prepared = prepare(study.experiments[0])
     for _ in sys.stdin:
         clock = Clock()
         with tempfile.TemporaryDirectory() as folder:
