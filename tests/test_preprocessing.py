@@ -387,6 +387,30 @@ def test_a_run_killed_after_the_charge_charges_the_release_again(
     assert outcome.statement.epsilon == pytest.approx(prepared.epsilon_with(Role.READER, 2, twice), rel=1e-9)
 
 
+def test_a_run_killed_between_its_releases_and_their_schema_goes_on_with_that_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables(tmp_path)
+    seeded = prepared_in(tmp_path, privacy={"epsilon": 20.0, "insecure_seed": 1})
+    undisturbed, write = run(seeded, tmp_path / "whole", Silent()), RunFolder.write
+
+    def killed(self: RunFolder, name: str, content: bytes) -> None:
+        if name == SCHEMA:
+            raise KeyboardInterrupt
+        write(self, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(seeded, tmp_path / "runs", Silent())
+    folder = tmp_path / "runs" / "hospitals"
+    assert (folder / PREPROCESSED).exists()
+    assert not (folder / SCHEMA).exists()
+    resume(folder, Silent())
+    for name in (SCHEMA, "model.safetensors", "ledger.jsonl"):
+        assert (folder / name).read_bytes() == (undisturbed.folder / name).read_bytes()
+
+
 def test_neighbours_are_planned_alike_and_a_person_moves_the_release_by_one_at_most(tmp_path: Path) -> None:
     found, sums = [], []
     for without in (None, 7):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from types import ModuleType, SimpleNamespace
 
@@ -340,6 +340,18 @@ class CountedByClass(nn.Linear):
         return super().forward(features)
 
 
+def replaced():
+    """A layer whose ``forward`` was put in the place of its class's, and counts in a closure."""
+    model, seen = nn.Linear(2, 2), [0]
+
+    def forward(features):
+        seen[0] += 1
+        return functional.linear(features, model.weight, model.bias)
+
+    model.forward = forward
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "place"),
     [
@@ -347,6 +359,7 @@ class CountedByClass(nn.Linear):
         (hooked("register_forward_pre_hook"), "_forward_pre_hooks"),
         (CountedByName(2, 2), "forward"),
         (CountedByClass(2, 2), "forward"),
+        (replaced(), "forward"),
     ],
 )
 def test_a_model_may_not_count_in_hooks_or_in_what_its_code_names(model, place):
@@ -458,6 +471,51 @@ def test_linear_is_what_is_made_of_linear_parts_alone():
     assert linear_layer(Doubled(nn.Linear(2, 2))) is None
     assert linear_layer(CountedByName(2, 2)) is None
     assert linear_layer(hooked("register_forward_hook")) is None
+    shared, patched = nn.Linear(2, 2), nn.Linear(2, 2)
+    assert linear_layer(nn.Sequential(shared, shared)) is None
+    patched.forward = lambda features: 2 * features
+    assert linear_layer(patched) is None
+
+
+def test_what_is_made_at_the_first_call_and_stays_is_no_state():
+    class Once:
+        @cached_property
+        def scale(self):
+            return 2.0
+
+        def __call__(self, outputs, targets):
+            return self.scale * functional.cross_entropy(outputs, targets, reduction="none")
+
+    validate_loss(RecordLoss("own", Once()), "classification", 3, LABELS)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_tensor_is_told_by_its_numbers():
+    places = torch.tensor([[0, 1], [1, 0]])
+    one, other = (
+        torch.sparse_coo_tensor(places, torch.tensor([1.0, x]), (2, 2), check_invariants=True)
+        for x in (2.0, 3.0)
+    )
+    assert held_by(one) == held_by(one.clone())
+    assert held_by(one) != held_by(other)
+    assert held_by(one.to_sparse_csr()) != held_by(other.to_sparse_csr())
+
+
+def test_what_is_told_hangs_on_no_order_of_a_set_and_on_no_address():
+    """Which is how another process, that resumes a run, tells it too."""
+
+    def name(value):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+
+    def made():
+        kinds = [SimpleNamespace(value=value) for value in range(20)]
+        return [set(map(Member, range(20))), {balanced: 1, hardest: 2}, kinds]
+
+    class Member:
+        def __init__(self, value):
+            self.value = value
+
+    assert held_by(made(), name) == held_by(made(), name)
 
 
 def test_both_surfaces_ask(tmp_path, monkeypatch):

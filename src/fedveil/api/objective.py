@@ -23,7 +23,7 @@ from fedveil.local.import_path import import_object
 from fedveil.local.losses import LOSSES, Loss, Metric, RecordLoss, load_loss
 from fedveil.local.metrics import load_metric
 from fedveil.local.models import build_model
-from fedveil.local.stillness import fingerprint, held_by
+from fedveil.local.stillness import fingerprint, held_by, tensor_bytes
 from fedveil.local.task import Task
 from fedveil.local.validate import validate_behaviour, validate_layers
 from fedveil.local.validate_loss import validate_loss
@@ -95,7 +95,7 @@ def model_digest(model: nn.Module) -> str:
         for name, value in named:
             trained = bool(getattr(value, "requires_grad", False))
             digest.update(f"{kind} {name} {value.dtype} {tuple(value.shape)} {trained}\n".encode())
-            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(tensor_bytes(value))
     for name, setting in sorted(fingerprint(model, _called).items()):
         digest.update(f"setting {name} {setting}\n".encode())
     return digest.hexdigest()

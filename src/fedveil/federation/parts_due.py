@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedveil.engine.releases.evaluation import Evaluation
-from fedveil.engine.releases.preprocessing import read_preprocessed, write_preprocessed
+from fedveil.engine.releases.preprocessing import read_preprocessed, settle_schema, write_preprocessed
 from fedveil.engine.releases.release_run import PreparedReleases, conclude
 from fedveil.engine.releases.side_releases import BESIDE, SideRelease, spent_of
 from fedveil.engine.run import Outcome, last_checkpoint, over_budget
@@ -84,6 +84,7 @@ def refined_before(folder: RunFolder) -> NoisySums:
     Raises:
         RunFolderError: a damaged one.
     """
+    settle_schema(folder)
     found = read_preprocessed(folder.path)
     return () if found is None else found.made
 

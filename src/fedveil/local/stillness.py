@@ -104,6 +104,21 @@ def _refusing_chains() -> Iterator[None]:
         raise ModelError(_TOO_MUCH) from None
 
 
+def tensor_bytes(value: Tensor) -> bytes:
+    """Return what a tensor holds; of a sparse one where its numbers stand, and the numbers."""
+    match value.layout:
+        case torch.sparse_coo:
+            parts = [value._indices(), value._values()]
+        case torch.sparse_csr | torch.sparse_bsr:
+            parts = [value.crow_indices(), value.col_indices(), value.values()]
+        case torch.sparse_csc | torch.sparse_bsc:
+            parts = [value.ccol_indices(), value.row_indices(), value.values()]
+        case _:
+            parts = [value]
+    flat = (part.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for part in parts)
+    return b"".join(one.numpy().tobytes() for one in flat)
+
+
 class _Teller:
     """Tells what is held, everything once: what comes again is told by when it came first."""
 
@@ -124,7 +139,7 @@ class _Teller:
                 hooks = name.endswith("_hooks") and isinstance(value, Mapping)
                 told = self._each(value.values()) if hooks else self.told(value)
                 found[f"{path}.{name}".lstrip(".")] = told
-            found[f"{path}.forward".lstrip(".")] = self.told(type(part))
+            found[f"{path}.forward()".lstrip(".")] = self.told(type(part))
         return found
 
     def told(self, value: object) -> object:
@@ -132,9 +147,8 @@ class _Teller:
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, Tensor):
-            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             hung = [(name, self.told(one)) for name, one in vars(value).items()]
-            return value.dtype, value.shape, zlib.crc32(data.numpy().data), hung
+            return value.dtype, value.shape, zlib.crc32(tensor_bytes(value)), hung
         if isinstance(value, np.ndarray) and value.dtype != object:
             return value.dtype, value.shape, zlib.crc32(np.ascontiguousarray(value).data)
         if id(value) in self._seen:
@@ -152,11 +166,16 @@ class _Teller:
             case nn.Module():
                 return self.module(value)
             case Mapping():
-                return [(repr(key), self.told(one)) for key, one in value.items()], self._attributes(value)
+                return [(self.told(key), self.told(one)) for key, one in value.items()], self._attributes(
+                    value
+                )
             case list() | tuple() | deque() | np.ndarray():
                 return self._each(value), self._attributes(value)
             case set() | frozenset():
-                return sorted(repr(self.told(one)) for one in value), self._attributes(value)
+                # Each by itself: nothing may hang on the order of a set, which is another one in another process.
+                return sorted(repr(_Teller(self._of_objects).told(one)) for one in value), self._attributes(
+                    value
+                )
             case Random():
                 return self.told(value.getstate()), self._attributes(value)
             case FunctionType():

@@ -231,5 +231,21 @@ def check_declared(experiment: Experiment, folder: RunFolder) -> None:
 def write_preprocessed(folder: RunFolder, found: Preprocessed) -> None:
     """Put a preprocessing on the disk, and the schema that follows from it."""
     folder.write_json(PREPROCESSED, found.to_json())
-    document = found.schema.model_dump(mode="json", exclude_none=True)
-    folder.write(SCHEMA, tomlkit.dumps(document).encode())
+    folder.write(SCHEMA, _schema_text(found))
+
+
+def settle_schema(folder: RunFolder) -> bool:
+    """Write the schema that a folder's releases give, where a crash came before it; return whether one had.
+
+    Raises:
+        RunFolderError: a damaged folder.
+    """
+    found, path = read_preprocessed(folder.path), folder / SCHEMA
+    if found is None or (path.exists() and path.read_bytes() == _schema_text(found)):
+        return False
+    folder.write(SCHEMA, _schema_text(found))
+    return True
+
+
+def _schema_text(found: Preprocessed) -> bytes:
+    return tomlkit.dumps(found.schema.model_dump(mode="json", exclude_none=True)).encode()

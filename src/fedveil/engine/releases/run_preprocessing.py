@@ -13,6 +13,7 @@ from fedveil.engine.releases.preprocessing import (
     Preprocessing,
     check_declared,
     read_preprocessed,
+    settle_schema,
     write_preprocessed,
 )
 from fedveil.engine.releases.release_sum import noisy_sum
@@ -46,6 +47,8 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
     if planned is None:
         return prepared
     check_declared(asked, folder)
+    if settle_schema(folder):
+        prepared = prepare(folder.refined(asked))
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         found = read_preprocessed(folder.path)
         made: NoisySums = () if found is None else found.made

@@ -21,9 +21,10 @@ _LINEAR = (nn.Sequential, nn.Flatten, nn.Identity, nn.Linear)
 
 def linear_layer(model: nn.Module) -> nn.Linear | None:
     """Return the layer of a model that is one trainable linear layer on flattened features, else None."""
-    if any(type(part) not in _LINEAR or _has_hooks(part) for part in model.modules()):
+    parts = [part for _, part in model.named_modules(remove_duplicate=False)]
+    if any(type(part) not in _LINEAR or _has_own_ways(part) for part in parts):
         return None
-    layers = [layer for layer in model.modules() if type(layer) is not nn.Sequential]
+    layers = [part for part in parts if type(part) is not nn.Sequential]
     if not layers or not all(isinstance(layer, nn.Flatten | nn.Identity) for layer in layers[:-1]):
         return None
     last = layers[-1]
@@ -34,8 +35,10 @@ def linear_layer(model: nn.Module) -> nn.Linear | None:
     return last
 
 
-def _has_hooks(part: nn.Module) -> bool:
-    return any(value for name, value in vars(part).items() if name.endswith("_hooks"))
+def _has_own_ways(part: nn.Module) -> bool:
+    """Return whether a layer has hooks, or a ``forward`` that was put in the place of its class's."""
+    held = vars(part).items()
+    return "forward" in vars(part) or any(value for name, value in held if name.endswith("_hooks"))
 
 
 def split_linear(

@@ -119,8 +119,8 @@ def drawn(
     entries = triangle(spread[None])[0]
     inside = basis @ (basis.T @ entries)
     rest = entries - inside
-    noise = max(0, len(entries) - 4) * sd**2
-    kept = max(0.0, 1 - noise / float(rest @ rest)) if noise else 1.0
+    noise, length = max(0, len(entries) - 4) * sd**2, float(rest @ rest)
+    kept = 1 - noise / length if noise < length else float(not noise)
     values, vectors = np.linalg.eigh(matrix(inside + kept * rest, len(spread)))
     return (vectors * np.maximum(values, 0)) @ vectors.T, basis, kept
 
