@@ -7,8 +7,9 @@ of training, so that state which a few made-up batches did not show ends the run
 
 Looked at is whatever the model, its hooks and the loss can reach by attributes, containers, closures, defaults and the
 names in their own code: through objects, classes, functions and modules of the user. Of installed packages the objects
-are looked at, and not the code. What is out of sight - a file, a C extension, an attribute hung on somebody else's
-module - is not found: this finds mistakes, and is no defence against code that means to hide.
+are looked at, and not the code. What is out of sight - a file, a C extension, the cache of ``functools``, a context
+variable, a weak reference, methods of a metaclass, an attribute hung on somebody else's module - is not found: this
+finds mistakes, and is no defence against code that means to hide.
 """
 
 from __future__ import annotations
