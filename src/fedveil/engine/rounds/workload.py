@@ -7,7 +7,7 @@ for one client or one block of them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
+from fedveil.engine.rounds.channel_work import ChannelWork
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.turn import Turn
 from fedveil.local.trainer import Sums
-from fedveil.methods.sending import MessageCost, Sending
+from fedveil.methods.sending import Sender
 from fedveil.protection.protocol import Agreement, Drawn
-from fedveil.protection.weighting.silo import SEED_BYTES
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 _BLOCK_ELEMENTS: Final = 1 << 24  # numbers of updates that are trained apart at a time: 128 MiB
@@ -62,79 +62,43 @@ class Trained:
         )
 
 
-class Workload(ABC):
-    """What the clients of one round contribute, as their protocol takes it (:class:`fedveil.protection.work.Work`).
+class Workload(ChannelWork):
+    """What the clients of one round contribute.
 
     Attributes:
         drawn: (|U|,) who takes part in the attempt; None for all.
-        costs: of every message of a channel that counts them.
 
     Args:
         turn: what the round begins with.
         agreed: what the parties agree on.
-        initial: (d,) the model before the first round.
+        initial: (d,) the model before the first round; None: the round is the first.
     """
 
     def __init__(
         self, turn: Turn, agreed: Agreement[Any, Any], initial: Float32[Tensor, " d"] | None = None
     ) -> None:
-        self.turn, self._agreed = turn, agreed
+        super().__init__(agreed, turn.setting.method.channel, turn.length)
+        self.turn = turn
         self._initial = turn.model if initial is None else initial
-        self._attempt = 0
         self.drawn: Drawn | None = None
-        self.costs: list[MessageCost] = []
-
-    @abstractmethod
-    def begin(self, attempt: int) -> Drawn | None:
-        """Begin an attempt, whose noise is its own; return who was drawn."""
 
     def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
         """Return which clients of a cohort contribute: all, or the drawn ones where each has messages of its own."""
-        if self.turn.setting.method.channel.by_clients and self.drawn is not None:
+        if self._channel.by_clients and self.drawn is not None:
             return tuple(np.flatnonzero(self.drawn).tolist())
         return cohort
-
-    def give(self, sender: int) -> Any:
-        """Return what a client contributes to the attempt."""
-        return self._agreed.given(self, sender)
 
     @abstractmethod
     def trained(self) -> Trained:
         """Return what may be shown of the training, once an attempt has come to its end."""
-
-    # --- what there is to give ---------------------------------------------------------------------------------
-
-    @abstractmethod
-    def bare(self, client: int) -> Float64[np.ndarray, " d"]:
-        """Return a client's bounded, weighted sum before its channel."""
-
-    @abstractmethod
-    def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
-        """Return a client's contributions by themselves, each with weight 1."""
-
-    def message(self, client: int) -> Float64[np.ndarray, " d"] | bytes:
-        """Return what the channel makes of a client's sum, and note what it costs where that is counted."""
-        sending = self._sent(self.bare(client), client)
-        if sending.cost is not None:
-            self.costs.append(sending.cost)
-        return sending.payload
-
-    def share(self, client: int) -> Float64[np.ndarray, " d"]:
-        """Return a client's share of the noise."""
-        return self._sent(np.zeros(self.turn.length), client).numbers
-
-    def dither(self, client: int) -> bytes:
-        """Return the 32-byte key of a client's share of the remainders modulo C."""
-        source = self.turn.privacy.stream("dither", self.turn.round_number, client, self._attempt)
-        return source.uint64(SEED_BYTES // 8).tobytes()
 
     def moved(self) -> Float64[np.ndarray, " d"]:
         """Return how far the model has moved."""
         moved: np.ndarray = (self.turn.model.cpu().double() - self._initial.cpu().double()).numpy()
         return moved
 
-    def _sent(self, vector: Float64[np.ndarray, " d"], client: int) -> Sending:
-        return self.turn.setting.method.channel.send(vector, self.turn.sender(client, self._attempt))
+    def _sender(self, client: int) -> Sender:
+        return self.turn.sender(client, self._attempt)
 
 
 class CohortWork(Workload):
@@ -151,6 +115,7 @@ class CohortWork(Workload):
         self._begun = False
         self._members: Int64[Tensor, " m"] = torch.arange(len(turn.setting.cohort.groups))
         self._sums: Sums | None = None
+        self._past: list[Float64[Tensor, "silos d"]] = []
         self._norms = torch.full((len(self._members),), torch.nan, dtype=torch.float64)
 
     def begin(self, attempt: int) -> Drawn | None:
@@ -158,7 +123,8 @@ class CohortWork(Workload):
 
         Where silos hand over contributions by themselves, training waits until a silo's turn.
         """
-        turn, method, self._attempt = self.turn, self.turn.setting.method, attempt
+        super().begin(attempt)
+        turn, method = self.turn, self.turn.setting.method
         if self._begun and not method.sampler.samples:
             return self.drawn
         self._begun, self.drawn = True, turn.draw(attempt)
@@ -178,7 +144,7 @@ class CohortWork(Workload):
         assert self._sums is not None
         place = client if len(self._sums.total) > 1 else 0
         every = [one[place].cpu().numpy() for one in (self._sums.total, *self._past)]
-        return self.turn.setting.method.channel.encoded(every)
+        return self._channel.encoded(every)
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
         """Return the bounded updates of all users of a silo, ascending: it is not told who was drawn."""
@@ -209,19 +175,25 @@ class ClientWork(Workload):
     A drawn client without records has no contribution, and sends an update of zeros: its message tells nothing.
     """
 
-    def begin(self, attempt: int) -> Drawn | None:
-        """Draw who sends; training waits until a client's turn."""
-        self._attempt = attempt
-        groups = self.turn.setting.cohort.groups
-        self._member_of = np.full(self.turn.setting.n_users, -1)
+    def __init__(
+        self, turn: Turn, agreed: Agreement[Any, Any], initial: Float32[Tensor, " d"] | None = None
+    ) -> None:
+        super().__init__(turn, agreed, initial)
+        groups = turn.setting.cohort.groups
+        self._member_of = np.full(turn.setting.n_users, -1)
         self._member_of[groups.user] = np.arange(len(groups))
-        self._next = 0
+        self._order, self._next = np.zeros(0, dtype=np.int64), 0
         self._block: dict[int, Float64[np.ndarray, " d"]] = {}
         self._members: list[Int64[Tensor, " m"]] = []
         self._norms: list[Float64[Tensor, " m"]] = []
+
+    def begin(self, attempt: int) -> Drawn | None:
+        """Draw who sends; training waits until a client's turn."""
+        super().begin(attempt)
         self.drawn = self.turn.draw(attempt)
         assert self.drawn is not None
-        self._order = np.flatnonzero(self.drawn)
+        self._order, self._next = np.flatnonzero(self.drawn), 0
+        self._block, self._members, self._norms = {}, [], []
         return self.drawn
 
     def bare(self, client: int) -> Float64[np.ndarray, " d"]:
