@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from fedveil.engine.rounds.channel_work import ChannelWork
+from fedveil.engine.rounds.workload import ChannelWork
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender

@@ -7,7 +7,7 @@ for one client or one block of them.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,12 +16,13 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.rounds.channel_work import ChannelWork
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.turn import Turn
 from fedveil.local.trainer import Sums
-from fedveil.methods.sending import Sender
+from fedveil.methods.channels import Channel
+from fedveil.methods.sending import MessageCost, Sender, Sending
 from fedveil.protection.protocol import Agreement, Drawn
+from fedveil.protection.weighting.silo import SEED_BYTES
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 _BLOCK_ELEMENTS: Final = 1 << 24  # numbers of updates that are trained apart at a time: 128 MiB
@@ -60,6 +61,68 @@ class Trained:
             norms=tuple(np.quantile(norms.numpy(), _QUANTILES).tolist()) if len(norms) else None,
             clipped=float(clipped.double().mean()) if len(norms) else None,
         )
+
+
+class ChannelWork(ABC):
+    """What clients give to one sum, of updates or statistics, as a protocol takes it (:class:`~.protection.work.Work`).
+
+    Attributes:
+        agreed: what the parties agree on.
+        costs: of every message of a channel that counts them.
+
+    Args:
+        agreed: what the parties agree on.
+        channel: what makes messages of sums.
+        length: d of a message.
+    """
+
+    def __init__(self, agreed: Agreement[Any, Any], channel: Channel, length: int) -> None:
+        self.agreed, self._channel, self._length, self._attempt = agreed, channel, length, 0
+        self.costs: list[MessageCost] = []
+
+    def begin(self, attempt: int) -> Drawn | None:
+        """Begin an attempt, whose noise is its own; return who was drawn, None for all."""
+        self._attempt = attempt
+        return None
+
+    def give(self, client: int) -> Any:
+        """Return what a client contributes to the attempt."""
+        return self.agreed.given(self, client)
+
+    @abstractmethod
+    def bare(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a client's bounded, weighted sum before its channel."""
+
+    @abstractmethod
+    def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
+        """Return a client's contributions by themselves, each with weight 1."""
+
+    def message(self, client: int) -> Float64[np.ndarray, " d"] | bytes:
+        """Return what the channel makes of a client's sum, and note what it costs where that is counted."""
+        sending = self._sent(self.bare(client), client)
+        if sending.cost is not None:
+            self.costs.append(sending.cost)
+        return sending.payload
+
+    def share(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a client's share of the noise."""
+        return self._sent(np.zeros(self._length), client).numbers
+
+    def dither(self, client: int) -> bytes:
+        """Return the 32-byte key of a client's share of the remainders modulo C."""
+        at = self._sender(client)
+        return at.privacy.stream("dither", at.round, client, at.attempt).uint64(SEED_BYTES // 8).tobytes()
+
+    def moved(self) -> Float64[np.ndarray, " d"]:
+        """Return how far the model has moved: by zeros, where the sum is no step of one."""
+        return np.zeros(self._length)
+
+    @abstractmethod
+    def _sender(self, client: int) -> Sender:
+        """Return a client as the channel needs to know it, in this attempt."""
+
+    def _sent(self, vector: Float64[np.ndarray, " d"], client: int) -> Sending:
+        return self._channel.send(vector, self._sender(client))
 
 
 class Workload(ChannelWork):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from fedveil.engine.rounds.channel_work import ChannelWork
+from fedveil.engine.rounds.workload import ChannelWork
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own.statement import OwnCharges
 from fedveil.federation.session_plan import SessionPlan, Start
