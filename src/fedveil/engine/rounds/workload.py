@@ -22,7 +22,7 @@ from fedveil.local.trainer import Sums
 from fedveil.methods.channels import Channel
 from fedveil.methods.sending import MessageCost, Sender, Sending
 from fedveil.protection.protocol import Agreement, Drawn
-from fedveil.protection.weighting.silo import SEED_BYTES
+from fedveil.protection.weighting.given import SEED_BYTES
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 _BLOCK_ELEMENTS: Final = 1 << 24  # numbers of updates that are trained apart at a time: 128 MiB
