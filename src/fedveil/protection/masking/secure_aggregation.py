@@ -78,7 +78,7 @@ class AggregationPlan:
             raise ProtocolError(
                 f"{self.silos} silos with values up to {self.limit} grid units need "
                 f"{self.largest_sum.bit_length() + 1} bits, more than 64; "
-                "lower the noise or take a coarser grid"
+                "take fewer silos or a lower noise multiplier"
             )
 
     @property
