@@ -25,7 +25,7 @@ from fedveil.protection.masking.recovery_server import RecoverableServer
 from fedveil.protection.masking.recovery_silo import RecoverableSilo
 from fedveil.protection.parts import Model, Task
 from tests.federation_world import MOVING, TESTING, Chaos, Moments, World, asked, in_one_process, population
-from tests.test_run import files, same_model
+from tests.runs import files, same_model
 
 SILOS = 5
 RECOVER: dict[str, Any] = {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 2}
@@ -111,14 +111,14 @@ class Inputs:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: dict[int, list[bytes]] = {}
-        contribute = RecoverableSilo.contribute
+        masked = RecoverableSilo.masked
 
         def giving(silo: RecoverableSilo, units: np.ndarray) -> bytes:
-            sent = contribute(silo, units)
+            sent = masked(silo, units)
             self.given.setdefault(silo.index, []).append(units.tobytes())
             return sent
 
-        monkeypatch.setattr(RecoverableSilo, "contribute", giving)
+        monkeypatch.setattr(RecoverableSilo, "masked", giving)
 
 
 def test_the_model_is_that_of_the_run_in_one_process_where_the_same_silos_vanish(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,8 +31,8 @@ from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.contract.test_methods import CLIP, LOCAL, SIGMA
 from tests.made_up import serve_hospitals
+from tests.runs import Silent, files, json_lines, same_model
 from tests.test_protected_run import asked
-from tests.test_run import Silent, files, same_model
 from tests.test_weighted_run import asked as weighted
 
 EARLY, LATE = Dropouts(before_input=frozenset({1})), Dropouts(before_reveal=frozenset({1}))
@@ -126,6 +125,31 @@ def test_every_attempt_is_paid_before_it_and_recorded_after_it() -> None:
     assert [step[0] for step in play.log] == ["pay", "play", "record"] * 2 + ["pay", "play"]
     assert [step[2] for step in play.log if step[0] == "record"] == [True, False]
     assert {step[2] for step in play.log if step[0] == "play"} == {(0, 1, 2)}
+
+
+def test_a_resumed_round_goes_on_counting_its_attempts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Noise of a seed is drawn by the attempt's number: one that failed may have shown its sum with it."""
+    play = Scripted(((2,), True))
+    assert play.retry(failed=2).play(1, (0, 1, 2), play.attempt) == ("the sum", 4)
+    assert [step[:2] for step in play.log if step[0] != "pay"] == [("play", 2), ("record", 2), ("play", 3)]
+
+    asked_of, stream = list[tuple[Any, ...]](), PrivacyRandomness.stream
+
+    def watch(self: PrivacyRandomness, *path: Any) -> Any:
+        asked_of.append(path)
+        return stream(self, *path)
+
+    monkeypatch.setattr(PrivacyRandomness, "stream", watch)
+    scripted(monkeypatch, {(1, 0): LATE})
+    with pytest.raises(SiloVanished):
+        run(prepare(secure()()), tmp_path, Silent())
+    before = set(asked_of)
+    asked_of.clear()
+    assert resume(tmp_path / "try", Silent()).rounds == 3
+    assert before
+    assert not before & set(asked_of)
 
 
 def test_the_rest_goes_on_as_long_as_the_noise_is_enough() -> None:
@@ -263,18 +287,18 @@ def test_an_attempt_is_charged_if_and_only_if_it_may_have_released(
     outcome = run(prepared, tmp_path, Silent(), transcript=True)
     entries = read_entries(outcome.folder / "ledger.jsonl")
     assert [(entry.round, entry.attempt) for entry in entries] == [(1, 0), (2, 0), (2, 1), (3, 0)]
-    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(outcome.folder / "metrics.jsonl")
     assert [row.get("attempts") for row in rows] == [None, 2, 2, 1]
     assert [row.get("summed") for row in rows] == [None, 2, 2, 3]
     spent = [prepared.epsilon_after(charges) for charges in (0, 1, 3, 4)]
     assert [row["epsilon"] for row in rows] == spent
     assert outcome.statement.epsilon == spent[-1]
-    failed = [json.loads(line) for line in (outcome.folder / "attempts.jsonl").read_text().splitlines()]
+    failed = json_lines(outcome.folder / "attempts.jsonl")
     assert [(row["round"], row["attempt"], row["silos"], row["may_have_released"]) for row in failed] == [
         (1, 0, [1], False),
         (2, 0, [1], True),
     ]
-    lines = [json.loads(line) for line in (outcome.folder / "transcript.jsonl").read_text().splitlines()]
+    lines = json_lines(outcome.folder / "transcript.jsonl")
     assert {line["attempt"] for line in lines if line["round"] == 2} == {0, 1}
 
 
