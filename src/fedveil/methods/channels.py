@@ -27,7 +27,7 @@ class Channel(Source):
         content: what a message tells whoever reads it.
         coded: whether a message is bytes that travel sealed, with a key of their own, and not numbers.
         order: p of the norm l_p in which the noise is measured.
-        by_server: whether the server adds the noise, so that it is trusted with the sum.
+        by_server: whether the server adds the noise, so that it is trusted with every update.
         by_clients: whether every client sends a message of its own, with noise of its own.
         whole: whether messages are whole numbers of one grid, in a range known beforehand and with their share of one
             noise: masks fit on them, and their sum is of use.
