@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -291,6 +292,19 @@ def test_what_was_released_is_not_stated_again_for_another_document(
     assert (released / "privacy.json").read_bytes() == before
     resume_releases(prepare_release(read_release_document(released / "statistics.toml")), released)
     assert (released / "privacy.json").read_bytes() == before
+
+
+def test_charges_that_another_machine_rounded_otherwise_are_told_from_another_document(
+    released: Path,
+) -> None:
+    prepared = prepare_release(read_release_document(released / "statistics.toml"))
+    (guarantee,) = prepared.series.guarantees
+    assert isinstance(guarantee.event, GaussianEvent)
+    for factor, told in ((1 + 1e-12, "whose last digits differ"), (1.001, "charged for other releases")):
+        event = replace(guarantee.event, noise_multiplier=guarantee.event.noise_multiplier * factor)
+        series = replace(prepared.series, guarantees=(replace(guarantee, event=event),))
+        with pytest.raises(RunFolderError, match=told):
+            resume_releases(replace(prepared, series=series), released)
 
 
 def spent_by_two(folder: Path) -> float:
