@@ -33,10 +33,11 @@ from benchmarks.weighting_silo import (
 )
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.protection.weighting.paillier_weights import PaillierKeyHolder, choose_layout
 from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
 from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
-from fedveil.protection.weighting.weighted_sums import WeightedGiven, WeightedSums
+from fedveil.protection.weighting.weighted_sums import WeightedSums
 
 
 def rows(quick: bool) -> Iterator[Row]:

@@ -20,6 +20,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.protection.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
+from fedveil.protection.protocol import Place
 from fedveil.randomness import PrivacyRandomness
 
 _T = TypeVar("_T")
@@ -68,7 +69,7 @@ def _round(length: int) -> Iterator[Row]:
     identities = [IdentityKey.generate() for _ in range(_SILOS)]
     roster = tuple(identity.public for identity in identities)
     silos = [
-        AggregationSilo(plan, index=i, identity=identity, roster=roster)
+        AggregationSilo(plan, Place(run=plan.run, number=i, identity=identity, roster=roster))
         for i, identity in enumerate(identities)
     ]
     server = AggregationServer(plan)
@@ -87,7 +88,7 @@ def _round(length: int) -> Iterator[Row]:
             _, seconds = _timed(lambda r=recipient, d=data: silos[r].receive(d))  # type: ignore[misc]
             spent[recipient] += seconds
         for silo in silos:
-            data, seconds = _timed(lambda silo=silo: silo.contribute(units))  # type: ignore[misc]
+            data, seconds = _timed(lambda silo=silo: silo.masked(units))  # type: ignore[misc]
             masking.append(seconds)
             spent[silo.index] += seconds
             messages, seconds = _timed(lambda s=silo.index, d=data: server.receive(s, d))  # type: ignore[misc]

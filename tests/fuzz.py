@@ -38,8 +38,8 @@ from fedveil.federation.document import canonical, read_canonical
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.methods.sending import Coded
 from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.partial.sums import PartialGiven
-from fedveil.protection.weighting.weighted_sums import WeightedGiven
+from fedveil.protection.partial.given import PartialGiven
+from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.quantization import decode_any
 from fedveil.quantization.streams import TAG_BYTES
 from tests.federation_world import asked

@@ -46,7 +46,7 @@ class Given:
             assert session._record is not None
             vector = getattr(given, "message", given)  # what is divided later is the same before and after
             content = vector.tobytes() if isinstance(vector, np.ndarray) else session._record.given
-            self.kept.setdefault((session.number, session._record.round), set()).add(content)
+            self.kept.setdefault((session._place.number, session._record.round), set()).add(content)
 
         patched.setattr(OwnSession, "_keep", noted)
 

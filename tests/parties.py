@@ -13,12 +13,14 @@ import numpy as np
 from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.setup import Prepared
 from fedveil.protection.driver import Driver
+from fedveil.protection.partial.given import PartialGiven, PartialResult
 from fedveil.protection.partial.plan import PartialPlan
-from fedveil.protection.partial.sums import PartialGiven, PartialResult, PartialSums
+from fedveil.protection.partial.sums import PartialSums
 from fedveil.protection.protocol import Agreement, Place
 from fedveil.protection.transcript import Transcript
+from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
-from fedveil.protection.weighting.weighted_sums import WeightedGiven, WeightedSums
+from fedveil.protection.weighting.weighted_sums import WeightedSums
 from fedveil.randomness import PrivacyRandomness
 
 
@@ -29,7 +31,7 @@ class Inside:
         self.transcript = Transcript()
         self.driver = Driver(agreement, self.transcript)
         self.server: Any = self.driver._server
-        self.silos: list[Any] = [client._silo for client in self.driver._clients]  # type: ignore[attr-defined]
+        self.silos: list[Any] = list(self.driver._clients)
         self.plan = replace(plan, run=self.driver._run)
 
     def deliver(self, messages: list[tuple[int, bytes]]) -> None:

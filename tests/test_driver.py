@@ -19,8 +19,9 @@ from fedveil.protection.errors import ProtocolError, SiloVanished
 from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.open_sums import OpenClient, OpenServer, OpenSums, OpenVector
+from fedveil.protection.partial.given import PartialGiven, PartialResult
 from fedveil.protection.partial.plan import PartialPlan
-from fedveil.protection.partial.sums import PartialGiven, PartialResult, PartialSums
+from fedveil.protection.partial.sums import PartialSums
 from fedveil.protection.protocol import Place
 from fedveil.protection.sealed_sums import SealedMessage, SealedSums
 from fedveil.protection.transcript import Transcript

@@ -36,9 +36,10 @@ from fedveil.protection.messages import SERVER, Envelope, RoundStart
 from fedveil.protection.partial import encryption as partial_encryption
 from fedveil.protection.partial import server as partial_server
 from fedveil.protection.partial.ballots import largest
+from fedveil.protection.partial.given import Divided, PartialGiven
 from fedveil.protection.partial.messages import Ballot, PartialUpdate
 from fedveil.protection.partial.server import PartialServer
-from fedveil.protection.partial.sums import Divided, PartialGiven, PartialSumsClient
+from fedveil.protection.partial.sums import PartialClient
 from fedveil.protection.refusals import Code
 from tests.federation_world import (
     ADAPTIVE,
@@ -437,8 +438,8 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     assert party is not None
     assert party._session is not None
     client = party._session.client
-    assert isinstance(client, PartialSumsClient)
-    round_id = RoundId(run=client._silo._plan.run, round=1, attempt=0)
+    assert isinstance(client, PartialClient)
+    round_id = RoundId(run=client._plan.run, round=1, attempt=0)
     start = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))
     with pytest.raises(ProtocolError, match="2 of 3 silos"):
         client.receive(start.encode())

@@ -111,14 +111,14 @@ class Inputs:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: dict[int, list[bytes]] = {}
-        contribute = RecoverableSilo.contribute
+        masked = RecoverableSilo.masked
 
         def giving(silo: RecoverableSilo, units: np.ndarray) -> bytes:
-            sent = contribute(silo, units)
+            sent = masked(silo, units)
             self.given.setdefault(silo.index, []).append(units.tobytes())
             return sent
 
-        monkeypatch.setattr(RecoverableSilo, "contribute", giving)
+        monkeypatch.setattr(RecoverableSilo, "masked", giving)
 
 
 def test_the_model_is_that_of_the_run_in_one_process_where_the_same_silos_vanish(

@@ -29,8 +29,9 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Counts, Drawn, DrawnUsers, Joined, OwnDraw, Part, Task, Totals
 from fedveil.protection.refusals import Code
+from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.protection.weighting.server import WeightingServer
-from fedveil.protection.weighting.weighted_sums import WeightedClient, WeightedGiven
+from fedveil.protection.weighting.silo import WeightingSilo
 from fedveil.randomness import ExperimentRandomness
 from tests.federation_world import (
     MOVING,
@@ -101,10 +102,10 @@ class Record:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: dict[tuple[int, int], list[WeightedGiven]] = {}
         self.learned: dict[int, list[bytes]] = {}
-        contribute, result = WeightedClient.contribute, WeightingServer.result
+        contribute, result = WeightingSilo.contribute, WeightingServer.result
 
-        def giving(client: WeightedClient, round_id: RoundId, given: WeightedGiven) -> list[bytes]:
-            self.given.setdefault((client._silo.index, round_id.round), []).append(given)
+        def giving(client: WeightingSilo, round_id: RoundId, given: WeightedGiven) -> list[bytes]:
+            self.given.setdefault((client.index, round_id.round), []).append(given)
             return contribute(client, round_id, given)
 
         def learning(server: WeightingServer) -> np.ndarray:
@@ -112,7 +113,7 @@ class Record:
             self.learned.setdefault(server.round_id.round, []).append(found.tobytes())
             return found
 
-        monkeypatch.setattr(WeightedClient, "contribute", giving)
+        monkeypatch.setattr(WeightingSilo, "contribute", giving)
         monkeypatch.setattr(WeightingServer, "result", learning)
 
 

@@ -48,7 +48,7 @@ from fedveil.population.draft import draft_schema
 from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.privacy.statement import Statement
-from fedveil.protection.weighting.weighted_sums import WeightedGiven
+from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.report.run_data import load_run
 from tests.federation_world import World, asked, population
 from tests.test_run import Silent

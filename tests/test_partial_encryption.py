@@ -13,9 +13,11 @@ from fedveil.crypto.ckks import CkksKey, CkksParameters
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, MaskedVector
 from fedveil.protection.partial.ballots import decode_bitmap, encode_bitmap
+from fedveil.protection.partial.half import Half
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial.plan import PartialPlan
 from fedveil.protection.partial.sums import PartialSums
+from fedveil.randomness import PrivacyRandomness
 from tests.parties import PartialParties
 
 SILOS, LENGTH, LIMIT = 3, 40, 2**20
@@ -274,6 +276,16 @@ def test_a_value_above_the_limit_names_its_silo_and_not_the_value(part):
     with pytest.raises(ProtocolError, match="silo 2") as error:
         session.aggregate(1, values, split)
     assert str(LIMIT + 12345) not in str(error.value)
+
+
+def test_no_update_is_too_long_to_be_sent():
+    """A silo whose update were refused for its length would tell the server of its records, and end everybody's run."""
+    loose = Half(noise_grid=2.0**-30, largest=64.0)
+    sent = loose.units(np.array([1e30, -65.0, 64.0, 0.25]), PrivacyRandomness.insecure(0), "noise", 0)
+    assert sent.tolist() == [loose.limit, -loose.limit, loose.limit, 2**28]
+    noisy = Half(noise_std=1.0, noise_grid=2.0**-20, largest=64.0)
+    sent = noisy.units(np.array([1e30, -65.0]), PrivacyRandomness.insecure(0), "noise", 0)
+    assert np.abs(sent).max() <= noisy.limit
 
 
 def altered(session, silo, change):

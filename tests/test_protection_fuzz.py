@@ -36,6 +36,7 @@ from fedveil.protection.messages import (
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.parts import PARTS
+from fedveil.protection.protocol import Place
 from fedveil.protection.sealed_sums import SealedMessage, SealingKey
 from fedveil.protection.weighting.messages import (
     BlindedHistogram,
@@ -215,7 +216,10 @@ def test_state_machines_raise_typed_errors_alone_and_reveal_nothing():
     identities = [IdentityKey.generate() for _ in range(2)]
     roster = tuple(identity.public for identity in identities)
     plan = AggregationPlan(run=MOMENT.run, silos=2, length=9, limit=5)
-    silos = [AggregationSilo(plan, index=i, identity=key, roster=roster) for i, key in enumerate(identities)]
+    silos = [
+        AggregationSilo(plan, Place(run=plan.run, number=i, identity=key, roster=roster))
+        for i, key in enumerate(identities)
+    ]
     server = AggregationServer(plan)
     for silo in silos:
         for recipient, data in server.receive(silo.index, silo.announce()):

@@ -37,6 +37,7 @@ from fedveil.protection.masking.recovery_server import RecoverableServer
 from fedveil.protection.masking.recovery_silo import RecoverableSilo
 from fedveil.protection.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
 from fedveil.protection.messages import SERVER, Envelope
+from fedveil.protection.protocol import Place
 
 FALSE_ALARM = 1e-6
 LIMIT = 10**6
@@ -50,7 +51,11 @@ class Run:
         identities = [IdentityKey.generate() for _ in range(silos)]
         roster = tuple(identity.public for identity in identities)
         self.silos = [
-            RecoverableSilo(self.plan, threshold=threshold, index=i, identity=identity, roster=roster)
+            RecoverableSilo(
+                self.plan,
+                Place(run=self.plan.run, number=i, identity=identity, roster=roster),
+                threshold=threshold,
+            )
             for i, identity in enumerate(identities)
         ]
         self.server = RecoverableServer(self.plan, threshold=threshold)
@@ -85,7 +90,7 @@ class Run:
     def to_signatures(self, units, vanished=()):
         """Send the vectors; return them, and the messages that ask for signatures."""
         members = [silo.index for silo in self.silos if silo.awaits_input]
-        vectors = {silo: self.silos[silo].contribute(units[silo]) for silo in members}
+        vectors = {silo: self.silos[silo].masked(units[silo]) for silo in members}
         replies = []
         for silo in members:
             if silo not in vanished:
@@ -135,7 +140,7 @@ def test_a_silo_may_vanish_after_its_vector_too(gone):
 def test_too_few_survivors_end_the_attempt_and_reveal_nothing():
     run = Run()
     run.to_vectors()
-    vectors = {s: run.silos[s].contribute(np.zeros(6, dtype=np.int64)) for s in range(4)}
+    vectors = {s: run.silos[s].masked(np.zeros(6, dtype=np.int64)) for s in range(4)}
     run.server.receive(0, vectors[0])
     run.server.receive(1, vectors[1])
     with pytest.raises(ProtocolError, match="2 silos are left and 3 are needed"):
@@ -229,7 +234,7 @@ def test_a_silo_never_gives_both_shares_of_anybody():
 def test_wrong_survivors_are_refused(alive):
     run = Run()
     run.to_vectors()
-    run.silos[0].contribute(np.zeros(6, dtype=np.int64))
+    run.silos[0].masked(np.zeros(6, dtype=np.int64))
     named = Survivors(silos=alive)
     data = Envelope(round_id=run.server._round_id, sender=SERVER, recipient=0, message=named).encode()
     with pytest.raises(ProtocolError, match="survivors"):
@@ -264,7 +269,7 @@ def test_wrong_revealed_shares_are_noticed():
     run = Run()
     run.to_vectors()
     for silo in (0, 1, 2):
-        run.server.receive(silo, run.silos[silo].contribute(np.zeros(6, dtype=np.int64)))
+        run.server.receive(silo, run.silos[silo].masked(np.zeros(6, dtype=np.int64)))
     answers = []
     for recipient, data in run.step(run.server.proceed())[0]:
         envelope = Envelope.decode(run.silos[recipient].receive(data)[0])
@@ -341,7 +346,7 @@ class Liar:
         messages, _ = self.run.step(self.announced)
         for silo, data in self.run.step(messages)[0]:
             self.told(silo, RelayedShares(shares=relayed(silo, Envelope.decode(data).message.shares)))
-        return [self.run.silos[silo].contribute(np.arange(6) + silo) for silo in range(5)]
+        return [self.run.silos[silo].masked(np.arange(6) + silo) for silo in range(5)]
 
     def signatures(self, named):
         """Name survivors to each silo; return the signatures of those that sign."""

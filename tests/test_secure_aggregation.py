@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
+from fedveil.protection.protocol import Place
 from fedveil.protection.transcript import Transcript
 
 FALSE_ALARM = 1e-6
@@ -37,11 +39,11 @@ class Run:
         self.plan = AggregationPlan(run=os.urandom(16), silos=silos, length=length, limit=limit)
         self.identities = [IdentityKey.generate() for _ in range(silos)]
         self.roster = tuple(identity.public for identity in self.identities)
-        self.silos = [
-            AggregationSilo(self.plan, index=i, identity=identity, roster=self.roster)
-            for i, identity in enumerate(self.identities)
-        ]
+        self.silos = [AggregationSilo(self.plan, self.place(i)) for i in range(silos)]
         self.server = AggregationServer(self.plan)
+
+    def place(self, number):
+        return Place(run=self.plan.run, number=number, identity=self.identities[number], roster=self.roster)
 
     def meet(self):
         for silo in self.silos:
@@ -91,7 +93,7 @@ def test_a_vector_outside_the_plan_is_refused_with_its_silo():
     run.begin()
     for bad in (np.full(8, 1001), np.zeros(7, dtype=np.int64), np.zeros(8)):
         with pytest.raises(ProtocolError, match="silo 1: ") as error:
-            run.silos[1].contribute(bad)
+            run.silos[1].masked(bad)
         assert error.value.silo == 1
         assert "1001" not in str(error.value)
 
@@ -99,7 +101,7 @@ def test_a_vector_outside_the_plan_is_refused_with_its_silo():
 def test_a_vanished_silo_reveals_nothing_even_if_it_comes_back_late():
     run = Run(length=4096).meet()
     run.begin()
-    first = [run.silos[s].contribute(np.full(4096, 7)) for s in range(3)]
+    first = [run.silos[s].masked(np.full(4096, 7)) for s in range(3)]
     for s in (0, 1):
         assert run.server.receive(s, first[s]) == []
     assert run.server.missing == (2,)
@@ -107,7 +109,7 @@ def test_a_vanished_silo_reveals_nothing_even_if_it_comes_back_late():
     with pytest.raises(ProtocolError, match=r"silos \[2\] are missing"):
         run.server.result()
     run.begin(attempt=1, cohort=(0, 1))
-    replies = [run.server.receive(s, run.silos[s].contribute(np.full(4096, 7))) for s in (0, 1)]
+    replies = [run.server.receive(s, run.silos[s].masked(np.full(4096, 7))) for s in (0, 1)]
     for recipient, data in replies[-1]:
         (own,) = run.silos[recipient].receive(data)
         run.server.receive(recipient, own)
@@ -124,7 +126,7 @@ def test_what_the_server_receives_before_the_sum_is_uniform():
     run = Run(length=2**15).meet()
     run.begin()
     for silo in run.silos:
-        data = silo.contribute(np.full(2**15, 3 + silo.index))
+        data = silo.masked(np.full(2**15, 3 + silo.index))
         words = Envelope.decode(data).message.words
         assert stats.chisquare(np.bincount(words.view(np.uint8), minlength=256)).pvalue > FALSE_ALARM
 
@@ -134,7 +136,7 @@ def test_the_same_vector_masked_twice_is_unlinkable():
     vectors = []
     for attempt in (0, 1):
         run.begin(attempt=attempt)
-        data = run.silos[0].contribute(np.zeros(2**14, dtype=np.int64))
+        data = run.silos[0].masked(np.zeros(2**14, dtype=np.int64))
         vectors.append(Envelope.decode(data).message.words)
     difference = vectors[0] - vectors[1]
     assert stats.chisquare(np.bincount(difference.view(np.uint8), minlength=256)).pvalue > FALSE_ALARM
@@ -143,9 +145,7 @@ def test_the_same_vector_masked_twice_is_unlinkable():
 def own_masks(run, round_number):
     """Play a round to its end; return the seeds of the own masks that the server is given."""
     run.begin(round_number)
-    replies = [
-        run.server.receive(silo.index, silo.contribute(np.zeros(8, dtype=np.int64))) for silo in run.silos
-    ]
+    replies = [run.server.receive(silo.index, silo.masked(np.zeros(8, dtype=np.int64))) for silo in run.silos]
     answers = {recipient: run.silos[recipient].receive(data) for recipient, data in replies[-1]}
     for silo, (answer,) in answers.items():
         run.server.receive(silo, answer)
@@ -181,10 +181,10 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     run, other = Run().meet(), Run().meet()
     round_id = run.begin()
     other.begin()
-    foreign = other.silos[1].contribute(np.zeros(8, dtype=np.int64))
+    foreign = other.silos[1].masked(np.zeros(8, dtype=np.int64))
     with pytest.raises(ProtocolError, match="silo 1: a message belongs to another run"):
         run.server.receive(1, foreign)
-    data = run.silos[1].contribute(np.zeros(8, dtype=np.int64))
+    data = run.silos[1].masked(np.zeros(8, dtype=np.int64))
     with pytest.raises(ProtocolError, match="silo 0: sent a message as somebody else"):
         run.server.receive(0, data)
     run.server.receive(1, data)
@@ -218,13 +218,13 @@ def test_a_silo_gives_its_own_mask_once_and_only_after_its_vector():
         run.silos[0].receive(request)
     fresh = Run().meet()
     round_id = fresh.begin()
-    fresh.silos[0].contribute(np.zeros(8, dtype=np.int64))
+    fresh.silos[0].masked(np.zeros(8, dtype=np.int64))
     request = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RevealRequest()).encode()
     assert len(fresh.silos[0].receive(request)) == 1
     with pytest.raises(ProtocolError, match="replay"):
         fresh.silos[0].receive(request)
     with pytest.raises(ProtocolError, match="no round awaits"):
-        fresh.silos[0].contribute(np.zeros(8, dtype=np.int64))
+        fresh.silos[0].masked(np.zeros(8, dtype=np.int64))
 
 
 def test_a_key_that_the_server_put_in_place_is_refused():
@@ -247,7 +247,7 @@ def test_a_key_that_the_server_put_in_place_is_refused():
     }
     for name, key in keys.items():
         altered = Directory(keys=(directory.keys[0], (1, key), directory.keys[2]))
-        silo = AggregationSilo(run.plan, index=0, identity=run.identities[0], roster=run.roster)
+        silo = AggregationSilo(run.plan, run.place(0))
         silo._peers._key = run.silos[0]._peers.agreement_key
         data = Envelope(round_id=silo.round_id, sender=SERVER, recipient=0, message=altered).encode()
         with pytest.raises(ProtocolError, match="silo 1: its public key was refused") as error:
@@ -272,7 +272,7 @@ def test_a_directory_must_be_whole_and_hold_the_own_key():
 
 
 def silo_zero(run):
-    silo = AggregationSilo(run.plan, index=0, identity=run.identities[0], roster=run.roster)
+    silo = AggregationSilo(run.plan, run.place(0))
     silo._peers = run.silos[0]._peers
     return silo
 
@@ -303,7 +303,7 @@ def test_masks_that_do_not_cancel_are_noticed():
     round_id = run.begin()
     replies = []
     for silo in run.silos:
-        data = silo.contribute(np.zeros(8, dtype=np.int64))
+        data = silo.masked(np.zeros(8, dtype=np.int64))
         if silo.index == 1:
             broken = Envelope.decode(data).message.words ^ np.uint32(1 << 20)
             message = MaskedVector(words=broken)
@@ -319,11 +319,14 @@ def test_masks_that_do_not_cancel_are_noticed():
 def test_a_roster_names_each_silo_once_and_this_one_rightly():
     run = Run()
     with pytest.raises(ProtocolError, match="not the one that the roster names"):
-        AggregationSilo(run.plan, index=1, identity=run.identities[0], roster=run.roster)
+        AggregationSilo(run.plan, replace(run.place(0), number=1))
     with pytest.raises(ProtocolError, match="same identity"):
-        AggregationSilo(run.plan, index=0, identity=run.identities[0], roster=(run.roster[0],) * 3)
+        AggregationSilo(
+            run.plan,
+            replace(run.place(0), roster=(run.roster[0],) * 3),
+        )
     with pytest.raises(ProtocolError, match="names 2 silos"):
-        AggregationSilo(run.plan, index=0, identity=run.identities[0], roster=run.roster[:2])
+        AggregationSilo(run.plan, replace(run.place(0), roster=run.roster[:2]))
 
 
 def test_the_transcript_lists_every_message(tmp_path):

@@ -7,6 +7,7 @@ a right interval misses with a probability below 1e-6. Each law also meets an in
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,7 +126,9 @@ def test_counts_and_shares_cover() -> None:
     p = np.array([0.5, 0.3, 0.2])
     cells = rng.multinomial(n, p, size=reps) + sd * rng.normal(size=(reps, 3))
     first = np.array([1.0, 0.0, 0.0])
-    groups = [Group(name="all", values=row, covariance=sd**2 * np.eye(3)) for row in cells]
+    groups = [
+        Group(name="all", values=row, covariance=sd**2 * np.eye(3), everybody=row.sum()) for row in cells
+    ]
     counts: list[Interval | None] = [count(group, first, 1.0) for group in groups]
     shares = [part_of(group, first, 1.0) for group in groups]
     for found, truth in ((counts, n * 0.5), (shares, 0.5)):
@@ -134,12 +137,29 @@ def test_counts_and_shares_cover() -> None:
     assert next(one.privacy for one in counts if one) == pytest.approx(sd**2 / (sd**2 + 100), rel=0.2)
 
 
+def test_counts_of_a_group_cover_for_a_group_s_size_is_drawn_too() -> None:
+    """Of 1,000 people three tenths come to be in the ward, six tenths of whom have the category."""
+    rng, reps, n, sd = np.random.default_rng(8), 2000, 1000, 4.0
+    ward = rng.binomial(n, 0.3, size=reps)
+    having = rng.binomial(ward, 0.6)
+    cells = np.stack([having, ward - having], axis=1) + sd * rng.normal(size=(reps, 2))
+    for weights, truth in ((np.array([1.0, 1.0]), 300), (np.array([1.0, 0.0]), 180)):
+        for everybody, covered in ((n, True), (None, False)):
+            groups = [
+                Group(name="A", values=row, covariance=sd**2 * np.eye(2), everybody=everybody or row.sum())
+                for row in cells
+            ]
+            held = covers([count(group, weights, 1.0) for group in groups], truth)
+            assert (held == pytest.approx(0.95, abs=around(0.95, reps))) == covered
+
+
 def test_a_persons_pairs_are_not_taken_for_people() -> None:
     """Person-silo pairs: somebody in three silos is three units, and the interval has room for all of them."""
     rng, reps, n = np.random.default_rng(3), 800, 300
     pairs = 3.0 * rng.binomial(n, 0.4, size=reps)
     groups = [
-        Group(name="all", values=np.array([value, 3 * n - value]), covariance=np.eye(2)) for value in pairs
+        Group(name="all", values=np.array([value, 3 * n - value]), covariance=np.eye(2), everybody=3 * n)
+        for value in pairs
     ]
     one = np.array([1.0, 0.0])
     assert covers([count(group, one, 3.0) for group in groups], 3 * n * 0.4) >= 0.95 - around(0.95, reps)
@@ -328,6 +348,26 @@ def test_the_kaplan_meier_band_covers_simultaneously() -> None:
     assert inside / reps == pytest.approx(0.95, abs=around(0.95, reps))
     assert covers(list(points), _TRUE[4]) == pytest.approx(0.95, abs=around(0.95, reps))
     assert np.mean(blind_points) < 0.85
+
+
+def test_the_band_covers_where_hardly_an_event_was_seen_and_noise_is_small() -> None:
+    rng, reps, n, sd, hazard = np.random.default_rng(9), 400, 200, 0.5, 0.01
+    grid, inside, blind_inside = (0.0, 1.0, 2.0, 3.0, 4.0), 0, 0
+    true = np.exp(-hazard * np.array(grid[1:]))
+    for _ in range(reps):
+        time, censored = rng.exponential(1 / hazard, n), rng.uniform(0, 8, n)
+        place = np.minimum(np.ceil(np.minimum(time, censored)), 5).astype(int) - 1
+        exits = np.bincount(place, minlength=5)[::-1] + sd * rng.normal(size=5)
+        happened = (time <= censored) & (place < 4)
+        events = np.bincount(place[happened], minlength=4) + sd * rng.normal(size=4)
+        found = curve((exits, sd**2 * np.eye(5)), (events, sd**2 * np.eye(4)), grid, 1.0)
+        for band in (found, replace(found, few=0 * found.few)):
+            low, high = band.band()
+            held = bool(((low <= true) & (high >= true)).all())
+            inside += held and band is found
+            blind_inside += held and band is not found
+    assert inside / reps == pytest.approx(0.95, abs=around(0.95, reps))
+    assert blind_inside / reps < 0.95 - around(0.95, reps)
 
 
 def test_intervals_of_rare_events_hold_although_noise_makes_counts_negative() -> None:

@@ -128,6 +128,31 @@ def test_every_attempt_is_paid_before_it_and_recorded_after_it() -> None:
     assert {step[2] for step in play.log if step[0] == "play"} == {(0, 1, 2)}
 
 
+def test_a_resumed_round_goes_on_counting_its_attempts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Noise of a seed is drawn by the attempt's number: one that failed may have shown its sum with it."""
+    play = Scripted(((2,), True))
+    assert play.retry(failed=2).play(1, (0, 1, 2), play.attempt) == ("the sum", 4)
+    assert [step[:2] for step in play.log if step[0] != "pay"] == [("play", 2), ("record", 2), ("play", 3)]
+
+    asked_of, stream = list[tuple[Any, ...]](), PrivacyRandomness.stream
+
+    def watch(self: PrivacyRandomness, *path: Any) -> Any:
+        asked_of.append(path)
+        return stream(self, *path)
+
+    monkeypatch.setattr(PrivacyRandomness, "stream", watch)
+    scripted(monkeypatch, {(1, 0): LATE})
+    with pytest.raises(SiloVanished):
+        run(prepare(secure()()), tmp_path, Silent())
+    before = set(asked_of)
+    asked_of.clear()
+    assert resume(tmp_path / "try", Silent()).rounds == 3
+    assert before
+    assert not before & set(asked_of)
+
+
 def test_the_rest_goes_on_as_long_as_the_noise_is_enough() -> None:
     play = Scripted(((2,), False))
     play.retry(waits=False).play(1, (0, 1, 2), play.attempt)

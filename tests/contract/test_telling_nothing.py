@@ -31,14 +31,16 @@ from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.protection.messages import Envelope, Message, RoundStart
 from fedveil.protection.open_sums import OpenSums
 from fedveil.protection.partial import encryption as partial_encryption
+from fedveil.protection.partial.given import PartialGiven
 from fedveil.protection.partial.plan import PartialPlan
-from fedveil.protection.partial.sums import PartialGiven, PartialSums
+from fedveil.protection.partial.sums import PartialSums
 from fedveil.protection.sealed_sums import SealedSums
 from fedveil.protection.transcript import Transcript
+from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.protection.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
 from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
 from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
-from fedveil.protection.weighting.weighted_sums import WeightedGiven, WeightedSums
+from fedveil.protection.weighting.weighted_sums import WeightedSums
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
 EVERYBODY = tuple(range(SILOS))

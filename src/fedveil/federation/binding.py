@@ -41,7 +41,7 @@ from fedveil.protection.parts import (
     Terms,
     Totals,
 )
-from fedveil.protection.peers import Roster
+from fedveil.protection.protocol import Roster
 from fedveil.protection.refusals import Code
 from fedveil.protection.wire import Writer
 

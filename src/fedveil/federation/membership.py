@@ -17,7 +17,7 @@ from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import Charter
 from fedveil.files import parse_toml, read_text
-from fedveil.protection.peers import Roster
+from fedveil.protection.protocol import Roster
 from fedveil.validation import explained
 
 _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -14,7 +14,8 @@ AS_TEXT: Final = (
     "Ids are told apart as text: a person whose id is written in two ways (case, leading zeros, accents) counts as two "
     "people, each of them protected alone."
 )
-"""What every statement about ids says; whether there are such ids is not looked at, for that would tell of them."""
+"""What every statement about ids says. No statement looks whether there are such ids, for that would tell of them; who
+holds the ids is warned (:func:`alike`)."""
 
 _SEPARATORS: Final = re.compile(r"[\s\-_./]+")
 

@@ -1,12 +1,9 @@
-"""A client's end of a session, as a carrier holds it, over the state machine that plays a protocol.
-
-A machine knows its own phases and messages; its end answers what every carrier asks
-(:mod:`fedveil.protection.protocol`). A server's machine is its own end.
-"""
+"""A client's end of a session, as a carrier holds it: what the ends of all protocols have in common."""
 
 from __future__ import annotations
 
-from typing import Any, Generic
+from abc import ABC, abstractmethod
+from typing import Generic
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.protection.errors import ProtocolError
@@ -14,16 +11,10 @@ from fedveil.protection.messages import SERVER, Envelope, Message
 from fedveil.protection.protocol import GivenIn, Place, ResultOut
 
 
-class ClientEnd(Generic[GivenIn, ResultOut]):
-    """A client's end, of a protocol whose result is the server's.
+class ClientEnd(ABC, Generic[GivenIn, ResultOut]):
+    """A client's end; unless it says otherwise, of a protocol whose result is the server's."""
 
-    Args:
-        place: the client's in the session.
-        silo: the state machine.
-    """
-
-    def __init__(self, place: Place, silo: Any) -> None:
-        self._place, self._silo = place, silo
+    _place: Place
 
     @property
     def learned(self) -> bool:
@@ -35,29 +26,9 @@ class ClientEnd(Generic[GivenIn, ResultOut]):
         """Nothing: what is given depends on what was asked alone."""
         return b""
 
-    @property
-    def awaits_input(self) -> bool:
-        """Whether :meth:`contribute` is due."""
-        awaits: bool = self._silo.awaits_input
-        return awaits
-
-    def bind(self, context: bytes) -> None:
-        """Bind the keys of the setup, then of every round, to what this client was told."""
-        self._silo.bind(context)
-
+    @abstractmethod
     def check_round(self, round_id: RoundId) -> None:
         """Return if this is the round that has begun here; else raise a ProtocolError."""
-        self._silo.check_round(round_id)
-
-    def announce(self) -> bytes | None:
-        """Return the first message, None if the server's comes first."""
-        first: bytes | None = self._silo.announce()
-        return first
-
-    def receive(self, data: bytes) -> list[bytes]:
-        """Read a message of the server, or what it relays of client 0; return the answers."""
-        answers: list[bytes] = self._silo.receive(data)
-        return answers
 
     def contribute(self, round_id: RoundId, given: GivenIn) -> list[bytes]:
         """Return the messages that bring what is given into the sum, once it is kept."""
@@ -73,8 +44,9 @@ class ClientEnd(Generic[GivenIn, ResultOut]):
         """Refuse: the clients have no result to compare."""
         raise ProtocolError("clients have no result of their own to compare", silo=self._place.number)
 
+    @abstractmethod
     def _send(self, given: GivenIn, round_id: RoundId) -> list[bytes]:
-        return [self._silo.contribute(given)]
+        """Return the messages of what is given, which is kept."""
 
 
 class MessageEnd(ClientEnd[GivenIn, ResultOut]):
@@ -85,7 +57,7 @@ class MessageEnd(ClientEnd[GivenIn, ResultOut]):
     """
 
     def __init__(self, place: Place) -> None:
-        super().__init__(place, None)
+        self._place = place
 
     @property
     def awaits_input(self) -> bool:

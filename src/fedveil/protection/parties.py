@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from fedveil.crypto.agreement import RoundId, SignedKey
-from fedveil.crypto.keys import IdentityKey
+from fedveil.protection.ends import ClientEnd
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Announcement, Directory, Envelope, Inbox, Message, RoundStart
-from fedveil.protection.peers import Peers, Roster, check_cohort
+from fedveil.protection.peers import Peers, check_cohort
+from fedveil.protection.protocol import GivenIn, Place, ResultOut
 
 
 class Plan(Protocol):
@@ -72,41 +73,52 @@ class Party:
         return [(silo, self._envelope(message, silo)) for silo in silos]
 
 
-class KeyedSilo(Party):
-    """A silo that agrees on a key with every other one in the setup and takes part in rounds.
+class SiloParty(Party, ClientEnd[GivenIn, ResultOut]):
+    """A silo that takes part in rounds which the server begins; it is its own end of the session.
 
     Args:
         plan: what all parties agreed on.
-        index: the silo's number.
-        identity: its long-term key.
-        roster: all silos' public identities.
+        place: the silo's in the session.
+    """
+
+    def __init__(self, plan: Plan, place: Place) -> None:
+        super().__init__(plan, place.number)
+        self._place, self.index = place, place.number
+        self._cohort: tuple[int, ...] = ()
+
+    def check_round(self, round_id: RoundId) -> None:
+        """Return if this is the round and attempt that the server's message has begun here.
+
+        Raises:
+            ProtocolError: it is another one.
+        """
+        if round_id != self._round_id:
+            raise ProtocolError(
+                f"round {round_id.round}, attempt {round_id.attempt} has not begun", silo=self.index
+            )
+
+
+class KeyedSilo(SiloParty[GivenIn, ResultOut]):
+    """A silo that agrees on a key with every other one in the setup.
+
+    Args:
+        plan: what all parties agreed on.
+        place: the silo's in the session.
         purpose: what the agreement key is for.
 
     Raises:
         ProtocolError: a roster of another number of silos, or with another identity for this one.
     """
 
-    def __init__(
-        self, plan: Plan, *, index: int, identity: IdentityKey, roster: Roster, purpose: str
-    ) -> None:
-        if len(roster) != plan.silos:
-            raise ProtocolError(f"the roster names {len(roster)} silos, the plan {plan.silos}")
-        super().__init__(plan, index)
-        self.index = index
-        self._peers = Peers(index=index, identity=identity, roster=roster, purpose=purpose)
-        self._cohort: tuple[int, ...] = ()
+    def __init__(self, plan: Plan, place: Place, *, purpose: str) -> None:
+        if len(place.roster) != plan.silos:
+            raise ProtocolError(f"the roster names {len(place.roster)} silos, the plan {plan.silos}")
+        super().__init__(plan, place)
+        self._peers = Peers(place, purpose)
 
     def announce(self) -> bytes:
         """Return the silo's first message: its signed public key."""
         return self._envelope(Announcement(key=self._peers.sign(self._round_id)))
-
-    def check_round(self, round_id: RoundId) -> None:
-        """Return if this is the round and attempt that has begun here.
-
-        Raises:
-            ProtocolError: it is another one.
-        """
-        check_same_round(round_id, self._round_id, self.index)
 
     def _agree(self, directory: Directory) -> None:
         """Agree with every silo of the plan."""
@@ -175,13 +187,3 @@ class CohortServer(Party):
 
     def _to_cohort(self, message: Message) -> list[tuple[int, bytes]]:
         return self._to_each(self._cohort, message)
-
-
-def check_same_round(round_id: RoundId, begun: RoundId, silo: int) -> None:
-    """Return if a round and attempt is the one that the server's message has begun at a silo.
-
-    Raises:
-        ProtocolError: it is another one.
-    """
-    if round_id != begun:
-        raise ProtocolError(f"round {round_id.round}, attempt {round_id.attempt} has not begun", silo=silo)

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 
 from fedveil.crypto.agreement import AgreementKey, PairwiseSecret, RoundId, SignedKey
 from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.protection.errors import ProtocolError
-
-Roster = tuple[PublicIdentity, ...]
-"""The public identities of all silos, in the order of their numbers; known to every silo before a run."""
+from fedveil.protection.protocol import Place
 
 
 class Peers:
@@ -19,16 +16,15 @@ class Peers:
     The server relays public keys and could put its own in place; it cannot sign them (Protocol 1, requirement 11).
 
     Args:
-        index: the silo's own number.
-        identity: its long-term key.
-        roster: the identities of all silos.
+        place: the silo's in the session.
         purpose: what the agreement key is for; part of what is signed.
 
     Raises:
         ProtocolError: the identity is not the one the roster has for this silo.
     """
 
-    def __init__(self, *, index: int, identity: IdentityKey, roster: Roster, purpose: str) -> None:
+    def __init__(self, place: Place, purpose: str) -> None:
+        index, identity, roster = place.number, place.identity, place.roster
         if not 0 <= index < len(roster) or roster[index] != identity.public:
             raise ProtocolError("the identity key is not the one that the roster names", silo=index)
         if len({public.raw for public in roster}) != len(roster):

@@ -19,16 +19,17 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.crypto.keys import IdentityKey
+from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges
 from fedveil.protection.messages import SERVER
-from fedveil.protection.peers import Roster
 from fedveil.protection.work import Work
 from fedveil.randomness import PrivacyRandomness
 
 Outgoing: TypeAlias = list[tuple[int, bytes]]
 """Messages of the server: recipient and bytes."""
+Roster: TypeAlias = tuple[PublicIdentity, ...]
+"""The public identities of all silos, in the order of their numbers; known to every silo before a run."""
 Drawn: TypeAlias = Bool[np.ndarray, " users"]
 
 GivenT = TypeVar("GivenT")

@@ -89,7 +89,10 @@ def _crossed(released: Released, name: str, block: Block, columns: Sequence[str]
     kept = [next(i for i, axis in enumerate(axes) if axis.columns == (column,)) for column in columns]
     # independent groups: the joint covariance has one block of the cells' a group
     whole = Group(
-        name=ALL, values=cells.values.ravel(), covariance=np.kron(np.eye(n_groups), cells.covariance)
+        name=ALL,
+        values=cells.values.ravel(),
+        covariance=np.kron(np.eye(n_groups), cells.covariance),
+        everybody=float(np.clip(cells.values, 0, None).sum()),
     )
     for chosen in product(*(range(sizes[axis]) for axis in kept)):
         index: list[slice | int] = [slice(None)] * len(axes)

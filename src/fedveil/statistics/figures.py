@@ -75,11 +75,13 @@ class Group:
         name: of the group.
         values: (width,) estimates.
         covariance: (width, width) of their noise.
+        everybody: the estimated number of units of all people, whatever their group.
     """
 
     name: str
     values: Float64[np.ndarray, " width"]
     covariance: Float64[np.ndarray, "width width"]
+    everybody: float
 
     def total(self, weights: Float64[np.ndarray, " width"]) -> tuple[float, float]:
         """Return a weighted sum of the cells, and the variance of its noise."""
@@ -88,13 +90,14 @@ class Group:
 
 def groups_of(block: Block, cells: Cells) -> tuple[Group, ...]:
     """Return all people together, and every group where there are several."""
-    n = block.groups.size
-    everybody = Group(name=ALL, values=cells.values.sum(axis=0), covariance=n * cells.covariance)
+    n, values = block.groups.size, cells.values.sum(axis=0)
+    everybody = float(np.clip(values, 0, None).sum())
+    whole = Group(name=ALL, values=values, covariance=n * cells.covariance, everybody=everybody)
     if n == 1:
-        return (everybody,)
+        return (whole,)
     single = zip(block.groups.labels, cells.values, strict=True)
-    return everybody, *(
-        Group(name=name, values=values, covariance=cells.covariance) for name, values in single
+    return whole, *(
+        Group(name=name, values=row, covariance=cells.covariance, everybody=everybody) for name, row in single
     )
 
 
@@ -102,11 +105,12 @@ def count(group: Group, weights: Float64[np.ndarray, " width"], people_per_unit:
     """Return a weighted sum of one-hot cells, for a fixed number of people drawn from a population.
 
     A person's share of the sum is h with E h^2 at most people_per_unit times the weighted squares of the cells; what
-    is subtracted is the square of its mean, over the number of people, which is their total where units are people.
+    is subtracted is the square of its mean, over the number of people, which is the total of all groups where units are
+    people. How many of them are in a group is drawn too: a group's own size is no fixed number.
     """
     estimate, noise = group.total(weights)
-    seen = np.clip(group.values, 0, None)
-    squares, total = people_per_unit * float(weights**2 @ seen), float(seen.sum())
+    seen, total = np.clip(group.values, 0, None), group.everybody
+    squares = people_per_unit * float(weights**2 @ seen)
     known = float(weights @ seen) ** 2 / total if total > 0 and people_per_unit == 1 else 0.0
     return normal(estimate, noise, max(0.0, squares - known))
 

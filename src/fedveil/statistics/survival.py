@@ -37,6 +37,7 @@ class Curve:
         at_risk: (k,) people at risk at the start of each.
         covariance: (k, k) of log S.
         noise: (k, k) the part of it that is noise.
+        few: (k,) what the events of z^2 / 2 more people would add to the standard deviation of log S.
     """
 
     grid: Float64[np.ndarray, " k"]
@@ -44,6 +45,7 @@ class Curve:
     at_risk: Float64[np.ndarray, " k"]
     covariance: Float64[np.ndarray, "k k"]
     noise: Float64[np.ndarray, "k k"]
+    few: Float64[np.ndarray, " k"]
 
     def point(self, k: int) -> Interval:
         """Return S at the end of an interval with its pointwise interval, of log(-log S).
@@ -75,9 +77,13 @@ class Curve:
         )
 
     def band(self) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
-        """Return the ends of the simultaneous 95 % band: S (1 ± c sd of log S), within [0, 1]."""
-        sd = np.sqrt(np.diag(self.covariance))
-        half = largest_z(self.covariance) * sd * self.survival
+        """Return the ends of the simultaneous 95 % band: S (1 ± c sd of log S), within [0, 1].
+
+        Greenwood's variance is 0 where no event was seen, and too small where few were: those of z^2 / 2 people add
+        theirs, as people at the ends do for shares.
+        """
+        covariance = self.covariance + np.outer(self.few, self.few)
+        half = largest_z(covariance) * np.sqrt(np.diag(covariance)) * self.survival
         return np.clip(self.survival - half, 0, 1), np.clip(self.survival + half, 0, 1)
 
 
@@ -119,6 +125,7 @@ def curve(
         at_risk=at_risk[:k],
         covariance=lower @ (people + noise) @ lower.T,
         noise=lower @ noise @ lower.T,
+        few=people_per_unit * NORMAL_95 / np.sqrt(2) / effective,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from fedveil.engine.rounds.workload import ChannelWork
 from fedveil.methods.claims import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender
@@ -23,7 +24,6 @@ from fedveil.population.records import Groups
 from fedveil.privacy.bounds import FixedVector
 from fedveil.protection.driver import Driver
 from fedveil.protection.protocol import Agreement
-from fedveil.protection.weighting.silo import SEED_BYTES
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStep, Progress, silo_sums
 from fedveil.statistics.stored import NoisySum
@@ -65,7 +65,7 @@ class Release:
         return self.method.protection.agree(self.method, self.public, groups, 1)
 
 
-class ReleaseWork:
+class ReleaseWork(ChannelWork):
     """What silos give to a release, of the records in a table: those of all silos, or a silo's own.
 
     Args:
@@ -82,53 +82,25 @@ class ReleaseWork:
         privacy: PrivacyRandomness,
         progress: Progress | None = None,
     ) -> None:
-        self._release, self._table, self._privacy, self._attempt = release, table, privacy, 0
-        self._progress = progress
         self._groups = table.pairs()
-        self.agreed = release.agreed(self._groups)
-
-    def begin(self, attempt: int) -> None:
-        """Begin an attempt at the release, with noise of its own."""
-        self._attempt = attempt
-
-    def give(self, silo: int) -> Any:
-        """Return what a silo gives, as the protocol takes it."""
-        return self.agreed.given(self, silo)
-
-    def message(self, client: int) -> Float64[np.ndarray, " d"]:
-        """Return a silo's sum with its share of the noise."""
-        return self._sent(self.bare(client), client)
+        super().__init__(release.agreed(self._groups), release.method.channel, release.step.length)
+        self._release, self._table, self._privacy, self._progress = release, table, privacy, progress
 
     def bare(self, client: int) -> Float64[np.ndarray, " d"]:
         """Return a silo's sum."""
         found: np.ndarray = self._sums[client]
         return found
 
-    def share(self, client: int) -> Float64[np.ndarray, " d"]:
-        """Return a silo's share of the noise."""
-        return self._sent(np.zeros(self._release.step.length), client)
-
-    def dither(self, client: int) -> bytes:
-        """Return the 32-byte key of a silo's share of the remainders."""
-        source = self._privacy.stream("dither", self._release.number, client, self._attempt)
-        return source.uint64(SEED_BYTES // 8).tobytes()
-
-    def moved(self) -> Float64[np.ndarray, " d"]:
-        """Return zeros: no release is a step of a model."""
-        return np.zeros(self._release.step.length)
-
-    def _sent(self, vector: Float64[np.ndarray, " d"], silo: int) -> Float64[np.ndarray, " d"]:
-        """Return a silo's vector with its share of the noise."""
+    def _sender(self, client: int) -> Sender:
         release = self._release
-        at = Sender(
-            number=silo,
+        return Sender(
+            number=client,
             senders=release.public.n_silos,
             round=release.number,
             attempt=self._attempt,
             grid=release.bound.grid,
             privacy=self._privacy,
         )
-        return release.method.channel.send(vector, at).numbers
 
     @cached_property
     def _sums(self) -> Float64[np.ndarray, "silos d"]:

@@ -83,12 +83,13 @@ class RetryPolicy:
         silos: tuple[int, ...],
         attempt: Callable[[int, tuple[int, ...], Dropouts], _T],
     ) -> tuple[_T, int]:
-        """Return what an attempt at the round gave that came to its end, and how many it took.
+        """Return what an attempt at the round gave that came to its end, and how many it took with those that failed.
 
         Args:
             round_number: counts from 1.
             silos: all silos.
-            attempt: plays an attempt: its number, who begins it, and who of them vanishes.
+            attempt: plays an attempt: its number, who begins it, and who of them vanishes. No two attempts at a round
+                have one number, a resume between them or not: users and noise are drawn by it.
 
         Raises:
             SiloVanished: the rule is to end.
@@ -96,17 +97,13 @@ class RetryPolicy:
             BudgetError: another attempt is beyond the budget.
         """
         cohort = silos
-        for number in range(MOST_ATTEMPTS):
+        for number in range(self.failed, self.failed + MOST_ATTEMPTS):
             self.pay()
-            absent = (
-                NOBODY
-                if self.absences is None
-                else self.absences.of(round_number, self.failed + number, cohort)
-            )
+            absent = NOBODY if self.absences is None else self.absences.of(round_number, number, cohort)
             try:
                 return attempt(number, cohort, absent), number + 1
             except SiloVanished as vanished:
-                self.record(self.failed + number, vanished)
+                self.record(number, vanished)
                 if self.on_missing == "end":
                     raise
                 if self.waits:

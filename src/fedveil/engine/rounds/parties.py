@@ -55,6 +55,7 @@ class Parties:
         Clients without messages of their own send one, the sum of all: exact sums on a grid make it the same bits.
         """
         clients = setting.n_users if setting.method.channel.by_clients else setting.cohort.n_silos
-        length = sum(math.prod(shape) for shape in setting.shapes) + setting.method.bound.extra
+        dimension = sum(math.prod(shape) for shape in setting.shapes)
+        length = dimension + setting.method.bound.extra
         agreed = open_sums(setting.method, clients=clients, length=length)
-        return cls(driver=Driver(agreed), initial=torch.zeros(length))
+        return cls(driver=Driver(agreed), initial=torch.zeros(dimension))

@@ -28,7 +28,8 @@ class RoundDiagnostics(Trained):
     """What a simulation may show of a round; computed from private data and covered by no guarantee.
 
     Attributes:
-        bytes_up: what all silos or clients sent to the server, all attempts together; None where nobody counts.
+        bytes_up: what all silos or clients sent to the server, in all attempts since the run was begun or resumed;
+            None where nobody counts.
         communication_cost: what the messages of a channel cost beside the same in float32; None where there are none.
         attempts: how often the round was begun, under a protection.
         summed: how many silos the sum is over, under a protection.

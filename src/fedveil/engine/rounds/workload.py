@@ -19,9 +19,10 @@ from torch import Tensor
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.turn import Turn
 from fedveil.local.trainer import Sums
-from fedveil.methods.sending import MessageCost, Sending
+from fedveil.methods.channels import Channel
+from fedveil.methods.sending import MessageCost, Sender, Sending
 from fedveil.protection.protocol import Agreement, Drawn
-from fedveil.protection.weighting.silo import SEED_BYTES
+from fedveil.protection.weighting.given import SEED_BYTES
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 _BLOCK_ELEMENTS: Final = 1 << 24  # numbers of updates that are trained apart at a time: 128 MiB
@@ -62,47 +63,31 @@ class Trained:
         )
 
 
-class Workload(ABC):
-    """What the clients of one round contribute, as their protocol takes it (:class:`fedveil.protection.work.Work`).
+class ChannelWork(ABC):
+    """What clients give to one sum, of updates or statistics, as a protocol takes it (:class:`~.protection.work.Work`).
 
     Attributes:
-        drawn: (|U|,) who takes part in the attempt; None for all.
+        agreed: what the parties agree on.
         costs: of every message of a channel that counts them.
 
     Args:
-        turn: what the round begins with.
         agreed: what the parties agree on.
-        initial: (d,) the model before the first round.
+        channel: what makes messages of sums.
+        length: d of a message.
     """
 
-    def __init__(
-        self, turn: Turn, agreed: Agreement[Any, Any], initial: Float32[Tensor, " d"] | None = None
-    ) -> None:
-        self.turn, self._agreed = turn, agreed
-        self._initial = turn.model if initial is None else initial
-        self._attempt = 0
-        self.drawn: Drawn | None = None
+    def __init__(self, agreed: Agreement[Any, Any], channel: Channel, length: int) -> None:
+        self.agreed, self._channel, self._length, self._attempt = agreed, channel, length, 0
         self.costs: list[MessageCost] = []
 
-    @abstractmethod
     def begin(self, attempt: int) -> Drawn | None:
-        """Begin an attempt, whose noise is its own; return who was drawn."""
+        """Begin an attempt, whose noise is its own; return who was drawn, None for all."""
+        self._attempt = attempt
+        return None
 
-    def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
-        """Return which clients of a cohort contribute: all, or the drawn ones where each has messages of its own."""
-        if self.turn.setting.method.channel.by_clients and self.drawn is not None:
-            return tuple(np.flatnonzero(self.drawn).tolist())
-        return cohort
-
-    def give(self, sender: int) -> Any:
+    def give(self, client: int) -> Any:
         """Return what a client contributes to the attempt."""
-        return self._agreed.given(self, sender)
-
-    @abstractmethod
-    def trained(self) -> Trained:
-        """Return what may be shown of the training, once an attempt has come to its end."""
-
-    # --- what there is to give ---------------------------------------------------------------------------------
+        return self.agreed.given(self, client)
 
     @abstractmethod
     def bare(self, client: int) -> Float64[np.ndarray, " d"]:
@@ -121,20 +106,62 @@ class Workload(ABC):
 
     def share(self, client: int) -> Float64[np.ndarray, " d"]:
         """Return a client's share of the noise."""
-        return self._sent(np.zeros(self.turn.length), client).numbers
+        return self._sent(np.zeros(self._length), client).numbers
 
     def dither(self, client: int) -> bytes:
         """Return the 32-byte key of a client's share of the remainders modulo C."""
-        source = self.turn.privacy.stream("dither", self.turn.round_number, client, self._attempt)
-        return source.uint64(SEED_BYTES // 8).tobytes()
+        at = self._sender(client)
+        return at.privacy.stream("dither", at.round, client, at.attempt).uint64(SEED_BYTES // 8).tobytes()
+
+    def moved(self) -> Float64[np.ndarray, " d"]:
+        """Return how far the model has moved: by zeros, where the sum is no step of one."""
+        return np.zeros(self._length)
+
+    @abstractmethod
+    def _sender(self, client: int) -> Sender:
+        """Return a client as the channel needs to know it, in this attempt."""
+
+    def _sent(self, vector: Float64[np.ndarray, " d"], client: int) -> Sending:
+        return self._channel.send(vector, self._sender(client))
+
+
+class Workload(ChannelWork):
+    """What the clients of one round contribute.
+
+    Attributes:
+        drawn: (|U|,) who takes part in the attempt; None for all.
+
+    Args:
+        turn: what the round begins with.
+        agreed: what the parties agree on.
+        initial: (d,) the model before the first round; None: the round is the first.
+    """
+
+    def __init__(
+        self, turn: Turn, agreed: Agreement[Any, Any], initial: Float32[Tensor, " d"] | None = None
+    ) -> None:
+        super().__init__(agreed, turn.setting.method.channel, turn.length)
+        self.turn = turn
+        self._initial = turn.model if initial is None else initial
+        self.drawn: Drawn | None = None
+
+    def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
+        """Return which clients of a cohort contribute: all, or the drawn ones where each has messages of its own."""
+        if self._channel.by_clients and self.drawn is not None:
+            return tuple(np.flatnonzero(self.drawn).tolist())
+        return cohort
+
+    @abstractmethod
+    def trained(self) -> Trained:
+        """Return what may be shown of the training, once an attempt has come to its end."""
 
     def moved(self) -> Float64[np.ndarray, " d"]:
         """Return how far the model has moved."""
         moved: np.ndarray = (self.turn.model.cpu().double() - self._initial.cpu().double()).numpy()
         return moved
 
-    def _sent(self, vector: Float64[np.ndarray, " d"], client: int) -> Sending:
-        return self.turn.setting.method.channel.send(vector, self.turn.sender(client, self._attempt))
+    def _sender(self, client: int) -> Sender:
+        return self.turn.sender(client, self._attempt)
 
 
 class CohortWork(Workload):
@@ -151,6 +178,7 @@ class CohortWork(Workload):
         self._begun = False
         self._members: Int64[Tensor, " m"] = torch.arange(len(turn.setting.cohort.groups))
         self._sums: Sums | None = None
+        self._past: list[Float64[Tensor, "silos d"]] = []
         self._norms = torch.full((len(self._members),), torch.nan, dtype=torch.float64)
 
     def begin(self, attempt: int) -> Drawn | None:
@@ -158,7 +186,8 @@ class CohortWork(Workload):
 
         Where silos hand over contributions by themselves, training waits until a silo's turn.
         """
-        turn, method, self._attempt = self.turn, self.turn.setting.method, attempt
+        super().begin(attempt)
+        turn, method = self.turn, self.turn.setting.method
         if self._begun and not method.sampler.samples:
             return self.drawn
         self._begun, self.drawn = True, turn.draw(attempt)
@@ -178,7 +207,7 @@ class CohortWork(Workload):
         assert self._sums is not None
         place = client if len(self._sums.total) > 1 else 0
         every = [one[place].cpu().numpy() for one in (self._sums.total, *self._past)]
-        return self.turn.setting.method.channel.encoded(every)
+        return self._channel.encoded(every)
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
         """Return the bounded updates of all users of a silo, ascending: it is not told who was drawn."""
@@ -209,19 +238,25 @@ class ClientWork(Workload):
     A drawn client without records has no contribution, and sends an update of zeros: its message tells nothing.
     """
 
-    def begin(self, attempt: int) -> Drawn | None:
-        """Draw who sends; training waits until a client's turn."""
-        self._attempt = attempt
-        groups = self.turn.setting.cohort.groups
-        self._member_of = np.full(self.turn.setting.n_users, -1)
+    def __init__(
+        self, turn: Turn, agreed: Agreement[Any, Any], initial: Float32[Tensor, " d"] | None = None
+    ) -> None:
+        super().__init__(turn, agreed, initial)
+        groups = turn.setting.cohort.groups
+        self._member_of = np.full(turn.setting.n_users, -1)
         self._member_of[groups.user] = np.arange(len(groups))
-        self._next = 0
+        self._order, self._next = np.zeros(0, dtype=np.int64), 0
         self._block: dict[int, Float64[np.ndarray, " d"]] = {}
         self._members: list[Int64[Tensor, " m"]] = []
         self._norms: list[Float64[Tensor, " m"]] = []
+
+    def begin(self, attempt: int) -> Drawn | None:
+        """Draw who sends; training waits until a client's turn."""
+        super().begin(attempt)
         self.drawn = self.turn.draw(attempt)
         assert self.drawn is not None
-        self._order = np.flatnonzero(self.drawn)
+        self._order, self._next = np.flatnonzero(self.drawn), 0
+        self._block, self._members, self._norms = {}, [], []
         return self.drawn
 
     def bare(self, client: int) -> Float64[np.ndarray, " d"]:

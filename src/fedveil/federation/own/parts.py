@@ -87,9 +87,7 @@ class OwnParts:
     def _training(self, phase: Phase) -> OwnTraining:
         prepared, policy = self._prepared, self._policy
         event = policy.event(prepared.guarantee)
-        found = OwnTraining(prepared, event, policy.round_seconds, phase)
-        found.whole, found.rounds = self._whole()
-        return found
+        return OwnTraining(prepared, event, policy.round_seconds, phase, whole=self._whole())
 
     def _refinement(self, planned: Preprocessing, made: NoisySums, phase: Phase) -> OwnRelease:
         """Return the work of the next release of a preprocessing: of the records that are trained on."""

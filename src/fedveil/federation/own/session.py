@@ -85,13 +85,13 @@ class OwnSession:
         session: bytes,
         books: Books,
     ) -> None:
-        self.work, self.number = work, place.number
+        self.work = work
         self._books, self._run = books, place.run
         self._session, self._place = session, place
         self.proposed, self._terms = terms.digest, agreed
         self._round, self._known = ("", 0), b""
         self._context = session_context(session, agreed)
-        self._asked, self._identity, self._roster = b"", place.identity, place.roster
+        self._asked = b""
         plan = work.plan
         self._agreement: Agreement[Any, Any] = plan.agreed
         self._least = self._agreement.least
@@ -135,9 +135,11 @@ class OwnSession:
             self.client.bind(self._asked)
         answers = [answer for part in parts for answer in self._read(part)]
         if begins and self.talk.signs:
-            answers.append(Asked(signed=sign_asked(self._identity, self._asked, self._books.ledger.head)))
+            answers.append(
+                Asked(signed=sign_asked(self._place.identity, self._asked, self._books.ledger.head))
+            )
         if self.talk.attests:
-            answers.append(Attested(signature=self._identity.sign(self._of_round())))
+            answers.append(Attested(signature=self._place.identity.sign(self._of_round())))
         return answers
 
     def sign_statement(self, closing: Closing) -> Attested:
@@ -157,7 +159,7 @@ class OwnSession:
             closing, OwnCharges(times=times, whole=agreement.least == agreement.clients)
         )
         books.ledger.end(books.run.hex(), closing.line.hex())
-        return Attested(signature=self._identity.sign(concluded(books.run, self.proposed, closing)))
+        return Attested(signature=self._place.identity.sign(concluded(books.run, self.proposed, closing)))
 
     def _of_round(self) -> bytes:
         """Return what the silo signs at the end of a round."""
@@ -180,8 +182,10 @@ class OwnSession:
             self._books.hear(part, self._session, self._place, least=self._least - 1)
             return []
         if isinstance(part, AskedOfAll):
-            check_asked(self._roster, self._asked, part.signatures, self._least)
-            self._books.note({silo: head for silo, (head, _) in part.signatures if silo != self.number})
+            check_asked(self._place.roster, self._asked, part.signatures, self._least)
+            self._books.note(
+                {silo: head for silo, (head, _) in part.signatures if silo != self._place.number}
+            )
             return []
         if isinstance(part, Relay):
             try:
@@ -236,7 +240,7 @@ class OwnSession:
         with reading("what this silo kept of its last round", RunFolderError):
             before = self.work.after(last)
         start = self.told.start(plan, task.round, before.get(MODEL))
-        drawn = self.told.drawn(plan, self.number)
+        drawn = self.told.drawn(plan, self._place.number)
         again = charged.count(task.round)
         books.ledger.charge(
             run=books.name,
@@ -252,7 +256,7 @@ class OwnSession:
         )
         workload = self.work.workload(task.round, start, drawn, before)
         workload.begin(0 if repeats else again)
-        return workload.give(self.number)
+        return workload.give(self._place.number)
 
     def _keep(self, given: Any) -> None:
         """Put what the silo gives to the round on its disk, before anything of it leaves."""

@@ -56,6 +56,7 @@ class OwnTraining(OwnWork):
         event: what its ledger counts of a round.
         seconds: that the training of a round may take.
         phase: which part of a run it is; None: all of one that does nothing else.
+        whole: what its ledger would count of the whole run, and how many charges that is; None: of this training alone.
     """
 
     def __init__(
@@ -64,12 +65,16 @@ class OwnTraining(OwnWork):
         event: Event,
         seconds: float,
         phase: Phase | None = None,
+        *,
+        whole: tuple[Event, int] | None = None,
     ) -> None:
         self.prepared, self._seconds = prepared, seconds
         self.plan = training_plan(prepared, phase)
         self.promise = Promise.of(prepared, event)
-        self.rounds = prepared.experiment.rounds
-        self.whole = prepared.guarantee.after(event, self.rounds)
+        rounds = prepared.experiment.rounds
+        self.whole, self.rounds = (
+            (prepared.guarantee.after(event, rounds), rounds) if whole is None else whole
+        )
         self._past = PastSums()
 
     def event(self, number: int, *, again: bool) -> Event:

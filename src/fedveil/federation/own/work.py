@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from fedveil.engine.releases.release_sum import ReleaseWork
-from fedveil.engine.rounds.workload import Workload
+from fedveil.engine.rounds.workload import ChannelWork
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own.statement import OwnCharges
 from fedveil.federation.session_plan import SessionPlan, Start
@@ -48,7 +47,7 @@ class OwnWork(ABC):
         start: Start,
         drawn: Bool[np.ndarray, " users"] | None,
         before: Tensors,
-    ) -> Workload | ReleaseWork:
+    ) -> ChannelWork:
         """Return what the silo gives to a round, as the protocol takes it; it has been charged.
 
         Args:

@@ -38,7 +38,7 @@ class DiscreteGaussian:
     ==========================  =================================================================
     std 0, negative, NaN, inf   refused (no noise is the absence of a law, and of a guarantee)
     grid no power of two        refused
-    std / grid > 2^30           refused: choose a coarser grid
+    std / grid > 2^30           refused
     std / grid < 2^-10          refused: the noise would be all but surely zero
     std / grid below about 1    allowed; ``variance`` is then visibly below std²
     ==========================  =================================================================

@@ -32,7 +32,7 @@ class DiscreteLaplace:
     ==========================  =================================================
     scale 0, negative, NaN, inf refused
     grid no power of two        refused
-    scale / grid > 2^30         refused: choose a coarser grid
+    scale / grid > 2^30         refused
     scale / grid < 2^-10        refused: the noise would be all but surely zero
     ==========================  =================================================
 

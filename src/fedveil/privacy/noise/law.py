@@ -101,8 +101,8 @@ def scale_in_units(name: str, scale: float, grid: float) -> float:
     ratio = scale / grid
     if not _SMALLEST_RATIO <= ratio <= _LARGEST_RATIO:
         raise PrivacyError(
-            f"{name} is {ratio:g} times the grid; it must be between 2^-10 (below, the noise is all but "
-            "surely zero) and 2^30 (above, choose a coarser grid)"
+            f"{name} is {ratio:g} times the grid that it lies on; it must be between 2^-10 (below, the noise is all "
+            "but surely zero) and 2^30: at this noise multiplier, or at this epsilon, nothing would be learnt"
         )
     return ratio
 

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from fedveil.crypto.agreement import RUN_BYTES
-from fedveil.protection.ends import ClientEnd
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Step
 from fedveil.protection.masking.recoverable_aggregation import check_threshold
@@ -145,13 +144,7 @@ class MaskedSums:
 
     def client(self, place: Place) -> ClientProtocol[Units, Units]:
         """Return a client's end."""
-        plan, index, identity, roster = (
-            self.plan(place.run, place.least),
-            place.number,
-            place.identity,
-            place.roster,
-        )
+        plan = self.plan(place.run, place.least)
         if self.threshold is None:
-            return ClientEnd(place, AggregationSilo(plan, index=index, identity=identity, roster=roster))
-        silo = RecoverableSilo(plan, threshold=self.threshold, index=index, identity=identity, roster=roster)
-        return ClientEnd(place, silo)
+            return AggregationSilo(plan, place)
+        return RecoverableSilo(plan, place, threshold=self.threshold)

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
-from jaxtyping import Int64
-
 from fedveil.crypto.aead import seal, unseal
 from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, split
 from fedveil.protection.errors import ProtocolError
@@ -35,33 +31,28 @@ from fedveil.protection.masking.recovery_messages import (
     SignedSurvivors,
     Survivors,
 )
-from fedveil.protection.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
+from fedveil.protection.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan, Units
 from fedveil.protection.messages import Envelope, MaskedVector, Message, RoundStart
-from fedveil.protection.parties import Party, check_same_round
-from fedveil.protection.peers import Peers, Roster, check_cohort
+from fedveil.protection.parties import SiloParty
+from fedveil.protection.peers import Peers, check_cohort
+from fedveil.protection.protocol import Place
 
 
-class RecoverableSilo(Party):
+class RecoverableSilo(SiloParty[Units, Units]):
     """One silo of a run.
 
     Args:
         plan: what all parties agreed on.
+        place: the silo's in the session.
         threshold: how many silos must survive.
-        index: the silo's number.
-        identity: its long-term key.
-        roster: all silos' public identities.
     """
 
-    def __init__(
-        self, plan: AggregationPlan, *, threshold: int, index: int, identity: IdentityKey, roster: Roster
-    ) -> None:
+    def __init__(self, plan: AggregationPlan, place: Place, *, threshold: int) -> None:
         check_threshold(threshold, plan.silos)
-        super().__init__(plan, index)
-        self.index = index
-        self._plan, self._threshold, self._identity, self._roster = plan, threshold, identity, roster
+        super().__init__(plan, place)
+        self._plan, self._threshold = plan, threshold
         self._new_peers()
         self._phase = Phase.IDLE
-        self._cohort: tuple[int, ...] = ()
         self._seed = b""
         self._own: tuple[bytes, bytes] = (b"", b"")
         self._held: dict[int, tuple[bytes, bytes]] = {}
@@ -79,10 +70,6 @@ class RecoverableSilo(Party):
 
     def announce(self) -> None:
         """Nothing is to be set up: every attempt has keys of its own."""
-
-    def check_round(self, round_id: RoundId) -> None:
-        """Return if this is the round and attempt that has begun here; else raise a ProtocolError."""
-        check_same_round(round_id, self._round_id, self.index)
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server; return the answers to it.
@@ -112,8 +99,8 @@ class RecoverableSilo(Party):
         assert isinstance(content, AgreedSurvivors)
         return self._reveal(content)
 
-    def contribute(self, units: Int64[np.ndarray, " d"]) -> bytes:
-        """Return the masked vector for the round that has begun; see ``AggregationSilo.contribute``."""
+    def masked(self, units: Units) -> bytes:
+        """Return the masked vector for the round that has begun; see ``AggregationSilo.masked``."""
         if self._phase is not Phase.VECTORS:
             raise ProtocolError("no round awaits this silo's vector", silo=self.index)
         words = self._plan.encode(units, self.index)
@@ -122,10 +109,12 @@ class RecoverableSilo(Party):
         self._phase = Phase.SIGN
         return self._envelope(MaskedVector(words=words))
 
+    def _send(self, given: Units, round_id: RoundId) -> list[bytes]:
+        return [self.masked(given)]
+
     def _new_peers(self) -> None:
         self._masking, self._sealing = (
-            Peers(index=self.index, identity=self._identity, roster=self._roster, purpose=purpose)
-            for purpose in (KEY_PURPOSE, SEAL_PURPOSE)
+            Peers(self._place, purpose) for purpose in (KEY_PURPOSE, SEAL_PURPOSE)
         )
 
     def _start(self, envelope: Envelope, start: RoundStart) -> list[bytes]:
@@ -186,7 +175,7 @@ class RecoverableSilo(Party):
                 "shared, this one among them, are needed"
             )
         self._survivors, self._phase = survivors.silos, Phase.REVEAL
-        signature = self._identity.sign(list_of(self._round_id, self._survivors))
+        signature = self._place.identity.sign(list_of(self._round_id, self._survivors))
         return [self._envelope(SignedSurvivors(signature=signature))]
 
     def _reveal(self, agreed: AgreedSurvivors) -> list[bytes]:
@@ -194,7 +183,7 @@ class RecoverableSilo(Party):
             if silo not in self._survivors:
                 raise ProtocolError("signs a list of survivors that it is not in", silo=silo)
             try:
-                self._roster[silo].verify(list_of(self._round_id, self._survivors), signature)
+                self._place.roster[silo].verify(list_of(self._round_id, self._survivors), signature)
             except CryptoError as error:
                 raise ProtocolError(f"was told of other survivors: {error}", silo=silo) from error
         if len(agreed.signatures) < self._threshold:

@@ -18,12 +18,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Int64, UInt32, UInt64
 
 from fedveil.crypto.agreement import RoundId
-from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import (
@@ -37,9 +37,9 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.parties import CohortServer, KeyedSilo
-from fedveil.protection.peers import Roster
-from fedveil.protection.protocol import Drawn, Outgoing
+from fedveil.protection.protocol import Drawn, Outgoing, Place
 
+Units: TypeAlias = Int64[np.ndarray, " d"]
 Words = UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"]
 
 MASK_PURPOSE = "secure aggregation: vector mask"
@@ -78,7 +78,7 @@ class AggregationPlan:
             raise ProtocolError(
                 f"{self.silos} silos with values up to {self.limit} grid units need "
                 f"{self.largest_sum.bit_length() + 1} bits, more than 64; "
-                "lower the noise or take a coarser grid"
+                "take fewer silos or a lower noise multiplier"
             )
 
     @property
@@ -129,18 +129,16 @@ class _Phase(Enum):
     DONE = auto()
 
 
-class AggregationSilo(KeyedSilo):
+class AggregationSilo(KeyedSilo[Units, Units]):
     """One silo of a run. It reads the server's bytes and answers with bytes.
 
     Args:
         plan: what all parties agreed on.
-        index: the silo's number.
-        identity: its long-term key.
-        roster: all silos' public identities.
+        place: the silo's in the session.
     """
 
-    def __init__(self, plan: AggregationPlan, *, index: int, identity: IdentityKey, roster: Roster) -> None:
-        super().__init__(plan, index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)
+    def __init__(self, plan: AggregationPlan, place: Place) -> None:
+        super().__init__(plan, place, purpose=KEY_PURPOSE)
         self._plan = plan
         self._phase = _Phase.SETUP
         self._seed = b""
@@ -168,7 +166,7 @@ class AggregationSilo(KeyedSilo):
         self._phase = _Phase.DONE
         return [self._envelope(OwnMask(seed=self._seed))]
 
-    def contribute(self, units: Int64[np.ndarray, " d"]) -> bytes:
+    def masked(self, units: Units) -> bytes:
         """Return the masked vector for the round that has begun.
 
         Args:
@@ -185,6 +183,9 @@ class AggregationSilo(KeyedSilo):
         apply_masks_(words, [(self._seed, True), *pairwise])
         self._phase = _Phase.REVEAL
         return self._envelope(MaskedVector(words=words))
+
+    def _send(self, given: Units, round_id: RoundId) -> list[bytes]:
+        return [self.masked(given)]
 
     def _meet(self, directory: Message) -> list[bytes]:
         assert isinstance(directory, Directory)

@@ -27,7 +27,6 @@ from fedveil.crypto.aead import seal, unseal
 from fedveil.crypto.agreement import CONTEXT_BYTES, RUN_BYTES, derive
 from fedveil.crypto.ckks import CkksKey
 from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import (
@@ -39,16 +38,16 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.partial.ballots import Order, decode_bitmap, encode_bitmap, largest, secret_order
+from fedveil.protection.partial.given import PartialGiven, PartialResult
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial.plan import PartialPlan
 from fedveil.protection.parties import KeyedSilo
-from fedveil.protection.peers import Roster
+from fedveil.protection.protocol import SECRET_BYTES, Place
 
 KEY_PURPOSE = "partial encryption"
 _SEAL, _MASK = "partial encryption: common keys", "partial encryption: ballot mask"
 _ORDER, _TAG = "partial encryption: order", "partial encryption: key check"
 _RESULT = "partial encryption: result check"
-_SECRET_BYTES = 32
 
 
 class Phase(Enum):
@@ -63,36 +62,24 @@ class Phase(Enum):
     DONE = auto()
 
 
-class PartialSilo(KeyedSilo):
+class PartialSilo(KeyedSilo[PartialGiven, PartialResult]):
     """One silo of a run. It reads bytes and answers with bytes.
 
     Args:
         plan: what all parties agreed on.
-        index: the silo's number.
-        identity: its long-term key.
-        roster: all silos' public identities.
-        order_secret: for silo 0 alone, the secret of the orders, 32 bytes that the run has for itself, so that a round
-            that is played again in another session has the same orders.
+        place: the silo's in the session. The secret of silo 0's place is that of the orders: the run has it for itself,
+            so that a round that is played again in another session has the same orders.
         workers: processes that share the encryption; they are given the common key. None: encrypt here.
     """
 
-    def __init__(
-        self,
-        plan: PartialPlan,
-        *,
-        index: int,
-        identity: IdentityKey,
-        roster: Roster,
-        order_secret: bytes | None = None,
-        workers: Executor | None = None,
-    ) -> None:
-        super().__init__(plan, index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)
+    def __init__(self, plan: PartialPlan, place: Place, *, workers: Executor | None = None) -> None:
+        super().__init__(plan, place, purpose=KEY_PURPOSE)
         self._plan = plan
         self._phase = Phase.SETUP
         self._directory_known = False
         self._key: CkksKey | None = None
         self._secret = b""
-        self._orders, self._workers = order_secret, workers
+        self._workers = workers
         self._order: Order = np.zeros(0, dtype=np.int64)
         self._partition = np.zeros(0, dtype=np.bool_)
         self._sums = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -100,20 +87,25 @@ class PartialSilo(KeyedSilo):
     @property
     def order_secret(self) -> bytes:
         """The secret of the orders, from when the common keys are known; empty before."""
-        return self._secret[:_SECRET_BYTES]
+        return self._secret[:SECRET_BYTES]
 
     @property
-    def proposes(self) -> bool:
+    def binding(self) -> bytes:
+        """What the orders of ballots are drawn from: another order of the same ballot would show more of it."""
+        return hashlib.sha256(self.order_secret).digest()
+
+    @property
+    def awaits_input(self) -> bool:
         """Whether a round has begun and :meth:`propose` is due."""
         return self._phase is Phase.VOTES
 
     @property
     def divided(self) -> bool:
-        """Whether the partition is known and :meth:`contribute` is due."""
+        """Whether the partition is known and :meth:`encrypted` is due."""
         return self._phase is Phase.INPUTS
 
     @property
-    def summed(self) -> bool:
+    def learned(self) -> bool:
         """Whether the sum has arrived."""
         return self._phase is Phase.DONE
 
@@ -123,7 +115,7 @@ class PartialSilo(KeyedSilo):
 
     @property
     def partition(self) -> Bool[np.ndarray, " d"]:
-        """Which coordinates are encrypted, as soon as it is known (:meth:`contribute` is due)."""
+        """Which coordinates are encrypted, as soon as it is known (:meth:`encrypted` is due)."""
         if self._phase is not Phase.INPUTS:
             raise ProtocolError("the partition of the round is not known", silo=self.index)
         return self._partition
@@ -192,7 +184,7 @@ class PartialSilo(KeyedSilo):
             return [self._envelope(Ballot(bitmap=encode_bitmap(chosen)))]
         return [self._envelope(MaskedVector(words=self._masked(chosen, noise)))]
 
-    def contribute(self, clear: Int64[np.ndarray, " c"], hidden: Int64[np.ndarray, " h"]) -> bytes:
+    def encrypted(self, clear: Int64[np.ndarray, " c"], hidden: Int64[np.ndarray, " h"]) -> bytes:
         """Return the silo's update for the round that has begun, partly encrypted.
 
         Args:
@@ -227,11 +219,12 @@ class PartialSilo(KeyedSilo):
             )
         )
 
-    def result(self) -> tuple[Int64[np.ndarray, " c"], Int64[np.ndarray, " h"]]:
-        """Return the sums over the cohort outside the partition and inside it, ascending, in grid units."""
+    def result(self) -> PartialResult:
+        """Return the sums over the cohort, once they have arrived."""
         if self._phase is not Phase.DONE:
             raise ProtocolError("the sum has not arrived", silo=self.index)
-        return self._sums
+        clear, hidden = self._sums
+        return PartialResult(partition=self._partition, clear=clear, hidden=hidden)
 
     def _meet(self, directory: Directory) -> list[bytes]:
         self._agree(directory)
@@ -239,8 +232,7 @@ class PartialSilo(KeyedSilo):
         if self.index:
             return []
         key = CkksKey(self._plan.ckks)
-        assert self._orders is not None, "silo 0 has the secret"
-        common = self._orders + key.private_bytes()
+        common = self._place.secret() + key.private_bytes()
         self._take(common)
         sealed = []
         for silo in range(1, self._plan.silos):
@@ -259,7 +251,7 @@ class PartialSilo(KeyedSilo):
             raise ProtocolError(f"its common keys were refused: {error}", silo=0) from error
 
     def _take(self, common: bytes) -> None:
-        self._key = CkksKey(self._plan.ckks, common[_SECRET_BYTES:])
+        self._key = CkksKey(self._plan.ckks, common[SECRET_BYTES:])
         self._secret = common
         self._phase = Phase.IDLE
 

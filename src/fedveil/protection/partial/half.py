@@ -20,10 +20,11 @@ class Half:
     """What is done to the numbers of one half of a message.
 
     Attributes:
-        bound: l2 bound that is enforced on the half by itself; None where nothing is to be done.
+        bound: l2 bound that is enforced on the half by itself; None where the whole message was bounded, or nothing is.
         noise_std: standard deviation of its noise, in the unit of the update; 0 for none.
         noise_grid: the grid of what the noise is added to, a power of two.
-        largest: the largest absolute value of a number before the noise.
+        largest: the largest absolute value of a number before the noise. A longer number is cut to it: no update is too
+            long to be sent, since a refusal would tell the server of it.
     """
 
     bound: Bound | None = None
@@ -52,11 +53,12 @@ class Half:
             weight = torch.ones(1, dtype=torch.float64)
             values = self.bound.quantize_(row, self.bound.norms(row), weight)[0].double().numpy()
             values = values * self.bound.grid
+        values = np.clip(values, -self.largest, self.largest)
         if self.noise_std:
             source = privacy.stream(*path)
             values = values + grid_gaussian(len(values), self.noise_std, self.noise_grid, source)
         return np.rint(values / self.grid).astype(np.int64)
 
 
-WHOLE_NUMBERS: Final = Half()
+WHOLE_NUMBERS: Final = Half(largest=2.0**52)
 """Numbers that are whole as they are, with no noise."""

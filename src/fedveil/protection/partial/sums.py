@@ -6,7 +6,6 @@ import math
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import sha256
 from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
@@ -14,11 +13,11 @@ from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.privacy.noise import DiscreteGaussian
-from fedveil.protection.ends import ClientEnd
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Shape, Step
 from fedveil.protection.messages import Announcement, Directory, MaskedVector, RoundStart
 from fedveil.protection.partial.encryption import PartialSilo
+from fedveil.protection.partial.given import Divided, PartialGiven, PartialResult
 from fedveil.protection.partial.half import WHOLE_NUMBERS, Half
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial.plan import PartialPlan
@@ -26,7 +25,6 @@ from fedveil.protection.partial.server import PartialServer
 from fedveil.protection.partial.workers import workers_of
 from fedveil.protection.parts import Learned
 from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
-from fedveil.protection.wire import Reader, Writer
 from fedveil.protection.work import Work
 
 Parts: TypeAlias = tuple[Int64[np.ndarray, " c"], Int64[np.ndarray, " h"]]
@@ -35,111 +33,6 @@ _FRAME_BYTES: Final = 1 << 13
 """More than a message has around what it carries, and than the key that it seals."""
 _LEAST_VOTE_STD: Final = 4.0
 """From here on sums of whole-numbered noise have the Renyi divergences of Gaussian noise (to 1e-60): accountant rdp."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Divided:
-    """A message once it is divided.
-
-    Attributes:
-        partition: (d,) which coordinates are encrypted.
-        clear: (d - k,) the others with their noise, ascending, in grid units.
-        hidden: (k,) those, with theirs.
-    """
-
-    partition: Bool[np.ndarray, " d"]
-    clear: Int64[np.ndarray, " c"]
-    hidden: Int64[np.ndarray, " h"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PartialGiven:
-    """What a client puts into a round.
-
-    Attributes:
-        values: (d,) what it votes by, or, where nobody votes, values that are the same for all.
-        message: (d,) its message, to be divided once the partition is known; in the unit of the update, no noise yet.
-        votes: (d,) its share of the noise on the counts of votes; None where they have none.
-        divided: its parts, where it was divided in an earlier session; None until then.
-    """
-
-    values: Float64[np.ndarray, " d"]
-    message: Float64[np.ndarray, " d"]
-    votes: Int64[np.ndarray, " d"] | None = None
-    divided: Divided | None = None
-
-    def encode(self) -> bytes:
-        """Return the bytes to keep."""
-        writer = Writer().block(self.message.astype("<f8").tobytes())
-        writer.block(b"" if self.values is self.message else self.values.astype("<f8").tobytes())
-        writer.block(b"" if self.votes is None else self.votes.astype("<i8").tobytes())
-        if self.divided is not None:
-            writer.block(np.packbits(self.divided.partition).tobytes())
-            for part in (self.divided.clear, self.divided.hidden):
-                writer.block(part.astype("<i8").tobytes())
-        return writer.bytes()
-
-    @classmethod
-    def decode(cls, data: bytes) -> PartialGiven:
-        """Return what :meth:`encode` kept.
-
-        Raises:
-            ProtocolError: the bytes are none that it made.
-        """
-        reader = Reader(data)
-        message = _numbers(reader, "<f8")
-        values, votes = _numbers(reader, "<f8"), _numbers(reader, "<i8")
-        divided = None
-        if reader.left:
-            bits = np.frombuffer(reader.block(), dtype=np.uint8)
-            if len(bits) != -(-len(message) // 8):
-                raise ProtocolError(f"a kept partition of {len(message)} coordinates has {len(bits)} bytes")
-            partition = np.unpackbits(bits, count=len(message)).astype(np.bool_)
-            divided = Divided(
-                partition=partition, clear=_numbers(reader, "<i8"), hidden=_numbers(reader, "<i8")
-            )
-        reader.finish()
-        return cls(
-            values=values if len(values) else message,
-            message=message,
-            votes=votes if len(votes) else None,
-            divided=divided,
-        )
-
-
-def _numbers(reader: Reader, kept: str) -> np.ndarray:
-    content = reader.block()
-    if len(content) % 8:
-        raise ProtocolError(f"kept numbers of 8 bytes have {len(content)} bytes")
-    return np.frombuffer(content, dtype=kept)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PartialResult:
-    """What every client of a cohort has after a round.
-
-    Attributes:
-        partition: (d,) which coordinates were encrypted.
-        clear: (d - k,) the sum of the others, ascending, in grid units.
-        hidden: (k,) the sum of those, ascending, in grid units.
-    """
-
-    partition: Bool[np.ndarray, " d"]
-    clear: Int64[np.ndarray, " c"]
-    hidden: Int64[np.ndarray, " h"]
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether partition and both sums are the same."""
-        return isinstance(other, PartialResult) and all(
-            np.array_equal(mine, its)
-            for mine, its in (
-                (self.partition, other.partition),
-                (self.clear, other.clear),
-                (self.hidden, other.hidden),
-            )
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -265,52 +158,26 @@ class PartialSums:
 
     def client(self, place: Place) -> ClientProtocol[PartialGiven, PartialResult]:
         """Return a client's end; client 0 keeps the secret of the ballots' orders for the run."""
-        silo = PartialSilo(
-            replace(self.plan, run=place.run, least=place.least),
-            index=place.number,
-            identity=place.identity,
-            roster=place.roster,
-            order_secret=None if place.number else place.secret(),
-            workers=self.workers,
-        )
-        return PartialSumsClient(place, silo, self)
+        return PartialClient(self, place)
 
 
-class PartialSumsClient(ClientEnd[PartialGiven, PartialResult]):
-    """A client's end.
+class PartialClient(PartialSilo):
+    """A client's end: it divides its message once the partition is known, and keeps both halves before they leave.
 
     Args:
-        place: the client's in the session.
-        silo: the state machine.
         agreed: what the parties agree on.
+        place: the client's in the session.
     """
 
-    def __init__(self, place: Place, silo: PartialSilo, agreed: PartialSums) -> None:
-        super().__init__(place, silo)
+    def __init__(self, agreed: PartialSums, place: Place) -> None:
+        plan = replace(agreed.plan, run=place.run, least=place.least)
+        super().__init__(plan, place, workers=agreed.workers)
         self._agreed = agreed
         self._given: PartialGiven | None = None
-        self._partition: Bool[np.ndarray, " d"] = np.zeros(0, dtype=np.bool_)
-
-    @property
-    def awaits_input(self) -> bool:
-        """Whether a round has begun."""
-        proposes: bool = self._silo.proposes
-        return proposes
-
-    @property
-    def binding(self) -> bytes:
-        """What the orders of ballots are drawn from: another order of the same ballot would show more of it."""
-        return sha256(self._silo.order_secret).digest()
-
-    @property
-    def learned(self) -> bool:
-        """Whether the sum has arrived."""
-        summed: bool = self._silo.summed
-        return summed
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server, or what it relays of client 0; return the answers."""
-        return super().receive(data) + self._divide()
+        return super().receive(data) + self._halves()
 
     def contribute(self, round_id: RoundId, given: PartialGiven) -> list[bytes]:
         """Return a ballot or both halves, once what is given is kept, with its noise on votes."""
@@ -318,40 +185,28 @@ class PartialSumsClient(ClientEnd[PartialGiven, PartialResult]):
             given = replace(given, votes=self._agreed.noise_on_votes(round_id.round, self._place))
         return super().contribute(round_id, given)
 
-    def result(self) -> PartialResult:
-        """Return the sums of both parts, once they have arrived."""
-        clear, hidden = self._silo.result()
-        return PartialResult(partition=self._partition, clear=clear, hidden=hidden)
-
-    def tag(self, content: bytes) -> bytes:
-        """Return a digest under the clients' common key."""
-        tag: bytes = self._silo.tag(content)
-        return tag
-
     def _send(self, given: PartialGiven, round_id: RoundId) -> list[bytes]:
         self._given = given
-        sent: list[bytes] = self._silo.propose(given.values, given.votes)
-        return sent + self._divide()
+        return self.propose(given.values, given.votes) + self._halves()
 
-    def _divide(self) -> list[bytes]:
-        """Return both parts, once the partition is known and they are kept.
+    def _halves(self) -> list[bytes]:
+        """Return both halves, once the partition is known and they are kept.
 
         Raises:
             ProtocolError: they were given for another partition before, which hid what this one would show.
         """
-        if not self._silo.divided or self._given is None:
+        if not self.divided or self._given is None:
             return []
         given, self._given = self._given, None
-        partition, number = self._silo.partition, self._silo.round_id.round
+        partition, number = self.partition, self.round_id.round
         if given.divided is None:
             clear, hidden = self._agreed.divide(given.message, partition, number, self._place)
             given = replace(given, divided=Divided(partition=partition, clear=clear, hidden=hidden))
             self._place.keep(given)
         assert given.divided is not None
         if not np.array_equal(given.divided.partition, partition):
-            raise ProtocolError(f"round {number} was answered for another partition", silo=self._place.number)
-        self._partition = partition
-        return [self._silo.contribute(given.divided.clear, given.divided.hidden)]
+            raise ProtocolError(f"round {number} was answered for another partition", silo=self.index)
+        return [self.encrypted(given.divided.clear, given.divided.hidden)]
 
 
 def vote_std(vote_noise: float, votes: int) -> float:

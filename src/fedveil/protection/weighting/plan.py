@@ -106,7 +106,7 @@ class WeightingPlan:
         if self.norm_limit * self.count_limit >= 2**61:
             raise ProtocolError(
                 f"contributions up to {self.norm_limit} grid units times {self.count_limit} records exceed 61 bits; "
-                "take a coarser grid or cap the records per user"
+                "take a lower protection.n_max"
             )
 
     @cached_property

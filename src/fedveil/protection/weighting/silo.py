@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
 from gmpy2 import gcd, mpz
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.agreement import derive
+from fedveil.crypto.agreement import RUN_BYTES, RoundId, derive
 from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import UniformIntegers
 from fedveil.crypto.transfer import TransferReceiver, check_point
 from fedveil.protection.errors import OwnRecordsError, ProtocolError
@@ -27,7 +27,8 @@ from fedveil.protection.messages import (
     RevealRequest,
 )
 from fedveil.protection.parties import KeyedSilo
-from fedveil.protection.peers import Roster
+from fedveil.protection.protocol import Place
+from fedveil.protection.weighting.given import SEED_BYTES, WeightedGiven
 from fedveil.protection.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -46,18 +47,14 @@ KEY_PURPOSE = "private weighting"
 _SEED, _HISTOGRAM = "private weighting: blinding seed", "private weighting: histogram mask"
 _BLIND, _PLACE = "private weighting: blinds", "private weighting: sampled places"
 _SUM = "private weighting: sum mask"
-SEED_BYTES = 32
-"""Of every seed of the protocol."""
 
 
-class WeightingSilo(KeyedSilo):
+class WeightingSilo(KeyedSilo[WeightedGiven, Float64[np.ndarray, " d"]]):
     """One silo of a run under private weighting.
 
     Args:
         plan: what all parties agreed on.
-        index: the silo's number.
-        identity: its long-term key.
-        roster: all silos' public identities.
+        place: the silo's in the session.
         counts: (|U|,) n_{s,u}, this silo's records per user.
         evaluator: makes the cipher's evaluator from the plan and the server's key.
 
@@ -68,15 +65,13 @@ class WeightingSilo(KeyedSilo):
     def __init__(
         self,
         plan: WeightingPlan,
+        place: Place,
         *,
-        index: int,
-        identity: IdentityKey,
-        roster: Roster,
         counts: Int64[np.ndarray, " users"],
         evaluator: Callable[[WeightingPlan, bytes], Evaluator],
     ) -> None:
-        super().__init__(plan, index=index, identity=identity, roster=roster, purpose=KEY_PURPOSE)
-        plan.check_counts(counts, index)
+        super().__init__(plan, place, purpose=KEY_PURPOSE)
+        plan.check_counts(counts, place.number)
         self._plan, self._counts, self._make = plan, counts.astype(np.int64), evaluator
         self._phase = Phase.SETUP
         self._directory_known = False
@@ -91,13 +86,19 @@ class WeightingSilo(KeyedSilo):
 
     @property
     def members(self) -> Int64[np.ndarray, " m"]:
-        """The users with records here, ascending: the rows :meth:`contribute` expects."""
+        """The users with records here, ascending: the rows of what it gives."""
         return np.flatnonzero(self._counts)
 
     @property
     def awaits_input(self) -> bool:
         """Whether a round has begun and :meth:`contribute` is due."""
         return self._phase is Phase.INPUTS
+
+    @property
+    def binding(self) -> bytes:
+        """A digest of the public numbers and of the silo's own counts, by which contributions are weighted."""
+        public = repr(replace(self._plan, run=bytes(RUN_BYTES))).encode()
+        return sha256(public + self._counts.astype("<i8").tobytes()).digest()
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message; return the answers to it.
@@ -133,7 +134,10 @@ class WeightingSilo(KeyedSilo):
         self._phase = Phase.DONE
         return [self._envelope(OwnMask(seed=self._own_mask))]
 
-    def contribute(
+    def _send(self, given: WeightedGiven, round_id: RoundId) -> list[bytes]:
+        return [self.encrypted(given.contributions, given.noise, given.dither)]
+
+    def encrypted(
         self, contributions: Contributions, noise: Int64[np.ndarray, " d"], dither: bytes | None = None
     ) -> bytes:
         """Return the encrypted weighted sum for the round that has begun.

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import sha256
 from typing import ClassVar, Final
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.crypto.transfer import POINT_BYTES
-from fedveil.protection.ends import ClientEnd
-from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Shape, Step
 from fedveil.protection.messages import Announcement, Directory, OwnMask, RevealRequest
 from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
 from fedveil.protection.weighting.ciphers import Cipher
+from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.protection.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -30,58 +27,13 @@ from fedveil.protection.weighting.messages import (
     WeightingKey,
 )
 from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
-from fedveil.protection.weighting.private_weighting import Contributions
 from fedveil.protection.weighting.server import WeightingServer
-from fedveil.protection.weighting.silo import SEED_BYTES, WeightingSilo
-from fedveil.protection.wire import Reader, Writer
+from fedveil.protection.weighting.silo import WeightingSilo
 from fedveil.protection.work import Work
 
 Units = Float64[np.ndarray, " d"]
 
 _FRAME_BYTES: Final = 512  # of one message: its envelope, counts, and the seeds and keys of the setup
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class WeightedGiven:
-    """What a client puts into a round.
-
-    Attributes:
-        contributions: (m, d) clipped contributions of weight 1 of the users it has records of, ascending; grid units.
-        noise: (d,) its exact integer share of the noise, in grid units.
-        dither: 32-byte key of its share of the remainders modulo C; None: a new one.
-    """
-
-    contributions: Contributions
-    noise: Int64[np.ndarray, " d"]
-    dither: bytes | None = None
-
-    def encode(self) -> bytes:
-        """Return the bytes to keep: the same contributions, noise and remainders for the same round."""
-        users, length = self.contributions.shape
-        size = self.contributions.dtype.itemsize
-        assert (
-            self.dither is not None
-        )  # two remainders of one sum would tell more of it than the noise covers
-        head = Writer().number(users, 4).number(length, 4).number(size, 1)
-        numbers = self.contributions.astype(f"<i{size}").tobytes() + self.noise.astype("<i8").tobytes()
-        return head.bytes() + numbers + self.dither
-
-    @classmethod
-    def decode(cls, data: bytes) -> WeightedGiven:
-        """Return what :meth:`encode` kept.
-
-        Raises:
-            ProtocolError: the bytes are none that it made.
-        """
-        reader = Reader(data)
-        users, length, size = reader.number(4), reader.number(4), reader.number(1)
-        if size not in (4, 8):
-            raise ProtocolError(f"contributions are numbers of 4 or 8 bytes, not of {size}")
-        rows = np.frombuffer(reader.fixed(users * length * size), dtype=f"<i{size}").reshape(users, length)
-        noise = np.frombuffer(reader.fixed(8 * length), dtype="<i8")
-        dither = reader.fixed(SEED_BYTES)
-        reader.finish()
-        return cls(contributions=rows, noise=noise, dither=dither)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -189,36 +141,5 @@ class WeightedSums:
         Raises:
             ProtocolError: counts that the plan does not allow, naming the silo.
         """
-        counts = self.counts[place.number]
-        silo = WeightingSilo(
-            replace(self.plan, run=place.run),
-            index=place.number,
-            identity=place.identity,
-            roster=place.roster,
-            counts=counts,
-            evaluator=self.cipher.evaluator,
-        )
-        public = repr(replace(self.plan, run=bytes(RUN_BYTES))).encode()
-        return WeightedClient(place, silo, sha256(public + counts.astype("<i8").tobytes()).digest())
-
-
-class WeightedClient(ClientEnd[WeightedGiven, Units]):
-    """A client's end.
-
-    Args:
-        place: the client's in the session.
-        silo: the state machine.
-        binding: of the public numbers and the client's own counts.
-    """
-
-    def __init__(self, place: Place, silo: WeightingSilo, binding: bytes) -> None:
-        super().__init__(place, silo)
-        self._binding = binding
-
-    @property
-    def binding(self) -> bytes:
-        """A digest of the public numbers and of the client's own counts, by which contributions are weighted."""
-        return self._binding
-
-    def _send(self, given: WeightedGiven, round_id: RoundId) -> list[bytes]:
-        return [self._silo.contribute(given.contributions, given.noise, given.dither)]
+        plan = replace(self.plan, run=place.run)
+        return WeightingSilo(plan, place, counts=self.counts[place.number], evaluator=self.cipher.evaluator)
