@@ -44,7 +44,7 @@ from fedveil.protection.sealed_sums import SealedMessage, SealedServer
 from fedveil.protection.weighting import ciphers
 from fedveil.protection.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
-from tests.test_run import Silent
+from tests.runs import Silent
 
 RUN = bytes(range(16))
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}

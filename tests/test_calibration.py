@@ -106,6 +106,14 @@ def test_impossible_targets_are_refused() -> None:
     small = Budget(epsilon=0.5, delta=DELTA, accountant=RdpAccountant())
     with pytest.raises(BudgetError, match="larger epsilon or fewer rounds"):
         calibrate_noise(lambda s: gaussian_rounds(noise_multiplier=s, rounds=10), nothing)
+
+    def drawn(sigma: float) -> Event:
+        if sigma > 100:
+            raise PrivacyError("off the grid")
+        return gaussian_rounds(noise_multiplier=sigma, rounds=10)
+
+    with pytest.raises(BudgetError, match=r"epsilon 0\.001 .* more than can be drawn .*fewer rounds"):
+        calibrate_noise(drawn, Budget(epsilon=1e-3, delta=DELTA))
     with pytest.raises(BudgetError, match="one round costs epsilon inf"):
         calibrate_rounds(NoGuarantee(reason="no noise"), nothing)
     with pytest.raises(BudgetError, match=r"one round costs epsilon 0\.80 "):

@@ -39,7 +39,7 @@ from tests.federation_world import (
     population,
     statement,
 )
-from tests.test_run import files, same_model
+from tests.runs import files, same_model
 
 RUN = bytes(range(16))
 LRSUQ = {"channel": {"name": "lrsuq"}}

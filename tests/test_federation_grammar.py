@@ -47,7 +47,7 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import MOVING, TESTING, World, asked, clients, population, small_keys
-from tests.test_run import files, same_model
+from tests.runs import files, same_model
 
 RUN = bytes(range(16))
 MASKED = {"protection": {"name": "secure-aggregation"}}

@@ -25,7 +25,7 @@ from fedveil.protection.masking.recovery_server import RecoverableServer
 from fedveil.protection.masking.recovery_silo import RecoverableSilo
 from fedveil.protection.parts import Model, Task
 from tests.federation_world import MOVING, TESTING, Chaos, Moments, World, asked, in_one_process, population
-from tests.test_run import files, same_model
+from tests.runs import files, same_model
 
 SILOS = 5
 RECOVER: dict[str, Any] = {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 2}

@@ -46,7 +46,7 @@ from tests.federation_world import (
     small_keys,
     statement,
 )
-from tests.test_run import files, same_model
+from tests.runs import files, same_model
 
 POLICY = TESTING.model_copy(update={"protections": ("private-weighting",), "disclose_counts": False})
 SAMPLED = {"user_sampling_rate": 0.5}

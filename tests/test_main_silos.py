@@ -39,7 +39,7 @@ from tests.federation_world import (
     share_of,
     statement,
 )
-from tests.test_run import files, same_model
+from tests.runs import files, same_model
 
 SALT = "5e" * 32
 USERS = tuple(f"u,{number}" for number in range(6))

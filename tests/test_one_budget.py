@@ -28,9 +28,9 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.together import spent_by
 from tests.doc_examples import BLOCKS
 from tests.federation_world import asked, clients, population
+from tests.runs import Silent
 from tests.test_federation_parts import BOTH, Study
 from tests.test_preprocessing import FILES, prepared_in, tables
-from tests.test_run import Silent
 
 EPSILON, PEOPLE = 20.0, 1500
 needs_tenseal = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")

@@ -1,4 +1,4 @@
-"""The commands: each prints for a person, or one JSON object with ``--json``; a user's mistake is exit code 2.
+"""The commands: each prints for a person, or one JSON object with ``--json``; a mistake has the exit code of its kind.
 
 A command's module is imported when the command is used: most of them load PyTorch, and ``--help`` need not wait for it.
 """

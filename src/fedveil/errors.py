@@ -1,4 +1,4 @@
-"""Every error a user can cause, so that the command line can answer with one line and exit code 2.
+"""Every error a user can cause, so that the command line can answer with one line and the exit code of its kind.
 
 An error names the file, key, silo or row, says what was found and what would be right, and never repeats a private
 value.

@@ -47,7 +47,7 @@ class DataReport:
         people: different ids, as they are written.
         n_users: the declared public number of people.
         in_several_silos: people who have records in more than one.
-        silos: those that have records.
+        silos: those that are declared, have a file of their own or have records; some may have none.
         columns: features and target, in the schema's order.
         classes: records of each declared class; empty without a label.
         findings: what to know before a run, what bears on the guarantee first.
@@ -97,7 +97,7 @@ def data_report(schema: Schema, files: Sequence[Path]) -> DataReport:
         people=len(people),
         n_users=schema.n_users,
         in_several_silos=sum(len(where) > 1 for where in _silos_of_people(tables).values()),
-        silos=tuple(_silos(tables)),
+        silos=tuple(_silos(tables, files)),
         columns=facts,
         classes=classes_of(tables),
         findings=tuple(sorted(findings, key=lambda one: order[one.bears_on])),
@@ -112,8 +112,10 @@ def _silos_of_people(tables: WholeTable) -> dict[str, set[str]]:
     return found
 
 
-def _silos(tables: WholeTable) -> Iterator[SiloFacts]:
-    records = Counter(tables.silo)
+def _silos(tables: WholeTable, files: Sequence[Path]) -> Iterator[SiloFacts]:
+    schema = tables.schema
+    known = {*(schema.silos or ()), *(path.stem for path in files if schema.silo is None)}
+    records = Counter(where for where in tables.silo if where is not None)
     people = Counter(where for silos in _silos_of_people(tables).values() for where in silos)
-    for name in sorted(one for one in records if one is not None):
+    for name in sorted(known | records.keys()):
         yield SiloFacts(name=name, records=records[name], people=people[name])

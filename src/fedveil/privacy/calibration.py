@@ -46,8 +46,8 @@ def calibrate_noise(
         loss: of the grid that the noise lies on, for the whole run, as a function of the noise multiplier.
 
     Raises:
-        BudgetError: even a multiplier of 1e6 does not fit, or one of 0.01 still does (no such budget needs
-            calibration).
+        BudgetError: even a multiplier of 1e6, or the largest that can be drawn, does not fit, or one of 0.01 still
+            does (no such budget needs calibration).
     """
 
     @cache
@@ -57,14 +57,19 @@ def calibrate_noise(
         return min(above, 0.0) if spent <= budget.epsilon else max(above, _NOTHING)
 
     high = _power_of_two(cost(1.0))
-    while cost(high) > 0:
-        high *= 2
-        if high > _MOST_NOISE:
-            raise BudgetError(
-                f"no noise multiplier up to {_MOST_NOISE:g} meets epsilon {budget.epsilon:g} at delta "
-                f"{budget.delta:g} (accountant {budget.accountant.name}); allow a larger epsilon or fewer "
-                "rounds"
-            )
+    try:
+        while high <= _MOST_NOISE and cost(high) > 0:
+            high *= 2
+    except PrivacyError as error:
+        raise BudgetError(
+            f"epsilon {budget.epsilon:g} at delta {budget.delta:g} asks for a noise multiplier near {high:g}, more "
+            "than can be drawn exactly; allow a larger epsilon or fewer rounds"
+        ) from error
+    if high > _MOST_NOISE:
+        raise BudgetError(
+            f"no noise multiplier up to {_MOST_NOISE:g} meets epsilon {budget.epsilon:g} at delta "
+            f"{budget.delta:g} (accountant {budget.accountant.name}); allow a larger epsilon or fewer rounds"
+        )
     low = high / 2
     while cost(low) <= 0:
         high, low = low, low / 2

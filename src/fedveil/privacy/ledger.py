@@ -22,7 +22,7 @@ from types import TracebackType
 import portalocker
 from portalocker import LockFlags
 
-from fedveil.errors import BudgetError, PrivacyError, RunFolderError
+from fedveil.errors import BudgetError, IntegrityError, PrivacyError, RunFolderError
 from fedveil.files import CLOSED_IN_CHILDREN, LARGEST_FILE, check_file, read_content, sync_folder
 from fedveil.privacy.accountant import Accountant
 from fedveil.privacy.events import Adjacency, Event, atoms, compose
@@ -224,7 +224,7 @@ class Ledger:
     def require_extends(self, head: Head) -> None:
         """Refuse a ledger that does not contain everything a checkpoint had seen."""
         if head.count >= len(self._digests) or self._digests[head.count] != head.digest:
-            raise RunFolderError(
+            raise IntegrityError(
                 f"{self.path}: has {self.head.count} lines and does not continue the ledger of the "
                 f"checkpoint, which had {head.count}; charges were lost or replaced, so what was spent is "
                 "unknown"

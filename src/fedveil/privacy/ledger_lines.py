@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError, with_config
 
-from fedveil.errors import PrivacyError, RunFolderError
+from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
 from fedveil.files import parse_json
 from fedveil.privacy.events import Adjacency, AnEvent
 from fedveil.validation import explained
@@ -210,8 +210,8 @@ def _read_line(path: Path, index: int, line: bytes) -> tuple[Line, str]:
         raise _damaged(path, index, f"it is no ledger line ({error})") from error
 
 
-def _damaged(path: Path, index: int, what: str) -> RunFolderError:
-    return RunFolderError(
+def _damaged(path: Path, index: int, what: str) -> IntegrityError:
+    return IntegrityError(
         f"{path}, line {index + 1}: the ledger is damaged: {what}. What was spent is unknown, so nothing "
         "may be released from this run; restore the file from a copy"
     )

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
@@ -191,6 +190,7 @@ def _meant(
         schema = refined.schema.model_dump(mode="json", exclude_none=True)
         meant = {PREPROCESSED: refined.to_json(), SCHEMA: schema}
         of = of.refined(refined.schema, refined.clip)
+<<<<<<< HEAD
     for name in numbers.keys() & {EVALUATED, EVALUATING}:
         planned = _asked_for(name, plan_evaluation(asked, of))
         made = _sums(name, numbers, partial(planned.release_of, asked))
@@ -200,12 +200,19 @@ def _meant(
             made = made[:-1]  # what was there when the last was made stays beside it
         releases = [one.to_json() for one in made]
         meant[EVALUATING] = {"schema_version": SCHEMA_VERSION, "releases": releases}
+=======
+    if EVALUATED in numbers:
+        planned = _asked_for(EVALUATED, plan_evaluation(asked, of))
+        made = _sums(EVALUATED, numbers, planned.release)
+        trained = sum(not one.part for one in record)
+        meant[EVALUATED] = planned.evaluated(asked.name, trained, made).to_json()
+>>>>>>> main
     return meant
 
 
 def _preprocessed(asked: Experiment, of: Declared, numbers: Mapping[str, Sequence[Numbers]]) -> Preprocessed:
     planned = _asked_for(PREPROCESSED, plan_preprocessing(asked, of))
-    return planned.preprocessed(asked, _sums(PREPROCESSED, numbers, partial(planned.release_of, asked)))
+    return planned.preprocessed(asked, _sums(PREPROCESSED, numbers, planned.release))
 
 
 _T = TypeVar("_T")
