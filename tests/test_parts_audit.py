@@ -16,11 +16,7 @@ import numpy as np
 import pytest
 import tomlkit
 
-<<<<<<< HEAD
-from fedveil import cli
 from fedveil.checks import same_but_rounded
-=======
->>>>>>> main
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import FedveilError
 from fedveil.federation import parts_due

@@ -171,13 +171,12 @@ def conclude(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger, *, a
 
 
 def _check_charged(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger) -> None:
-<<<<<<< HEAD
     """Return if every charge is of one of these releases, and pays for it to the last digit.
 
     Raises:
         RunFolderError: one is of another, or is the same but for the rounding of another machine.
     """
-    events = dict(enumerate((one.event for one in prepared.series.guarantees), 1))
+    events = {one.number: one.guarantee.event for one in prepared.series.releases}
     others = [entry for entry in ledger.entries if entry.event != events.get(entry.round)]
     if not others:
         return
@@ -191,12 +190,6 @@ def _check_charged(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger
             "were begun"
         )
     raise _changed(prepared, folder, "the ledger was charged for other releases")
-=======
-    """Return if every charge is of one of these releases, and pays for it."""
-    events = {one.number: one.guarantee.event for one in prepared.series.releases}
-    if any(entry.event != events.get(entry.round) for entry in ledger.entries):
-        raise _changed(prepared, folder, "the ledger was charged for other releases")
->>>>>>> main
 
 
 def _changed(prepared: PreparedReleases, folder: RunFolder, found: str) -> RunFolderError:

@@ -190,23 +190,15 @@ def _meant(
         schema = refined.schema.model_dump(mode="json", exclude_none=True)
         meant = {PREPROCESSED: refined.to_json(), SCHEMA: schema}
         of = of.refined(refined.schema, refined.clip)
-<<<<<<< HEAD
     for name in numbers.keys() & {EVALUATED, EVALUATING}:
         planned = _asked_for(name, plan_evaluation(asked, of))
-        made = _sums(name, numbers, partial(planned.release_of, asked))
+        made = _sums(name, numbers, planned.release)
         if name == EVALUATED:
             trained = sum(not one.part for one in record)
             meant[EVALUATED] = planned.evaluated(asked.name, trained, made).to_json()
             made = made[:-1]  # what was there when the last was made stays beside it
         releases = [one.to_json() for one in made]
         meant[EVALUATING] = {"schema_version": SCHEMA_VERSION, "releases": releases}
-=======
-    if EVALUATED in numbers:
-        planned = _asked_for(EVALUATED, plan_evaluation(asked, of))
-        made = _sums(EVALUATED, numbers, planned.release)
-        trained = sum(not one.part for one in record)
-        meant[EVALUATED] = planned.evaluated(asked.name, trained, made).to_json()
->>>>>>> main
     return meant
 
 
