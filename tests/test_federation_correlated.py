@@ -191,7 +191,7 @@ def test_a_silo_whose_kept_round_lacks_something_says_so_and_charges_nothing(
     store.write(
         RUN, replace(record, before={key: record.before[key] for key in record.before if key != missing})
     )
-    restarted(world)
+    world.restart()
     world.tell(world.terms(world.experiment), session=2)
     (answer,) = world.tell(*task(2, 0.25), session=2, number=1)
     assert isinstance(answer, Refused)
