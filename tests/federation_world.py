@@ -31,8 +31,7 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.sessions import session_name, session_run
 from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import SiloParty
-from fedveil.federation.standing import Standing
+from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.store import RoundRecord
 from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers

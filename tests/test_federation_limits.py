@@ -27,9 +27,8 @@ from fedveil.federation.heads import NONE
 from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import SiloParty
+from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.federation.standing import Standing
 from fedveil.privacy.ledger import read_entries, read_lines
 from fedveil.privacy.ledger_lines import Note
 from fedveil.protection.errors import ProtocolError

@@ -21,7 +21,6 @@ from fedveil.engine.releases.release_sum import Release, noisy_sum
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RunFolderError
 from fedveil.files import read_json
-from fedveil.methods.claims import PublicFacts
 from fedveil.population.columns import ColumnTable, read_columns
 from fedveil.privacy.ledger import Ledger
 from fedveil.statistics.stored import NoisySums
@@ -91,12 +90,7 @@ class PreparedReleases(ABC):
     @property
     def count(self) -> int:
         """How many releases there are."""
-        return len(self.series.guarantees)
-
-    @property
-    def public(self) -> PublicFacts:
-        """How many people and silos there are."""
-        return PublicFacts(n_silos=len(self.declared.silos), n_users=self.declared.schema.n_users)
+        return len(self.series.releases)
 
 
 def read_records(prepared: PreparedReleases) -> ColumnTable:
@@ -144,7 +138,7 @@ def _go_on(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable |
             release = prepared.release(made)
             times = charged[release.number]
             if not times or series.secure:
-                event = series.guarantees[len(made)].event
+                event = series.releases[len(made)].guarantee.event
                 ledger.charge(run=prepared.document.name, round=release.number, attempt=times, event=event)
             assert records is not None
             made = (*made, noisy_sum(release, records, series.privacy.randomness()))
@@ -168,7 +162,7 @@ def conclude(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger, *, a
     _check_charged(prepared, folder, ledger)
     times = Counter(entry.round for entry in ledger.entries)
     charged = [times[number] for number in range(1, prepared.count + 1)]
-    statement = prepared.series.statement(prepared.document.name, charged, prepared.public, prepared.notes)
+    statement = prepared.series.statement(prepared.document.name, charged, prepared.notes)
     found = statement.to_json()
     if again and (folder / STATEMENT).exists() and read_json(folder / STATEMENT, RunFolderError) != found:
         raise _changed(prepared, folder, f"another statement would follow than {STATEMENT} has")
@@ -177,7 +171,7 @@ def conclude(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger, *, a
 
 def _check_charged(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger) -> None:
     """Return if every charge is of one of these releases, and pays for it."""
-    events = dict(enumerate((one.event for one in prepared.series.guarantees), 1))
+    events = {one.number: one.guarantee.event for one in prepared.series.releases}
     if any(entry.event != events.get(entry.round) for entry in ledger.entries):
         raise _changed(prepared, folder, "the ledger was charged for other releases")
 

@@ -18,9 +18,6 @@ from fedveil.engine.releases.release_series import calibrated
 from fedveil.engine.releases.release_sum import Release
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RunFolderError
-from fedveil.methods.derive import derive
-from fedveil.methods.method import Method
-from fedveil.methods.statistic import noise_of
 from fedveil.statistics.compose import compose
 from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.local import LocalStatistic
@@ -35,7 +32,6 @@ class PreparedRelease(PreparedReleases):
 
     Attributes:
         asked: what was asked for.
-        method: the composition.
         step: its local step.
         plan: what is predicted of every block.
     """
@@ -43,7 +39,6 @@ class PreparedRelease(PreparedReleases):
     file: ClassVar[str] = FILE
 
     asked: ReleaseDocument
-    method: Method
     step: LocalStatistic
     plan: tuple[Planned, ...]
 
@@ -70,7 +65,7 @@ class PreparedRelease(PreparedReleases):
     def release(self, before: NoisySums) -> Release:
         """Return the one release."""
         assert not before, "there is no second release"
-        return Release(method=self.method, step=self.step, public=self.declared.facts(self.step.length))
+        return self.series.releases[0]
 
     def read(self, folder: RunFolder) -> NoisySums:
         """Return what a folder has of the release."""
@@ -91,7 +86,7 @@ class PreparedRelease(PreparedReleases):
             request=self.asked.statistics,
             schema=self.declared.schema,
             silos=self.declared.silos,
-            noise_multiplier=self.method.channel.nominal(),
+            noise_multiplier=self.release(()).method.channel.nominal(),
             made=found,
         ).to_json()
 
@@ -109,19 +104,18 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
     assert document.data.table is not None, "TableDocument asks for it"
     of = declared(document.data.table) if of is None else of
     step = compose(document.statistics, of.schema, of.silos)
-    facts, silos = of.facts(step.length), document.statistics.silos
+    silos = document.statistics.silos
     build = release_builder(document, silos, step, of, key="statistics.silos")
-    multiplier, series = calibrated(document.privacy, lambda z: ((derive(build(z), facts), step.length),))
-    method = build(multiplier)
+    multiplier, series = calibrated(document.privacy, lambda z: (build(z),))
     plan = planned(
         document.statistics,
         step.layout,
         n_users=of.schema.n_users,
-        noise_std=noise_of(method, len(of.silos)),
+        noise_std=series.releases[0].std(),
         unit=unit_of(silos, len(of.silos)),
     )
     check(plan, multiplier, series.declared_for)
-    return PreparedRelease(asked=document, declared=of, method=method, step=step, series=series, plan=plan)
+    return PreparedRelease(asked=document, declared=of, step=step, series=series, plan=plan)
 
 
 def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:

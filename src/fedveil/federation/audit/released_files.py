@@ -15,7 +15,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
@@ -187,7 +186,7 @@ def _meant(
         of = of.refined(refined.schema, refined.clip)
     if EVALUATED in numbers:
         planned = _asked_for(EVALUATED, plan_evaluation(asked, of))
-        made = _sums(EVALUATED, numbers, partial(planned.release_of, asked))
+        made = _sums(EVALUATED, numbers, planned.release)
         trained = sum(not one.part for one in record)
         meant[EVALUATED] = planned.evaluated(asked.name, trained, made).to_json()
     return meant
@@ -195,7 +194,7 @@ def _meant(
 
 def _preprocessed(asked: Experiment, of: Declared, numbers: Mapping[str, Sequence[Numbers]]) -> Preprocessed:
     planned = _asked_for(PREPROCESSED, plan_preprocessing(asked, of))
-    return planned.preprocessed(asked, _sums(PREPROCESSED, numbers, partial(planned.release_of, asked)))
+    return planned.preprocessed(asked, _sums(PREPROCESSED, numbers, planned.release))
 
 
 _T = TypeVar("_T")
