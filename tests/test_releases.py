@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,20 @@ def test_what_was_released_is_not_stated_again_for_another_document(
     assert (released / "privacy.json").read_bytes() == before
     resume_releases(prepare_release(read_release_document(released / "statistics.toml")), released)
     assert (released / "privacy.json").read_bytes() == before
+
+
+def test_charges_that_another_machine_rounded_otherwise_are_told_from_another_document(
+    released: Path,
+) -> None:
+    prepared = prepare_release(read_release_document(released / "statistics.toml"))
+    (release,) = prepared.series.releases
+    event = release.guarantee.event
+    assert isinstance(event, GaussianEvent)
+    for factor, told in ((1 + 1e-12, "whose last digits differ"), (1.001, "charged for other releases")):
+        another = replace(event, noise_multiplier=event.noise_multiplier * factor)
+        release.__dict__["guarantee"] = replace(release.guarantee, event=another)
+        with pytest.raises(RunFolderError, match=told):
+            resume_releases(prepared, released)
 
 
 def spent_by_two(folder: Path) -> float:
