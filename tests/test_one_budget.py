@@ -49,7 +49,7 @@ def regression(folder: Path, share: float) -> InferenceDocument:
         "protection": {"name": "secure-aggregation"},
         "inference": {"family": "logistic", "target": "sick", "features": ["ward"], "silos": "uniform"},
     }
-    return parse_releases(document, InferenceDocument, "test")
+    return parse_releases(InferenceDocument, document, "test")
 
 
 def strength(folder: Path) -> float:

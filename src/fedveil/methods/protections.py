@@ -119,10 +119,10 @@ class SecureAggregation(ProtectionStage):
         """Refuse what masks do not fit, noise sized for other sums, and weights that cannot do without a silo."""
         if not method.channel.whole or method.local.own_noise:
             yield f"cannot run under secure aggregation: {unmaskable(method)}"
-        if self.missing_silos != method.channel.missing:
+        if self.missing_silos != method.channel.missing_silos:
             yield (
                 f"sums may lack {self.missing_silos} silos, and the shares of the noise are sized for "
-                f"{method.channel.missing}; give GaussianShares the same missing_silos"
+                f"{method.channel.missing_silos}; give GaussianShares the same missing_silos"
             )
         if self.on_missing == "end" and self.missing_silos:
             yield (
@@ -152,9 +152,9 @@ class SecureAggregation(ProtectionStage):
         weight = 1.0 / silos if method.weights.uniform else 1.0
         largest = contributions * weight * bound.norm * channel.gain
         grid = channel.message_grid(bound.grid, silos)
-        threshold = silos - channel.missing if self.recovers else None
+        threshold = silos - channel.missing_silos if self.recovers else None
         if threshold is not None:
-            check_threshold(threshold, silos, channel.colluding)
+            check_threshold(threshold, silos, channel.colluding_silos)
         return MaskedSums(
             clients=silos,
             length=public.length,

@@ -33,35 +33,23 @@ class PreparedReleases(ABC):
     """The releases of a document, ready to be made; public numbers alone.
 
     Attributes:
-        series: what they guarantee together.
+        file: what the releases are in, in the run folder.
+        document: what was asked for.
         declared: of the tables.
+        series: what they guarantee together.
+        notes: what else a reader of the statement should know.
+        figures: what is to be shown, in the words in which a silo's policy allows it.
+        by_silo: whether figures of single silos are to be shown.
     """
 
     file: ClassVar[str]
-    """What the releases are in, in the run folder."""
 
-    series: Series
+    document: TableDocument
     declared: Declared
-
-    @property
-    @abstractmethod
-    def document(self) -> TableDocument:
-        """What was asked for."""
-
-    @property
-    @abstractmethod
-    def notes(self) -> tuple[str, ...]:
-        """What else a reader of the statement should know."""
-
-    @property
-    @abstractmethod
-    def figures(self) -> frozenset[str]:
-        """What is to be shown, in the words in which a silo's policy allows it."""
-
-    @property
-    @abstractmethod
-    def by_silo(self) -> bool:
-        """Whether figures of single silos are to be shown."""
+    series: Series
+    notes: tuple[str, ...]
+    figures: frozenset[str]
+    by_silo: bool
 
     @abstractmethod
     def release(self, before: NoisySums) -> Release:

@@ -22,7 +22,9 @@ from pydantic import ValidationError
 from fedveil.checks import Unchecked
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.experiments.release_document import kind_in, parse_releases
 from fedveil.engine.releases.evaluation import plan_evaluation
+from fedveil.engine.releases.kinds import prepare_document
 from fedveil.engine.releases.preprocessing import Preprocessed, plan_preprocessing
 from fedveil.engine.releases.release_sum import Release
 from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA
@@ -32,7 +34,6 @@ from fedveil.federation.document import asked_in
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
 from fedveil.federation.own.release import sums_of
-from fedveil.federation.proposals import RELEASES
 from fedveil.files import as_text, parse_json, parse_toml, reading
 from fedveil.foreign import foreign
 from fedveil.population.schema import Schema
@@ -172,11 +173,11 @@ def _meant(
     """
     last, (experiment, _) = record[-1], asked_in(record[-1].experiment)
     of = Declared(schema=_agreed(document, last.membership), silos=last.membership.silos)
-    for key, prepare in RELEASES.items():
-        if key in experiment:
-            prepared = prepare(experiment, of)
-            made = _sums(prepared.file, numbers, prepared.release)
-            return {prepared.file: prepared.to_json(made)}
+    kind = kind_in(experiment)
+    if kind is not None:
+        prepared = prepare_document(parse_releases(kind, experiment, _TERMS), of)
+        made = _sums(prepared.file, numbers, prepared.release)
+        return {prepared.file: prepared.to_json(made)}
     asked, meant = parse(experiment, _TERMS), dict[str, Any]()
     if PREPROCESSED in numbers:
         (*_, line) = (one for one in record if one.part.startswith("prep/"))
