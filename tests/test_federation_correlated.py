@@ -178,6 +178,28 @@ def test_a_silo_plays_no_stream_over_other_records_or_under_other_ids(tmp_path: 
     world.close()
 
 
+@pytest.mark.parametrize("missing", ["weights", "records", "unit"])
+def test_a_silo_whose_kept_round_lacks_something_says_so_and_charges_nothing(
+    tmp_path: Path, missing: str
+) -> None:
+    """As one that another version wrote: it is no refusal about its records, and no error without a type."""
+    world = world_of(tmp_path)
+    played(world, 1)
+    store, charged = RecordStore(world.folder / "state-0" / "answers"), len(charges(world))
+    record = store.read(RUN)
+    assert record is not None
+    store.write(
+        RUN, replace(record, before={key: record.before[key] for key in record.before if key != missing})
+    )
+    world.restart()
+    world.tell(world.terms(world.experiment), session=2)
+    (answer,) = world.tell(*task(2, 0.25), session=2, number=1)
+    assert isinstance(answer, Refused)
+    assert answer.why.code is Code.STORAGE
+    assert len(charges(world)) == charged
+    world.close()
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
     [

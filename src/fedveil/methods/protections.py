@@ -18,7 +18,7 @@ from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import Count
 from fedveil.methods.claims import PublicFacts
-from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round, unmaskable
+from fedveil.methods.protection_stage import ProtectionStage, Sends, open_sums, plain_round, unmaskable
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.population.records import Groups
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
@@ -45,6 +45,7 @@ from fedveil.protection.messages import (
 )
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import Drawn, Relay
+from fedveil.protection.protocol import Agreement
 from fedveil.protection.sealed_sums import SealedMessage, SealingKey
 from fedveil.protection.weighting.ciphers import Paillier, Rlwe
 from fedveil.protection.weighting.messages import (
@@ -86,6 +87,10 @@ class NoProtection(ProtectionStage):
             return (*plain_round(method), Sent(Relay, _UP), Sent(OpenVector, _UP))
         relayed = (Sent(Relay, _UP | _DOWN), Sent(SealingKey, _UP | _DOWN), Sent(SealedMessage, _UP))
         return (*plain_round(method), *relayed)
+
+    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> Agreement[Any, Any]:
+        """Return the protocol of messages as they are."""
+        return open_sums(method, clients=public.n_silos, length=public.length)
 
 
 @dataclass(frozen=True, kw_only=True)
