@@ -36,9 +36,9 @@ def alike(ids: Iterable[str]) -> list[set[str]]:
 
 
 def numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
-    """Return the sorted distinct names, and the place of each name among them.
+    r"""Return the sorted distinct names, and the place of each name among them.
 
-    >>> distinct, place = numbered(["b", "a", "a\\0"])  # an array of text would drop the last character
+    >>> distinct, place = numbered(["b", "a", "a\0"])  # an array of text would drop the last character
     >>> len(distinct), place.tolist()
     (3, [2, 0, 1])
     """
