@@ -17,8 +17,10 @@ from torch import nn
 
 from fedveil.crypto import paillier
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
-from fedveil.engine import setup
+from fedveil.engine import populations, setup
 from fedveil.engine.experiments import task_choice
+from fedveil.engine.experiments.experiment import Experiment
+from fedveil.federation.charter import Charter
 from fedveil.federation.membership import Membership
 from fedveil.local.models import MODELS
 from fedveil.privacy import ledger_lines, statement
@@ -42,6 +44,7 @@ def remember() -> None:
     remember_epsilons()
     remember_documents()
     remember_models()
+    remember_digits()
 
 
 def spare_the_disk() -> None:
@@ -115,8 +118,18 @@ def remember_epsilons() -> None:
 
 
 def remember_documents() -> None:
-    """Write each membership once, and read each line of a ledger once: a silo that comes back reads its own again."""
+    """Write each document once, and read each line of a ledger once: a silo that comes back reads its own again."""
     Membership.to_toml = _remembering(Membership.to_toml)  # type: ignore[method-assign]
+    Charter.to_toml = _remembering(Charter.to_toml)  # type: ignore[method-assign]
+    write, known = Experiment.to_toml, dict[str, str]()  # by all its fields: an experiment has no hash
+
+    def written(experiment: Experiment) -> str:
+        asked = repr(experiment)
+        if asked not in known:
+            known[asked] = write(experiment)
+        return known[asked]
+
+    Experiment.to_toml = written  # type: ignore[method-assign]
     ledger_lines._read_line = _remembering(ledger_lines._read_line)
 
 
@@ -134,6 +147,15 @@ def remember_models() -> None:
         return model
 
     task_choice.build_model = built
+
+
+def remember_digits() -> None:
+    """Read digits once for each division among users: most runs of tests are on them."""
+    load = populations.load_population
+    remembered = _remembering(load)
+    populations.load_population = lambda data, seed: (remembered if data.name == "digits" else load)(
+        data, seed
+    )
 
 
 def _remembering(answer: Callable[..., Any]) -> Callable[..., Any]:

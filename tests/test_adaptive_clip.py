@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
@@ -47,20 +46,10 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.registry import names
 from tests.messages import sender
 from tests.parties import parties_of
-from tests.test_run import Silent, experiment, files, same_model
+from tests.runs import Silent, experiment, files, same_model
 
-POPULATIONS = Populations()
 LOCAL = LocalSgd(learning_rate=0.5, epochs=2, batch_size=2)
 SILOS, USERS = 3, 6
-
-
-@pytest.fixture(autouse=True)
-def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.engine.run.prepare", ready)
-
-
-def ready(experiment: Experiment) -> Prepared:
-    return prepare(experiment, POPULATIONS)
 
 
 def asked(**changes: Any) -> Experiment:
@@ -253,9 +242,9 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS.keys())
 def test_a_run_that_was_killed_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
-    whole = run(ready(asked(**changes)), tmp_path / "whole", Silent())
+    whole = run(prepare(asked(**changes)), tmp_path / "whole", Silent())
     with pytest.raises(KeyboardInterrupt):
-        run(ready(asked(**changes)), tmp_path / "cut", Silent(interrupt_after=2))
+        run(prepare(asked(**changes)), tmp_path / "cut", Silent(interrupt_after=2))
     again = resume(tmp_path / "cut" / "try", Silent())
     assert same_model(files(whole.folder)[1], files(again.folder)[1])
     courses = [[row["clip"] for row in files(at.folder)[2][1:]] for at in (whole, again)]
@@ -268,7 +257,7 @@ def test_masks_change_no_bit() -> None:
     """The first round's sum of d + 1 numbers is the same vector with and without masks."""
     found = []
     for protection in ({}, {"protection": {"name": "secure-aggregation"}}):
-        prepared = ready(asked(method=ADAPTIVE, rounds=1, **protection))
+        prepared = prepare(asked(method=ADAPTIVE, rounds=1, **protection))
         parties = parties_of(prepared, PrivacyRandomness.insecure(11))
         turn = Turn(
             setting=prepared.setting,
@@ -322,9 +311,9 @@ def test_it_plays_under_every_protection_and_channel_that_it_can_go_with(
     reason = REFUSED.get(f"{protection} over {channel}")
     if reason is not None:
         with pytest.raises(FedveilError, match=reason):
-            ready(asked(**changes))
+            prepare(asked(**changes))
         return
-    prepared = ready(asked(**changes))
+    prepared = prepare(asked(**changes))
     event = prepared.guarantee.event
     assert isinstance(event, GaussianEvent)
     assert event.noise_multiplier == pytest.approx(5.0, rel=1e-6)  # private weighting rounds contributions up
@@ -339,7 +328,7 @@ def test_under_the_ring_cipher_the_clip_takes_the_course_that_it_takes_in_the_op
     same = {"method": ADAPTIVE, "rounds": 3, "privacy": {"insecure_seed": 3}}
 
     def course(protection: str) -> list[float]:
-        played = run(ready(asked(**merge(same, PROTECTIONS[protection]))), tmp_path / protection, Silent())
+        played = run(prepare(asked(**merge(same, PROTECTIONS[protection]))), tmp_path / protection, Silent())
         return [row["clip"] for row in files(played.folder)[2]]
 
     ring, in_the_open = course("rlwe"), course("none")

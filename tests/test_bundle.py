@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ import pyarrow.parquet
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.bundle.archive import SUMS, BundleError, read_files, sums, write_files
@@ -29,13 +27,13 @@ from fedveil.bundle.manifest import Manifest
 from fedveil.bundle.signing import sign
 from fedveil.bundle.verification import BEYOND
 from fedveil.checks import Verification
-from fedveil.cli import app, main
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.run_folder.shown import FIELDS, FILES, Kind
 from fedveil.errors import DataError
 from fedveil.local.models import build_model
 from fedveil.privacy.claims import Role
 from fedveil.privacy.statement import Disclosure, Statement
+from tests.commands import as_json, ended
 from tests.test_python import FRAME, X, Y, network, people, train
 
 SCHEMA = """
@@ -214,19 +212,13 @@ def hospital(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=code == 0)
-    assert result.exit_code == code, result.output
-    return json.loads(result.output)
-
-
 def test_tables_are_encoded_as_they_were_for_training(hospital: Path, tmp_path: Path) -> None:
     """By the commands alone: train, bundle, predict; and the same from Python gives the same numbers."""
-    (run,) = command("run", hospital / "run.toml", "--runs", tmp_path / "runs")["runs"]
-    command("bundle", run["folder"], "-o", tmp_path / "ward.zip", "--about", "x")
+    (run,) = as_json("run", hospital / "run.toml", "--runs", tmp_path / "runs")["runs"]
+    as_json("bundle", run["folder"], "-o", tmp_path / "ward.zip", "--about", "x")
     new = pa.table({"ward": ["heart", "surgery"], "id": [7, 8], "age": ["30", "200"], "more": ["?", "?"]})
     pyarrow.csv.write_csv(new, tmp_path / "new.csv")
-    told = command(
+    told = as_json(
         "predict", tmp_path / "ward.zip", tmp_path / "new.csv", "-o", tmp_path / "out.parquet", "--keep", "id"
     )
     assert (told["records"], told["columns"]) == (
@@ -271,7 +263,7 @@ def test_exports_give_the_same_outputs(made: Path, tmp_path: Path) -> None:
     read = fv.load(made)
     stored = torch.load(export_torch(read, tmp_path / "model.pt"), weights_only=True)
     assert all(torch.equal(stored[name], value) for name, value in read.model.state_dict().items())
-    told = command("export", made, "--torch", tmp_path / "again.pt")
+    told = as_json("export", made, "--torch", tmp_path / "again.pt")
     assert told["written"] == [str(tmp_path / "again.pt")]
 
 
@@ -467,11 +459,8 @@ def test_what_cannot_be_checked_is_said(made: Path, tmp_path: Path) -> None:
     assert "nothing is guaranteed" in epsilon.detail
 
 
-def test_the_commands_sign_and_verify(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = command("sign", copy, "--key", tmp_path / "key.pem", "--new-key")["key"]
-    assert command("verify", copy, "--trust", key)["holds"] is True
+def test_the_commands_sign_and_verify(copy: Path, tmp_path: Path) -> None:
+    key = as_json("sign", copy, "--key", tmp_path / "key.pem", "--new-key")["key"]
+    assert as_json("verify", copy, "--trust", key)["holds"] is True
     (copy / "card.html").write_text("x")
-    monkeypatch.setattr(sys, "argv", ["fedveil", "verify", str(copy)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 7
+    assert ended("verify", copy).code == 7

@@ -12,14 +12,12 @@ import pytest
 
 from fedveil.engine.audit import canary_scores
 from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.populations import Populations
 from fedveil.engine.setup import prepare
 from fedveil.privacy.audit import canary_bound
 from fedveil.randomness import PrivacyRandomness
 from fedveil.registry import names
 
 CANARIES, ROUNDS, DELTA = 160, 3, 1e-5
-POPULATIONS = Populations()
 PAIRS = {"n_silos": 3, "allocation": {"law": "zipf"}}
 CLIENTS = {"allocation": {"law": "clients"}}
 LOCAL = {"learning_rate": 0.1, "epochs": 2, "batch_size": 8}
@@ -101,9 +99,9 @@ def found(name: str, noise: float) -> tuple[float, float]:
         asked,
     )
     document["method"].setdefault("clip", 0.5)
-    stated = prepare(parse(document, name), POPULATIONS).epsilon_after(ROUNDS)
+    stated = prepare(parse(document, name)).epsilon_after(ROUNDS)
     document["method"]["noise_multiplier"] *= noise
-    played = prepare(parse(document, name), POPULATIONS)
+    played = prepare(parse(document, name))
     coins, scores = canary_scores(played, CANARIES, PrivacyRandomness.insecure(7), lambda done, total: None)
     return stated, canary_bound(scores, coins, delta=DELTA).epsilon
 

@@ -45,7 +45,7 @@ from fedveil.privacy.events import GaussianEvent, LaplaceEvent, NoGuarantee, Sam
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.messages import received, sender
-from tests.test_run import Silent, files, same_model
+from tests.runs import Silent, files, same_model
 from tests.training import cohort_of, task_of
 
 CLIENTS, CLIP, Z = 4, 0.7, 0.3

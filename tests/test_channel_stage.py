@@ -30,7 +30,7 @@ from fedveil.privacy.events import NoGuarantee
 from fedveil.quantization import UpdateError
 from fedveil.randomness import PrivacyRandomness
 from tests.messages import received, sender
-from tests.test_run import Silent, files, same_model
+from tests.runs import Silent, files, same_model
 
 SILOS, CLIP, SIGMA = 3, 0.7, 5.0
 LOCAL = LocalSgd(learning_rate=0.5, epochs=1, batch_size=2)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.cli import COMMANDS, app, main
+from fedveil.cli import COMMANDS, app
 from fedveil.engine import populations
+from tests.commands import as_json, ended, output
 
 EXPERIMENT = """
 name = "tiny"
@@ -42,24 +41,6 @@ def toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "tiny.toml"
     path.write_text(EXPERIMENT)
     return path
-
-
-def output(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def as_json(*arguments: str) -> Any:
-    return json.loads(output(*arguments, "--json"))
-
-
-def failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    monkeypatch.setattr(sys, "argv", ["fedveil", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    return " ".join(capsys.readouterr().err.split())
 
 
 def test_run_report_resume_compare_one_after_the_other(toml: Path) -> None:
@@ -147,18 +128,13 @@ def test_schema_is_drafted_from_a_public_sample(tmp_path: Path) -> None:
     assert "[features]\nage = " in target.read_text()
 
 
-def test_a_mistake_is_one_paragraph_and_exit_code_2(
-    toml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def error(*arguments: str) -> str:
-        return failure(monkeypatch, capsys, *arguments)
-
-    assert "method.clip" in error("run", str(toml), "--set", "method.clip=0")
-    assert "no such key" in error("run", str(toml), "--set", "method.clipping=1")
-    assert "neither a preset nor" in error("run", "nonsense")
-    assert "not a run folder" in error("resume", str(toml.parent))
-    assert "no benchmark 'nonsense'" in error("bench", "nonsense")
-    assert "no data set 'nonsense'" in error("data", "nonsense")
+def test_a_mistake_is_one_paragraph_and_exit_code_2(toml: Path) -> None:
+    assert "method.clip" in ended("run", str(toml), "--set", "method.clip=0").mistake
+    assert "no such key" in ended("run", str(toml), "--set", "method.clipping=1").mistake
+    assert "neither a preset nor" in ended("run", "nonsense").mistake
+    assert "not a run folder" in ended("resume", str(toml.parent)).mistake
+    assert "no benchmark 'nonsense'" in ended("bench", "nonsense").mistake
+    assert "no data set 'nonsense'" in ended("data", "nonsense").mistake
     assert not (toml.parent / "runs").exists()
 
 
@@ -191,13 +167,12 @@ method = { name = "uldp-avg", clip = 0.5, noise_multiplier = 5.0 }
 def test_every_experiment_of_a_study_is_checked_before_the_first_trains(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     wrong: str,
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.toml").write_text(f"{STUDY}{wrong}\n")
-    assert message in failure(monkeypatch, capsys, "run", "two.toml")
+    assert message in ended("run", "two.toml").mistake
     assert not (tmp_path / "runs").exists()
 
 
@@ -218,29 +193,21 @@ def test_check_shows_every_seed_and_a_study_loads_each_population_once(
     assert loaded == [0, 1, 2]
 
 
-def test_a_key_is_taken_away_by_an_empty_value(
-    toml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_is_taken_away_by_an_empty_value(toml: Path) -> None:
     (row,) = as_json("check", str(toml), "--set", "method.name=uldp-sgd", "--set", "local=")["experiments"]
     assert row["experiment"] == "tiny"
     (row,) = as_json("check", str(toml), "--set", "privacy.budget=1", "--set", "privacy.budget=")[
         "experiments"
     ]
     assert row["within budget"] is None
-    assert "no such key 'clp'; known here: " in failure(
-        monkeypatch, capsys, "check", str(toml), "--set", "method.clp="
-    )
-    assert "method.clip: is required" in failure(
-        monkeypatch, capsys, "check", str(toml), "--set", "method.clip="
-    )
+    assert "no such key 'clp'; known here: " in ended("check", str(toml), "--set", "method.clp=").mistake
+    assert "method.clip: is required" in ended("check", str(toml), "--set", "method.clip=").mistake
 
 
-def test_an_option_of_a_denoiser_that_was_not_asked_for_is_refused_with_the_right_key(
-    toml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_of_a_denoiser_that_was_not_asked_for_is_refused_with_the_right_key(toml: Path) -> None:
     def error(*assignments: str) -> str:
         options = [word for one in assignments for word in ("--set", one)]
-        return failure(monkeypatch, capsys, "check", str(toml), *options)
+        return ended("check", str(toml), *options).mistake
 
     client = ("method.name=dp-fed-ls", "method.smoothing=1", "data.n_silos=", "data.allocation.law=clients")
     assert "server.smoothing: no such key; known here: average, denoiser" in error("server.smoothing=2")
@@ -253,9 +220,7 @@ def test_an_option_of_a_denoiser_that_was_not_asked_for_is_refused_with_the_righ
     assert as_json("check", str(toml), *order)
 
 
-def test_a_schema_that_does_not_fit_is_named_by_file_and_key(
-    toml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_schema_that_does_not_fit_is_named_by_file_and_key(toml: Path) -> None:
     schema = toml.parent / "schema.toml"
     schema.write_text(
         'n_users = "40"\nuser = "who"\n[target]\nkind = "label"\ncolumn = "y"\nclasses = ["a"]\n'
@@ -263,7 +228,7 @@ def test_a_schema_that_does_not_fit_is_named_by_file_and_key(
     )
     table = f'data.table={{ schema_file = "{schema}", files = ["a.csv"] }}'
     options = ("--set", "data.name=", "--set", "data.n_users=", "--set", "data.n_silos=", "--set", table)
-    message = failure(monkeypatch, capsys, "check", str(toml), *options)
+    message = ended("check", str(toml), *options).mistake
     assert "toml does not fit: n_users: must be a whole number, not '40';" in message
     assert "target.classes: needs 2 or more entries, not 1" in message
     assert "features.age.kind: must be one of 'number', 'date', 'category', not 'amount'" in message

@@ -13,6 +13,7 @@ from fedveil.errors import RunFolderError
 from fedveil.report.compare import Comparison, compare
 from fedveil.report.variant import Spread
 from tests.report_folders import write_run
+from tests.runs import json_lines
 
 
 def seeds(
@@ -187,7 +188,7 @@ def test_accuracy_is_shown_against_the_bytes_sent(tmp_path: Path) -> None:
         folder = write_run(tmp_path / name, name=name, rounds=4, settings=f"text = '{name}'\n")
         communication_cost = {"float32_bytes": 2**20, "bits_per_parameter": each / 2**15}
         communication_cost |= {"limit": None, "acceptance": None}
-        first, *rest = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        first, *rest = json_lines(folder / "metrics.jsonl")
         rows = [first, *(row | {"bytes_up": each, "communication_cost": communication_cost} for row in rest)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         runs.append(folder)

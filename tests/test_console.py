@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import json
-import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -18,10 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
-from typer.testing import CliRunner
 
-from fedveil import cli
-from fedveil.cli import app
 from fedveil.commands import federation as federation_commands
 from fedveil.commands import training
 from fedveil.console import Terminal, observer, rows_table, transposed_table
@@ -32,6 +28,7 @@ from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RefusedRunError, SilentSiloError
 from fedveil.reference import summary
 from fedveil.registry import members, names
+from tests.commands import ended, output
 from tests.source import parsed
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "fedveil"
@@ -89,48 +86,30 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return folder
 
 
-def printed(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(one) for one in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def stops(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
-) -> tuple[int, str, str]:
-    """Return exit code, standard output and standard error of a command that does not succeed."""
-    monkeypatch.setattr(sys, "argv", ["fedveil", *(str(one) for one in arguments)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert isinstance(stop.value.code, int)
-    out, err = capsys.readouterr()
-    return stop.value.code, out, err
-
-
 def test_paths_and_names_are_whole_in_what_training_commands_print(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = place / "runs"
-    text = printed("run", "long.toml", "--runs", runs)
+    text = output("run", "long.toml", "--runs", runs)
     assert f"{NAME}: from round 0 of 1, kept in {runs / NAME}\n" in text
     assert f"│ {NAME} │" in text
     assert f"report: {runs / NAME / 'report.html'}\n" in text
     statement = json.loads((runs / NAME / "privacy.json").read_text())["sentences"]
     assert all(f"{sentence}\n" in text for sentence in statement)
-    assert f"report: {runs / NAME / 'report.html'}\n" in printed("resume", runs / NAME)
-    assert f"report: {runs / NAME / 'report.html'}\n" in printed("report", runs / NAME)
-    assert f"report: {runs / NAME / 'report.html'}\n" in printed("audit", runs / NAME, "--canaries", 0)
-    assert NAME in printed("check", "long.toml")
-    assert NAME in printed("check", "long.toml", "--seeds", 2)
+    assert f"report: {runs / NAME / 'report.html'}\n" in output("resume", runs / NAME)
+    assert f"report: {runs / NAME / 'report.html'}\n" in output("report", runs / NAME)
+    assert f"report: {runs / NAME / 'report.html'}\n" in output("audit", runs / NAME, "--canaries", 0)
+    assert NAME in output("check", "long.toml")
+    assert NAME in output("check", "long.toml", "--seeds", 2)
     page = place / "compared.html"
-    assert f"comparison: {page}\n" in printed("compare", runs, "--page", page)
+    assert f"comparison: {page}\n" in output("compare", runs, "--page", page)
     against = ("--against", "method.clip")
-    assert f"comparison: {page}\n" in printed("compare", runs, "--page", page, *against)
+    assert f"comparison: {page}\n" in output("compare", runs, "--page", page, *against)
     row = {"run": NAME, "test": {"accuracy": 0.5}, "seconds": 1.0, "stopped": "the budget is spent"}
     monkeypatch.setattr(training, "sweep", lambda *_, **__: iter([row]))
     monkeypatch.setattr(training, "write_tradeoff", lambda _, key, path, **__: path)
     monkeypatch.setattr(training, "spent_together", lambda *_: {"told": "together"})
-    text = printed("sweep", "long.toml", "--over", "seed=0", "--over", "method.clip=0.5", "--runs", runs)
+    text = output("sweep", "long.toml", "--over", "seed=0", "--over", "method.clip=0.5", "--runs", runs)
     assert f"{NAME}: stopped: the budget is spent\n" in text
     assert f"\n{runs / 'seed.html'}\n{runs / 'method.clip.html'}\n" in text
 
@@ -139,42 +118,40 @@ def test_paths_and_names_are_whole_in_what_the_other_commands_print(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, schema = place / "plan.html", place / "schema.toml"
-    text = printed("plan", "--rounds", 5, "--group", 2, "--page", page)
+    text = output("plan", "--rounds", 5, "--group", 2, "--page", page)
     assert f"table and plot over the rounds: {page}\n" in text
     assert "│ uldp-sgd, uldp-avg, uldp-avg-w │" in text
-    text = printed("methods")
+    text = output("methods")
     assert all(f"│ {name} " in text for name in names("methods"))
     assert all(summary(one.load()) in text for one in members("methods"))
-    assert "│ figure-9-subsampling-creditcard " in printed("presets")
-    assert tomllib.loads(printed("presets", "digits"))["title"]
-    assert "│ imagenette_subset " in printed("data")
+    assert "│ figure-9-subsampling-creditcard " in output("presets")
+    assert tomllib.loads(output("presets", "digits"))["title"]
+    assert "│ imagenette_subset " in output("data")
     (place / "sample.csv").write_text("patient,age,label\na,40,0\nb,51,1\n")
-    assert f"drafted {schema}: read it" in printed("schema", "sample.csv", "--output", schema)
-    assert tomllib.loads(printed("schema", "sample.csv"))["user"] == "patient"
+    assert f"drafted {schema}: read it" in output("schema", "sample.csv", "--output", schema)
+    assert tomllib.loads(output("schema", "sample.csv"))["user"] == "patient"
     founder, silo = place / "founder", place / "north"
-    text = printed("federation", "found", founder, "--host", "h", "--schema", schema, "--no-passphrase")
+    text = output("federation", "found", founder, "--host", "h", "--schema", schema, "--no-passphrase")
     charter = founder / "charter.toml"
     assert f"hand out: {charter}\n" in text
-    text = printed("silo", "join", silo, "--name", "north", "--charter", charter, "--no-passphrase")
+    text = output("silo", "join", silo, "--name", "north", "--charter", charter, "--no-passphrase")
     assert f"send to the founder: {silo / 'north.request'}\n" in text
     monkeypatch.setattr(federation_commands, "SiloFolder", lambda *_: None)
     monkeypatch.setattr(federation_commands, "inspect_silo", lambda _: {"table": place / "north.csv"})
-    assert f"│ {place / 'north.csv'} │" in printed("federation", "check", silo)
+    assert f"│ {place / 'north.csv'} │" in output("federation", "check", silo)
 
 
 def test_a_benchmarks_table_is_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"rows": [{"case": NAME, "epsilon": 1.0}], "machine": {"processor": "some"}}
     monkeypatch.setattr("fedveil.commands.benchmarks.run_benchmark", lambda *_, **__: document)
-    assert f"│ {NAME} │" in printed("bench", "made-up")
+    assert f"│ {NAME} │" in output("bench", "made-up")
 
 
-def test_an_error_is_one_line_with_its_path_whole(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_one_line_with_its_path_whole(place: Path) -> None:
     schema = place / "a long name of a schema.toml"
     schema.write_text("")
     (place / "sample.csv").write_text("patient,age,label\na,40,0\nb,51,1\n")
-    code, _, err = stops(monkeypatch, capsys, "schema", "sample.csv", "--output", schema)
+    code, _, err = ended("schema", "sample.csv", "--output", schema)
     assert (code, err) == (2, f"fedveil: {schema}: exists already; choose another name\n")
 
 
@@ -204,7 +181,7 @@ def test_what_looks_like_markup_is_printed_as_it_stands(capsys: pytest.CaptureFi
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play, played = run_module.play_round, []
 
@@ -215,23 +192,19 @@ def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
         return play(*arguments, **options)
 
     monkeypatch.setattr(run_module, "play_round", interrupted)
-    code, _, err = stops(
-        monkeypatch, capsys, "run", "long.toml", "--set", "rounds=2", "--runs", place / "runs"
-    )
+    code, _, err = ended("run", "long.toml", "--set", "rounds=2", "--runs", place / "runs")
     assert code == 130
     assert f"`fedveil resume '{place / 'runs' / NAME}'` goes on from the last complete round" in err
     assert "Traceback" not in err
-    assert "round 2/2" in printed("resume", place / "runs" / NAME)
+    assert "round 2/2" in output("resume", place / "runs" / NAME)
 
 
-def test_an_interruption_before_any_run_names_none(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interruption_before_any_run_names_none(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> Iterator[object]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "load_study", interrupted)
-    assert stops(monkeypatch, capsys, "check", "long.toml") == (130, "", "fedveil: interrupted\n")
+    assert ended("check", "long.toml") == (130, "", "fedveil: interrupted\n")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -254,16 +227,14 @@ def experiment() -> Experiment:
     return parse(tomllib.loads(EXPERIMENT), "test")
 
 
-def test_a_run_refused_before_its_first_round_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_refused_before_its_first_round_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("long.toml").write_text(EXPERIMENT)
     budget = ("--set", "privacy.budget=0.01", "--json")
-    code, out, err = stops(monkeypatch, capsys, "run", "long.toml", *budget)
+    code, out, err = ended("run", "long.toml", *budget)
     assert (code, json.loads(out)["runs"][0]["rounds"]) == (4, 0)
     assert f"refused before the first round: runs/{NAME}: round 1 would bring epsilon to" in err
-    code, out, err = stops(monkeypatch, capsys, "resume", f"runs/{NAME}")
+    code, out, err = ended("resume", f"runs/{NAME}")
     assert code == 4
     assert "refused before the first round" in err
 
@@ -291,6 +262,6 @@ def test_check_says_whether_a_run_is_within_its_budget(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("long.toml").write_text(EXPERIMENT)
-    text = printed("check", "long.toml", "--set", "privacy.budget=1", "--set", f"privacy.budget={budget}")
+    text = output("check", "long.toml", "--set", "privacy.budget=1", "--set", f"privacy.budget={budget}")
     (row,) = [line for line in text.splitlines() if "within budget" in line]
     assert row.split("│")[2].strip() == said

@@ -15,12 +15,11 @@ import pytest
 import torch
 
 from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.past_sums import PastSums
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
@@ -53,7 +52,7 @@ from fedveil.privacy.schedule import Scheduled
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.denoise import Laplacian
 from tests.pins.jax_privacy_cases import CASES, FILE
-from tests.test_run import Silent, experiment, files, same_model
+from tests.runs import Silent, experiment, files, same_model
 
 LOCAL = LocalSgd(learning_rate=0.5, epochs=1, batch_size=2)
 TASK = Task(
@@ -310,17 +309,6 @@ def test_one_user_moves_what_is_sent_by_at_most_the_claim(seed: int) -> None:
 
 # --- runs ---------------------------------------------------------------------------------------------------------
 
-POPULATIONS = Populations()
-
-
-@pytest.fixture(autouse=True)
-def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.engine.run.prepare", ready)
-
-
-def ready(experiment: Experiment) -> Prepared:
-    return prepare(experiment, POPULATIONS)
-
 
 def asked(**changes: Any) -> Experiment:
     method = {"correlated": {"period": 3}, "learning_rate": 3.0} | changes.pop("method", {})
@@ -343,18 +331,18 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(changes: dict[str, Any], 
     """What a silo sent before is trained again, from the models of the checkpoint."""
     if "clip" in changes.get("method", {}):
         changes = {**changes, "method": {**changes["method"], "clip": None} | changes["method"]}
-    whole = run(ready(asked(**changes)), tmp_path / "whole", Silent())
+    whole = run(prepare(asked(**changes)), tmp_path / "whole", Silent())
     for stop in (2, 5):
         at = tmp_path / f"cut-{stop}"
         with pytest.raises(KeyboardInterrupt):
-            run(ready(asked(**changes)), at, Silent(interrupt_after=stop))
+            run(prepare(asked(**changes)), at, Silent(interrupt_after=stop))
         again = resume(at / "try", Silent())
         assert same_model(files(whole.folder)[1], files(again.folder)[1])
         assert files(whole.folder)[0] == files(again.folder)[0]
 
 
 def test_what_was_sent_before_is_in_no_file_of_the_run(tmp_path: Path) -> None:
-    prepared = ready(asked())
+    prepared = prepare(asked())
     kept: list[np.ndarray] = []
     keep = PastSums.keep
 
@@ -378,25 +366,25 @@ def test_without_noise_the_models_are_those_of_sums_that_are_not_encoded(tmp_pat
     found = []
     for bands in (3, 1):
         method = {"noise_multiplier": 0.0, "correlated": {"period": 3, "bands": bands}}
-        found.append(files(run(ready(asked(method=method)), tmp_path / str(bands), Silent()).folder)[1])
+        found.append(files(run(prepare(asked(method=method)), tmp_path / str(bands), Silent()).folder)[1])
     for name, value in found[0].items():
         np.testing.assert_allclose(value, found[1][name], rtol=1e-4, atol=1e-6)
 
 
 def test_masks_change_no_bit_and_the_statement_is_the_stream_s(tmp_path: Path) -> None:
     secure = {"privacy": {"insecure_seed": None, "delta": 1e-5}}
-    plain = run(ready(asked()), tmp_path / "open", Silent())
-    masked = run(ready(asked(protection={"name": "secure-aggregation"})), tmp_path / "masked", Silent())
+    plain = run(prepare(asked()), tmp_path / "open", Silent())
+    masked = run(prepare(asked(protection={"name": "secure-aggregation"})), tmp_path / "masked", Silent())
     assert same_model(files(plain.folder)[1], files(masked.folder)[1])
-    stated = run(ready(asked(**secure)), tmp_path / "stated", Silent()).statement
-    channel: Any = ready(asked()).method.channel
+    stated = run(prepare(asked(**secure)), tmp_path / "stated", Silent()).statement
+    channel: Any = prepare(asked()).method.channel
     mu = math.sqrt(squared_sensitivity(channel.coefficients, 3, 7)) / 5.0
     assert stated.epsilon == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-6)
 
 
 def test_noise_is_calibrated_for_the_stream() -> None:
     method = {"noise_multiplier": "calibrated"}
-    prepared = ready(asked(method=method, privacy={"insecure_seed": None, "epsilon": 2.0}))
+    prepared = prepare(asked(method=method, privacy={"insecure_seed": None, "epsilon": 2.0}))
     channel: Any = prepared.method.channel
     s = math.sqrt(squared_sensitivity(channel.coefficients, 3, 7))
     assert gaussian_epsilon(s / channel.noise_multiplier, 1e-5) == pytest.approx(2.0, rel=1e-3)
@@ -448,7 +436,7 @@ def test_what_would_break_the_stream_is_refused_with_the_reason(changes: dict[st
 )
 def test_a_mistake_in_an_experiment_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises((CompositionError, ConfigError), match=reason):
-        ready(asked(**changes))
+        prepare(asked(**changes))
 
 
 def test_gradients_take_a_stream_too() -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import tomlkit
-from typer.testing import CliRunner
 
-from fedveil.cli import app
 from fedveil.errors import DataError
 from fedveil.population.data_report import DataReport, data_report
 from fedveil.population.schema import Schema
 from fedveil.report.data import data_page
+from tests.commands import as_json, output
 
 COLUMNS = ("patient", "hospital", "age", "sex", "pulse", "score", "sick")
 FEATURES: dict[str, Any] = {
@@ -230,11 +229,9 @@ def test_the_command_says_for_whom_it_is_and_writes_a_page(tmp_path: Path) -> No
     document = schema().model_dump(mode="json", exclude_none=True)
     (tmp_path / "schema.toml").write_text(tomlkit.dumps(document))
     page = tmp_path / "page.html"
-    arguments = ["check-data", str(tmp_path / "schema.toml"), str(tmp_path / "t.csv")]
-    said = CliRunner().invoke(app, [*arguments, "--page", str(page)])
-    assert said.exit_code == 0, said.output
-    assert "for whoever holds them" in said.output
-    assert "records (bears on the model): records that repeat another one" in said.output
+    asked = ("check-data", tmp_path / "schema.toml", tmp_path / "t.csv")
+    said = output(*asked, "--page", page)
+    assert "for whoever holds them" in said
+    assert "records (bears on the model): records that repeat another one" in said
     assert "as private as the records" in page.read_text()
-    printed = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
-    assert printed["findings"][0]["where"] == "records"
+    assert as_json(*asked)["findings"][0]["where"] == "records"

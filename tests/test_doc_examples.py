@@ -18,7 +18,6 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import tomlkit
-from typer.testing import CliRunner
 
 from fedveil import cli
 from fedveil.engine.experiments.experiment import merge, parse, parse_assignment
@@ -35,6 +34,7 @@ from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
 from fedveil.population.schema import Schema
 from fedveil.registry import find, names
+from tests.commands import ended, output
 from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands
 
 BASE: dict[str, Any] = {
@@ -51,9 +51,7 @@ def fedveil(line: str, *, code: int = 0) -> str:
     """Run a command line of the documentation here; return what it prints."""
     program, *arguments = shlex.split(line)
     assert program.endswith("fedveil")
-    result = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result.output
+    return output(*arguments, code=code)
 
 
 def only(page: str, place: int) -> str:
@@ -127,9 +125,7 @@ def test_every_command_is_one_that_the_program_reads(place: str, line: str, here
 
 
 @pytest.mark.parametrize("name", [name for name, how in TRIED.items() if how == RUN])
-def test_python_examples_run(
-    name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_examples_run(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(BLOCKS[name].text, name, "exec"), {"__name__": "example"})
     printed = capsys.readouterr().out
     expected = re.findall(r"^print\(.*\)  # (.*)$", BLOCKS[name].text, re.MULTILINE)
@@ -195,9 +191,7 @@ def test_the_tutorial_of_a_whole_study_is_true(here: Path) -> None:
     assert 1.6 < spent["epsilon"] <= 3
 
 
-def test_messages_are_those_of_the_program(
-    hospitals: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_messages_are_those_of_the_program(hospitals: Path) -> None:
     cases = [
         "check hospitals.toml --set method.clp=1",
         "check hospitals.toml --set method.clip=0",
@@ -206,11 +200,9 @@ def test_messages_are_those_of_the_program(
     ]
     lines = BLOCKS["docs/reference/errors.md:0"].text.splitlines()
     for arguments, expected in zip(cases, lines, strict=True):
-        monkeypatch.setattr(sys, "argv", ["fedveil", *arguments.split()])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        assert stop.value.code == 2
-        assert capsys.readouterr().err.startswith(expected.removesuffix("..."))
+        code, _, said = ended(*arguments.split())
+        assert code == 2
+        assert said.startswith(expected.removesuffix("..."))
     prepared: Any = SimpleNamespace(
         experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)),
         epsilon_with=lambda role, rounds, beside, again: 1.535,

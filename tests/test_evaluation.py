@@ -38,7 +38,7 @@ from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges, probabi
 from fedveil.statistics.local import LocalStatistic, silo_sums
 from fedveil.statistics.strategy import Strategy
 from tests.doc_examples import BLOCKS
-from tests.test_run import Silent
+from tests.runs import Silent, json_lines
 
 Z = 4.9
 CODE = Strategy("prefix", len(FINE) + 1, 2)
@@ -301,7 +301,7 @@ def test_training_and_evaluation_spend_what_was_declared(world: tuple[Prepared, 
 
 def test_metrics_are_noisy_and_nothing_exact_is_kept(world: tuple[Prepared, Outcome]) -> None:
     prepared, outcome = world
-    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(outcome.folder / "metrics.jsonl")
     assert json.loads((outcome.folder / "diagnostics.json").read_text())["baseline"] == {}
     assert [row["test"] for row in rows] == [None] * 4
     assert not any("metrics on the test records" in line for line in outcome.statement.uncovered)

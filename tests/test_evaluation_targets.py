@@ -57,7 +57,7 @@ from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.local import LocalStatistic, silo_sums
 from tests.doc_examples import BLOCKS
-from tests.test_run import Silent
+from tests.runs import Silent
 
 Z = 4.9
 GRID = 2.0**-29

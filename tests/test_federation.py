@@ -21,7 +21,7 @@ from tests.federation_world import (
     population,
     statement,
 )
-from tests.test_run import files, same_model
+from tests.runs import files, same_model
 
 PLAIN: dict[str, Any] = {}
 MASKED = {"protection": {"name": "secure-aggregation"}}

@@ -52,8 +52,7 @@ def recovering(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def session_of(world: World) -> OwnSession:
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     assert party._session is not None
     return party._session
 

@@ -30,8 +30,8 @@ from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.protection.refusals import Code
 from tests import test_evaluation_targets
+from tests.runs import Silent
 from tests.test_preprocessing import FILES, tables
-from tests.test_run import Silent
 
 ASKED: dict[str, Any] = {
     "name": "hospitals",

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomlkit
-from typer.testing import CliRunner
 
-from fedveil import cli
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.release_document import (
@@ -39,15 +37,15 @@ from fedveil.federation.parts_due import due_of_document
 from fedveil.federation.policy import RELEASES, Policy
 from fedveil.federation.share import silo_share
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import SiloParty
+from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.federation.standing import Standing
 from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Closing, Part, Phase
 from tests import test_inference_runs, test_releases
+from tests.commands import as_json
 from tests.federation_world import small_keys
 from tests.test_run_audit import unnoticed_values
 
@@ -387,9 +385,7 @@ def test_the_folder_of_a_release_is_checked_as_that_of_a_run(tmp_path: Path) -> 
     assert world.play() is None
     world.close()
     folder = world.run.path
-    shown = CliRunner().invoke(cli.app, ["verify", str(folder), "--json"])
-    assert shown.exit_code == 0, shown.output
-    found = {one["name"]: one for one in json.loads(shown.stdout)["checks"]}
+    found = {one["name"]: one for one in as_json("verify", folder)["checks"]}
     names = ("experiment", "ledger", "statement", "rounds", "end")
     assert [found[name]["outcome"] for name in names] == ["holds"] * 5
     assert "model" not in found

@@ -110,7 +110,7 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
     if fits:
         world.membership = replace(world.membership, serial=1)
-        restarted(world)
+        world.restart()
     other = asked(rounds=1, **merge(secret, changes))
     (joined, *_) = world.tell(world.terms(other), session=2)
     if fits:
@@ -143,10 +143,3 @@ def test_a_session_that_is_open_gives_nothing_once_the_end_was_signed(tmp_path: 
     assert refused.why.code is Code.RUN_OVER
     assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
     world.close()
-
-
-def restarted(world: World) -> None:
-    silo = world.silos[0]
-    assert silo is not None
-    silo.close()
-    world.silos[0] = world.silo(0)

@@ -51,7 +51,7 @@ from fedveil.privacy.statement import Statement
 from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.report.run_data import load_run
 from tests.federation_world import World, asked, population
-from tests.test_run import Silent
+from tests.runs import Silent
 
 RUN = bytes(range(16))
 SCHEMA = """n_users = 4

@@ -49,7 +49,7 @@ from fedveil.protection.refusals import Code
 from fedveil.statistics.figures import rows
 from fedveil.statistics.released import read_released
 from tests.federation_world import small_keys
-from tests.test_run import Silent
+from tests.runs import Silent, json_lines
 
 COHORT = """
 name = "cohort"
@@ -531,7 +531,7 @@ def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
     assert "silo va: silent for 2 s; the others go on" in caplog.text
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / "metrics.jsonl")
     assert [row["summed"] for row in rows[1:]] == [3, 3]
 
 
@@ -801,7 +801,7 @@ def test_four_hospitals_as_real_processes_under_tls(tmp_path: Path, monkeypatch:
     )
     main_ends()
     run = next((target / "federation" / "coordinator" / "runs").iterdir())
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(run / "metrics.jsonl")
     assert [row["round"] for row in rows] == [0, 1, 2]
     assert json.loads((run / "privacy.json").read_text())["epsilon"] is not None
     assert (run / "report.html").exists()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import pkgutil
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.registry import HOUSE
 from fedveil.stage import Stage
 from tests.pins.compositions import compositions, public
+from tests.runs import json_lines
 from tests.source import parsed
 
 HERE = Path(__file__).parent
@@ -382,7 +382,7 @@ def test_ledgers_of_every_release_are_read_back() -> None:
     """A ledger that a release wrote, with every kind of event it knows: the bytes are never written again here."""
     for path in sorted((HERE / "pins").glob("ledger-*.jsonl")):
         entries = read_entries(path)
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = json_lines(path)
         assert [entry.event.to_json() for entry in entries] == [line["event"] for line in lines]
         assert len({type(entry.event) for entry in entries}) >= 9
 

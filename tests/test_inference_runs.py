@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import pkgutil
-import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 
-from fedveil.cli import main
 from fedveil.engine.experiments.release_document import read_inference_document
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.release_run import make_releases
@@ -22,6 +19,7 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.report.statistics import stated
 from fedveil.statistics.inference.fitted import read_fitted
+from tests.commands import as_json, output
 from tests.doc_examples import BLOCKS
 
 SCHEMA = """
@@ -98,13 +96,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_releases(prepare_inference(read_inference_document(written(folder))), folder / "runs")
 
 
-def main_with(*arguments: str) -> None:
-    """Run the command line."""
-    with mock.patch.object(sys, "argv", ["fedveil", *arguments]), pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code in (0, None)
-
-
 # --- what is refused, and before what -----------------------------------------------------------------------
 
 
@@ -167,11 +158,8 @@ def test_a_budget_that_is_too_small_names_one_that_would_do(share: float, tmp_pa
     prepare_inference(read_inference_document(written(tmp_path, privacy=enough)))
 
 
-def test_the_plan_reads_no_table_and_costs_what_is_declared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main_with("infer", str(written(tmp_path)), "--plan", "--json")
-    plan = json.loads(capsys.readouterr().out)
+def test_the_plan_reads_no_table_and_costs_what_is_declared(tmp_path: Path) -> None:
+    plan = as_json("infer", str(written(tmp_path)), "--plan")
     assert plan["epsilon"] == pytest.approx(8.0, abs=1e-3)
     assert sum(one["share"] for one in plan["releases"]) == pytest.approx(1.0)
     assert [one["coefficient"] for one in plan["effects"]] == ["intercept", "age", "ward = y"]
@@ -204,7 +192,7 @@ def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> N
     "fatal", ["fedveil.privacy.ledger.Ledger.charge", "fedveil.engine.releases.release_run.noisy_sum"]
 )
 def test_a_killed_regression_goes_on_under_its_charges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fatal: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: str
 ) -> None:
     """Killed ahead of the second charge and behind it: the same bytes as without a kill, and three charges."""
     tables(tmp_path, people=80)
@@ -226,8 +214,7 @@ def test_a_killed_regression_goes_on_under_its_charges(
     folder = tmp_path / "runs" / "odds"
     with pytest.raises(RunFolderError, match="1 of 3 releases are made"):
         read_fitted(folder)
-    main_with("resume", str(folder), "--json")
-    assert json.loads(capsys.readouterr().out)["folder"] == str(folder)
+    assert as_json("resume", str(folder))["folder"] == str(folder)
     assert (folder / "inference.json").read_bytes() == (whole / "inference.json").read_bytes()
     assert [entry.round for entry in read_entries(folder / "ledger.jsonl")] == [1, 2, 3]
 
@@ -276,34 +263,28 @@ def test_what_is_stored_reads_back_and_what_does_not_follow_is_refused(made: Pat
             read_fitted(tmp_path)
 
 
-def test_the_command_prints_a_table_and_show_reads_it_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_a_table_and_show_reads_it_again(tmp_path: Path) -> None:
     tables(tmp_path)
     linear = 'family = "linear"\ntarget = "stay"\nfeatures = ["age"]\ncentre = 20\ncut = 25\n'
-    main_with("infer", str(written(tmp_path, inference=linear)), "--runs", str(tmp_path / "runs"))
-    printed = capsys.readouterr().out
+    printed = output("infer", str(written(tmp_path, inference=linear)), "--runs", str(tmp_path / "runs"))
     assert "intercept" in printed
     assert "e^coefficient" not in printed
     assert "records without a value" in printed
-    main_with("show", str(tmp_path / "runs" / "odds"), "--json")
-    shown = json.loads(capsys.readouterr().out)
+    shown = as_json("show", str(tmp_path / "runs" / "odds"))
     assert [one["name"] for one in shown["effects"]] == ["intercept", "age"]
     assert shown["effects"][0]["estimate"] == pytest.approx(20, abs=5)
     page = (tmp_path / "runs" / "odds" / "report.html").read_text(encoding="utf-8")
     assert "linear regression of stay" in page
 
 
-def test_a_page_without_people_enough_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_without_people_enough_says_so(tmp_path: Path) -> None:
     """Planned for 1500 people, of whom five came: no interval, in the table, the page and the JSON."""
     tables(tmp_path, people=5)
-    main_with("infer", str(written(tmp_path)), "--runs", str(tmp_path / "runs"), "--json")
-    told = json.loads(capsys.readouterr().out)
+    told = as_json("infer", str(written(tmp_path)), "--runs", str(tmp_path / "runs"))
     assert told["shown"] is False
     assert told["effects"] == []
     assert "too few people or events" in Path(told["report"]).read_text(encoding="utf-8")
-    main_with("show", str(tmp_path / "runs" / "odds"))
-    assert "too few people or events" in capsys.readouterr().out
+    assert "too few people or events" in output("show", tmp_path / "runs" / "odds")
 
 
 @pytest.mark.slow

@@ -7,9 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedveil import cli
 from fedveil.errors import BusyError, ConfigError, IntegrityError
 from fedveil.federation.audit.ledger_audit import verify_ledger
 from fedveil.flower.folders import SiloFolder
@@ -19,6 +17,7 @@ from fedveil.flower.moving import leave, migrate
 from fedveil.flower.sockets import RunningFolder
 from fedveil.privacy.ledger import read_lines
 from fedveil.privacy.ledger_lines import Note
+from tests.commands import output
 from tests.test_federation_parts import PEOPLE, Study
 from tests.test_preprocessing import tables
 
@@ -73,8 +72,7 @@ def test_a_silo_that_left_keeps_what_was_spent_and_nothing_that_signs_for_it(
     study: Study, tmp_path: Path
 ) -> None:
     old, export = study.paths[0], tmp_path / "left.json"
-    known = CliRunner().invoke(cli.app, ["silo", "leave", str(old), "--output", str(export)])
-    assert known.exit_code == 0, known.output
+    output("silo", "leave", old, "--output", export)
     checked = verify_ledger(export)
     assert checked.holds
     assert len(study.charges(0)) == 2

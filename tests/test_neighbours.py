@@ -30,7 +30,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.registry import names
 from tests.federation_world import TESTING, World, small_keys
-from tests.test_run import Silent
+from tests.runs import Silent, json_lines
 
 SILOS = 4
 """Silos, and users: the last user has all records of the last silo, and no others."""
@@ -177,8 +177,8 @@ def seen(held: Population, asked: dict[str, Any], folder: Path, noise: Noise) ->
     except FedveilError as error:
         return {"refused": str(error)}
     path = outcome.folder / "transcript.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    lines = json_lines(path) if path.exists() else []
+    rows = json_lines(outcome.folder / "metrics.jsonl")
     return {
         "refused": None,
         "charges": [(entry.round, entry.event) for entry in read_entries(outcome.folder / "ledger.jsonl")],
@@ -265,11 +265,9 @@ def letters_of(held: Population, asked: dict[str, Any], folder: Path) -> dict[st
         monkeypatched: Any = party
         monkeypatched.receive = receive
     world.play()
-    assert world.coordinator is not None
-    outcome = world.coordinator.outcome
-    assert outcome is not None
+    outcome = world.outcome
     world.close()
-    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(outcome.folder / "metrics.jsonl")
     return {
         "refused": outcome.stopped,
         "letters": passed,

@@ -28,9 +28,9 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.together import spent_by
 from tests.doc_examples import BLOCKS
 from tests.federation_world import asked, clients, population
+from tests.runs import Silent
 from tests.test_federation_parts import BOTH, Study
 from tests.test_preprocessing import FILES, prepared_in, tables
-from tests.test_run import Silent
 
 EPSILON, PEOPLE = 20.0, 1500
 needs_tenseal = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
@@ -49,7 +49,7 @@ def regression(folder: Path, share: float) -> InferenceDocument:
         "protection": {"name": "secure-aggregation"},
         "inference": {"family": "logistic", "target": "sick", "features": ["ward"], "silos": "uniform"},
     }
-    return parse_releases(document, InferenceDocument, "test")
+    return parse_releases(InferenceDocument, document, "test")
 
 
 def strength(folder: Path) -> float:

@@ -17,7 +17,6 @@ pytest.importorskip("tenseal")
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.populations import Populations
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.rounds.workload import workload
@@ -52,7 +51,7 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.children import forking
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
 from tests.parties import parties_of
-from tests.test_run import Silent
+from tests.runs import Silent, json_lines
 
 CLIENTS = 5
 PLACE = Place(
@@ -62,7 +61,6 @@ PLACE = Place(
     roster=(),
     privacy=PrivacyRandomness.insecure(3),
 )
-POPULATIONS = Populations()
 FEDERATION = PublicFacts(n_silos=CLIENTS, n_users=CLIENTS, silo_records=(90, 100, 80, 100, 95))
 
 
@@ -83,7 +81,7 @@ def asked(method: dict[str, Any], protection: dict[str, Any] | None = None, **ch
     }
     if protected.get("partition") == "noisy-votes":
         document["privacy"]["accountant"] = "rdp"
-    return prepare(parse(document | changes, "test"), POPULATIONS)
+    return prepare(parse(document | changes, "test"))
 
 
 def turn_of(prepared: Prepared, number: int = 1, model: torch.Tensor | None = None) -> Turn:
@@ -470,7 +468,7 @@ def test_every_row_runs_resumes_and_says_who_is_kept_out(row: str, tmp_path: Pat
         run(prepared, tmp_path / "cut", Silent(interrupt_after=1))
     outcome = resume(tmp_path / "cut" / "try", Silent())
     assert outcome.rounds == 2
-    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(outcome.folder / "metrics.jsonl")
     assert all(line["test"]["accuracy"] > 0 for line in rows)
     if isinstance(prepared.agreed, PartialSums):
         roles = [line.role for line in outcome.statement.trust]

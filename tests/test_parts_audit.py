@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tomlkit
-from typer.testing import CliRunner
 
-from fedveil import cli
+from fedveil.checks import same_but_rounded
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import FedveilError
 from fedveil.federation import parts_due
@@ -47,6 +46,8 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protection.parts import Attested, Closing
 from fedveil.statistics.evaluation.evaluated import Evaluated
+from tests.commands import as_json, output
+from tests.runs import json_lines
 from tests.test_federation_parts import PEOPLE, Study, carried
 from tests.test_preprocessing import tables
 from tests.test_run_audit import flipped, outcomes, resigned_lines, unnoticed_values
@@ -78,7 +79,7 @@ def copied(study: Study, tmp_path: Path) -> Path:
 
 
 def test_every_part_is_signed_and_one_end_covers_all(study: Study) -> None:
-    lines = [json.loads(line) for line in (study.run / ROUNDS).read_text().splitlines()]
+    lines = json_lines(study.run / ROUNDS)
     assert [(line["part"], len(line["silos"])) for line in lines] == [(part, 3) for part in PARTS]
     found = outcomes(verify_run(study.run.path))
     assert {name for name, outcome in found.items() if outcome != "holds"} == {"membership"}
@@ -104,7 +105,7 @@ def test_a_flipped_bit_of_any_file_of_a_run_of_parts_is_noticed(copied: Path) ->
 @pytest.mark.parametrize("part", ["prep/1", "eval/1"])
 def test_a_release_that_the_record_leaves_out_is_missed(study: Study, copied: Path, part: str) -> None:
     """The coordinator signs a record without its line, and the end anew: silos signed that they were told of it."""
-    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    lines = json_lines(copied / ROUNDS)
     resigned_lines(study.home.identity, copied, [line for line in lines if line["part"] != part])
     failed = [one.detail for one in verify_run(copied).checks if one.outcome == "fails"]
     assert "silos were told other releases than those before it" in failed[0]
@@ -112,7 +113,7 @@ def test_a_release_that_the_record_leaves_out_is_missed(study: Study, copied: Pa
 
 def test_the_last_release_that_the_record_leaves_out_is_missed(study: Study, copied: Path) -> None:
     """Nobody was told of it: the ledger charged it."""
-    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    lines = json_lines(copied / ROUNDS)
     resigned_lines(study.home.identity, copied, lines[:-1])
     failed = [one.detail for one in verify_run(copied).checks if one.outcome == "fails"]
     assert "no line for release eval/2, which was charged" in failed[0]
@@ -160,7 +161,7 @@ def test_released_numbers_are_those_that_silos_signed(
     assert found["releases"].detail.endswith(
         f"not the numbers of release eval/{release + 1} that the record has"
     )
-    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    lines = json_lines(copied / ROUNDS)
     one = json.loads((copied / "evaluation.json").read_text())["releases"][release]
     made = one["noise_std"], np.array(one["vector"])
     lines[3 + release]["next"] = digest_of_release(made).hex()
@@ -212,6 +213,48 @@ def test_every_value_beside_released_numbers_follows_from_what_was_signed(study:
     assert unnoticed == []
 
 
+def more(document: Any) -> None:
+    document["figures"] = [{"name": "auc", "value": 0.99}]
+
+
+def moved(document: Any) -> None:
+    document["releases"][0]["vector"][0] += 1.0
+
+
+def twice(document: Any) -> None:
+    document["releases"] *= 2
+
+
+@pytest.mark.parametrize("change", [more, moved, twice])
+def test_an_evaluation_that_was_not_whole_yet_says_nothing_else_than_the_whole_one(
+    study: Study, copied: Path, change: Callable[[Any], None]
+) -> None:
+    """It stays beside the whole one, and in the files that the end lists."""
+    resigned_file(study, copied, "checkpoint/evaluation.json", change)
+    (found,) = [one for one in verify_run(copied).checks if one.name == "releases"]
+    assert found.outcome == "fails"
+    assert found.detail.startswith("checkpoint/evaluation.json: not what follows")
+
+
+@pytest.mark.parametrize(
+    ("found", "made", "same"),
+    [
+        (3.0e-12, 3.0000001e-12, True),
+        (9e-10, 1e-300, False),
+        (0.0, 1e-301, True),
+        (0.0, 1e-12, False),
+        (0.12345678, 0.12345679, True),
+        (0.5, 0.500001, False),
+        ([1.0, {"a": 2.0}], (1.0, {"a": 2.0}), True),
+        ({"a": 1}, {"a": 1, "b": None}, False),
+        ([1], [1, 1], False),
+        ("a", "b", False),
+    ],
+)
+def test_figures_are_the_same_only_but_for_rounding(found: Any, made: Any, same: bool) -> None:
+    assert same_but_rounded(found, made) is same
+
+
 def test_numbers_of_one_part_are_not_those_of_another(study: Study) -> None:
     """A record that calls the first release another part's, in terms that asked for no such release or for nothing."""
     files = files_of(study.run.path)
@@ -235,7 +278,7 @@ def test_numbers_of_one_part_are_not_those_of_another(study: Study) -> None:
 
 def test_releases_that_silos_were_not_asked_for_are_none(study: Study, copied: Path) -> None:
     """A file of releases in a run that has none, or of none."""
-    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    lines = json_lines(copied / ROUNDS)
     resigned_lines(study.home.identity, copied, lines[1:3])
     (found,) = [one for one in verify_run(copied).checks if one.name == "releases"]
     assert found.outcome == "fails"
@@ -244,7 +287,7 @@ def test_releases_that_silos_were_not_asked_for_are_none(study: Study, copied: P
 
 def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, copied: Path) -> None:
     """The coordinator signs that the last round ended with another one than it had evaluated."""
-    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    lines = json_lines(copied / ROUNDS)
     assert lines[3]["model"] == lines[4]["model"] == lines[2]["next"]
     lines[2]["next"] = "1" * 64
     resigned_lines(study.home.identity, copied, lines)
@@ -267,7 +310,7 @@ def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, co
 def test_the_parts_of_a_run_stand_in_their_order(
     study: Study, copied: Path, order: tuple[int, ...], words: str
 ) -> None:
-    lines = [json.loads(line) for line in (copied / ROUNDS).read_text().splitlines()]
+    lines = json_lines(copied / ROUNDS)
     resigned_lines(study.home.identity, copied, [lines[number] for number in order])
     (found,) = [one for one in verify_run(copied).checks if one.name == "rounds"]
     assert found.outcome == "fails"
@@ -279,7 +322,7 @@ def test_rounds_behind_the_evaluation_of_an_average_are_missed(tmp_path: Path) -
     tables(tmp_path, people=PEOPLE)
     study = Study(tmp_path, preprocessing=None, server={"average": {"name": "ema", "beta": 0.5}})
     assert set(study.play()) == {None}
-    lines = [json.loads(line) for line in (study.run / ROUNDS).read_text().splitlines()]
+    lines = json_lines(study.run / ROUNDS)
     assert lines[2]["model"] not in {line["next"] for line in lines}
     assert outcomes(verify_run(study.run.path))["rounds"] == "holds"
     resigned_lines(study.home.identity, study.run.path, [lines[number] for number in (0, 2, 1, 3)])
@@ -289,10 +332,7 @@ def test_rounds_behind_the_evaluation_of_an_average_are_missed(tmp_path: Path) -
 
 def test_exported_ledgers_charge_every_part(study: Study, tmp_path: Path) -> None:
     target = tmp_path / "silo.json"
-    shown = CliRunner().invoke(
-        cli.app, ["silo", "ledger", "export", str(study.paths[0]), "--output", str(target)]
-    )
-    assert shown.exit_code == 0, shown.output
+    output("silo", "ledger", "export", str(study.paths[0]), "--output", str(target))
     found = verify_run(study.run.path, ledgers=[target])
     assert found.holds
     assert any("charges the 5 rounds that this silo signed" in one.detail for one in found.checks)
@@ -302,11 +342,9 @@ def test_a_federations_run_is_bundled_by_command_and_carries_its_signatures(
     study: Study, tmp_path: Path
 ) -> None:
     made = tmp_path / "made"
-    shown = CliRunner().invoke(cli.app, ["bundle", str(study.run.path), "-o", str(made)])
-    assert shown.exit_code == 0, shown.output
-    shown = CliRunner().invoke(cli.app, ["verify", str(made), "--json"])
-    assert shown.exit_code == 0, shown.output
-    found = {one["name"]: one["outcome"] for one in json.loads(shown.stdout)["checks"]}
+    output("bundle", str(study.run.path), "-o", str(made))
+    shown = as_json("verify", str(made))
+    found = {one["name"]: one["outcome"] for one in shown["checks"]}
     assert found["rounds"] == found["end"] == found["statement"] == "holds"
     assert found["schema"] == "unchecked"  # it was refined
 

@@ -35,7 +35,7 @@ from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStatistic, silo_sums
 from fedveil.statistics.preprocessing import LENGTH, Wanted, quantile_of_lengths, refined
 from tests.doc_examples import BLOCKS
-from tests.test_run import Silent
+from tests.runs import Silent, json_lines
 
 SCHEMA_TOML = """
 n_users = {users}
@@ -243,7 +243,7 @@ def test_a_run_is_clipped_to_what_was_found_and_pays_for_it(clipped: Outcome) ->
     found = read_preprocessed(outcome.folder)
     assert found is not None
     assert found.clip is not None
-    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(outcome.folder / "metrics.jsonl")
     assert {row["clip"] for row in rows} == {found.clip}
     prepared = prepare(RunFolder.open(outcome.folder)[1])
     assert prepared.epsilon_with(Role.READER, 2, prepared.beside) == pytest.approx(20.0, rel=1e-4)
@@ -318,7 +318,7 @@ def test_preprocessing_training_and_evaluation_spend_what_was_declared(
     assert gaussian_epsilon(math.sqrt(math.fsum(strengths)), 1e-5) == pytest.approx(20.0, abs=1e-3)
     assert outcome.statement.epsilon == pytest.approx(20.0, abs=1e-3)
     assert strengths[0] / sum(strengths) == pytest.approx(0.2, abs=1e-3)
-    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(outcome.folder / "metrics.jsonl")
     assert 0 < rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"] < 20.0
     assert any("hospitals/prep/1" in note for note in outcome.statement.notes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.masking.masked_sums import MaskedSums
 from tests.contract.test_methods import CLIP, METHOD_CASES, SILOS, USERS, bounded_sum
-from tests.test_run import Silent, experiment, files, same_model
+from tests.runs import Silent, experiment, files, json_lines, same_model
 
 PROTECTED = {"protection": {"name": "secure-aggregation"}}
 
@@ -96,7 +95,7 @@ def test_a_transcript_lists_every_message_and_goes_on_after_a_kill(tmp_path: Pat
     path.write_bytes(whole + b'{"schema_version": 1, "rou')
     row = resume(tmp_path / "try", Silent()).row
     assert path.read_bytes().startswith(whole)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = json_lines(path)
     silos = prepared.population.n_silos
     assert [sum(line["round"] == number for line in lines) for number in range(3)] == [
         2 * 2 * silos,  # keys and directory, once per session

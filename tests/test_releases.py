@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from fedveil.cli import main
 from fedveil.engine.experiments.release_document import ReleaseDocument, read_release_document
 from fedveil.engine.releases.release_run import make_releases, resume_releases
 from fedveil.engine.releases.release_sum import noisy_sum
@@ -31,6 +29,7 @@ from fedveil.statistics.figures import rows
 from fedveil.statistics.local import silo_sums
 from fedveil.statistics.released import read_released
 from fedveil.statistics.strategy import Strategy
+from tests.commands import as_json, ended
 from tests.doc_examples import BLOCKS
 
 SCHEMA = """
@@ -185,10 +184,9 @@ def test_a_budget_that_is_too_small_names_the_block_and_an_epsilon_that_would_do
     )
 
 
-def test_the_plan_and_the_refusals_read_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_and_the_refusals_read_no_table(tmp_path: Path) -> None:
     """No table exists: whatever is decided before a release is decided without one, and so for neighbours alike."""
-    main_with("stats", str(written(tmp_path)), "--plan", "--json")
-    plan = json.loads(capsys.readouterr().out)
+    plan = as_json("stats", str(written(tmp_path)), "--plan")
     assert plan["epsilon"] == pytest.approx(2.0, abs=1e-3)
     assert [one["release"] for one in plan["blocks"]] == ["age", "age", "follow_up", "follow_up", "table"]
     assert not (tmp_path / "runs").exists()
@@ -203,13 +201,6 @@ def test_the_example_of_the_page_is_planned(tmp_path: Path) -> None:
     prepared = prepare_release(read_release_document(tmp_path / "cohort.toml"))
     assert prepared.step.layout.norm == pytest.approx(1.0)
     assert {one.release for one in prepared.plan} == {"age", "follow_up", "table", "moments"}
-
-
-def main_with(*arguments: str) -> None:
-    """Run the command line."""
-    with mock.patch.object(sys, "argv", ["fedveil", *arguments]), pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code in (0, None)
 
 
 # --- what is released ---------------------------------------------------------------------------------------
@@ -236,7 +227,7 @@ def test_what_is_stored_reads_back_and_a_damaged_file_does_not(released: Path, t
 
 
 def test_a_release_killed_after_its_charge_is_charged_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables(tmp_path, people=60)
     statistics = 'silos = "uniform"\nlargest_error = 1e6'
@@ -252,9 +243,8 @@ def test_a_release_killed_after_its_charge_is_charged_again(
     folder = tmp_path / "runs" / "cohort"
     kept, twice = set(), spent_by_two(folder)
     for _ in range(2):  # what is made is stated again and released no second time
-        main_with("resume", str(folder), "--json")
+        statement = as_json("resume", folder)["statement"]
         kept.add((folder / "statistics.json").read_bytes())
-        statement = json.loads(capsys.readouterr().out)["statement"]
         assert statement["epsilon"] == pytest.approx(twice, rel=1e-6)
         assert "charged 2 times" in " ".join(statement["mechanisms"])
     assert len(kept) == 1
@@ -291,6 +281,20 @@ def test_what_was_released_is_not_stated_again_for_another_document(
     assert (released / "privacy.json").read_bytes() == before
     resume_releases(prepare_release(read_release_document(released / "statistics.toml")), released)
     assert (released / "privacy.json").read_bytes() == before
+
+
+def test_charges_that_another_machine_rounded_otherwise_are_told_from_another_document(
+    released: Path,
+) -> None:
+    prepared = prepare_release(read_release_document(released / "statistics.toml"))
+    (release,) = prepared.series.releases
+    event = release.guarantee.event
+    assert isinstance(event, GaussianEvent)
+    for factor, told in ((1 + 1e-12, "whose last digits differ"), (1.001, "charged for other releases")):
+        another = replace(event, noise_multiplier=event.noise_multiplier * factor)
+        release.__dict__["guarantee"] = replace(release.guarantee, event=another)
+        with pytest.raises(RunFolderError, match=told):
+            resume_releases(prepared, released)
 
 
 def spent_by_two(folder: Path) -> float:
@@ -344,7 +348,9 @@ def test_one_cell_of_one_person_changes_no_decision(tmp_path: Path) -> None:
         tables(tmp_path, without=without)
         document = read_release_document(tmp_path / "cohort.toml")
         prepared = prepare_release(document)
-        found.append((prepared.method, prepared.declared, sum_of(prepared, table_of(document)).shape))
+        found.append(
+            (prepared.release(()).method, prepared.declared, sum_of(prepared, table_of(document)).shape)
+        )
     assert found[0] == found[1]
 
 
@@ -368,7 +374,9 @@ def test_groups_by_silo_and_category_add_up_to_all(tmp_path: Path) -> None:
     document = read_release_document(written(tmp_path, release=release, statistics=statistics))
     prepared = prepare_release(document)
     ungrouped = prepare_release(read_release_document(written(tmp_path, release=release)))
-    assert prepared.method.channel.nominal() == pytest.approx(ungrouped.method.channel.nominal(), rel=1e-3)
+    assert prepared.release(()).method.channel.nominal() == pytest.approx(
+        ungrouped.release(()).method.channel.nominal(), rel=1e-3
+    )
     cells = read_released(make_releases(prepared, tmp_path / "runs"))
     counted = {row.group: row.interval for row in rows(cells) if row.figure == cells.counted}
     assert len(counted) == 1 + 3 * 3
@@ -393,9 +401,9 @@ def test_the_noise_is_that_of_one_central_gaussian(tmp_path: Path, protection: s
     document = read_release_document(asked)
     prepared, table = prepare_release(document), table_of(document)
     weights = Weights.UNIFORM.of(table.pairs(), 3, 60)
-    exact = silo_sums(prepared.step, table, weights, prepared.method.bound).sum(axis=0)  # type: ignore[arg-type]
+    exact = silo_sums(prepared.step, table, weights, prepared.release(()).bound).sum(axis=0)  # type: ignore[arg-type]
     errors = np.concatenate([sum_of(prepared, table) - exact for _ in range(60)])
-    ratio = float((errors**2).mean()) / prepared.method.noise_std(3) ** 2  # type: ignore[operator]
+    ratio = float((errors**2).mean()) / prepared.release(()).std() ** 2
     tolerance = 4.9 * (2 / len(errors)) ** 0.5
     assert ratio == pytest.approx(1.0, abs=tolerance)
     assert tolerance < 0.19
@@ -426,9 +434,8 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
 # --- reading it again ---------------------------------------------------------------------------------------
 
 
-def test_show_derives_what_nobody_asked_for(released: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main_with("show", str(released), "--cross", "sick", "--quantile", "age=.1,.9", "--json")
-    shown = json.loads(capsys.readouterr().out)
+def test_show_derives_what_nobody_asked_for(released: Path) -> None:
+    shown = as_json("show", str(released), "--cross", "sick", "--quantile", "age=.1,.9")
     assert shown["counted"] == "person-silo pairs"
     assert [row["cell"] for row in shown["rows"]] == ["0", "1", "missing or undeclared", "0.1", "0.9"]
     whole = {row.cell: row.interval for row in rows(read_released(released)) if row.release == "table"}
@@ -446,26 +453,14 @@ def test_show_derives_what_nobody_asked_for(released: Path, capsys: pytest.Captu
         (["--quantile", "age"], "expected COLUMN="),
     ],
 )
-def test_show_refuses_what_was_not_released(
-    released: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with (
-        mock.patch.object(sys, "argv", ["fedveil", "show", str(released), *arguments]),
-        pytest.raises(SystemExit) as ended,
-    ):
-        main()
-    assert ended.value.code == 2
-    assert words in " ".join(capsys.readouterr().err.split())
+def test_show_refuses_what_was_not_released(released: Path, arguments: list[str], words: str) -> None:
+    assert words in ended("show", released, *arguments).mistake
 
 
-def test_the_same_cells_are_not_paid_for_twice(released: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_cells_are_not_paid_for_twice(released: Path) -> None:
     asked = [str(released.parent.parent / "cohort.toml"), "--runs", str(released.parent)]
-    with mock.patch.object(sys, "argv", ["fedveil", "stats", *asked]), pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "has every cell that is asked for" in " ".join(capsys.readouterr().err.split())
-    main_with("stats", *asked, "--again", "--json")
-    again = json.loads(capsys.readouterr().out)
+    assert "has every cell that is asked for" in ended("stats", *asked).mistake
+    again = as_json("stats", *asked, "--again")
     assert Path(again["folder"]).name == "cohort-2"
     page = Path(again["report"]).read_text(encoding="utf-8")
     assert "Kaplan-Meier: follow_up" in page
@@ -486,7 +481,7 @@ def test_truncation_shifts_a_million_peoples_counts_by_less_than_a_tenth_of_one(
         return 1e6 * float(np.abs(np.cumsum(lost, axis=0)).max())
 
     document = read_release_document(written(tmp_path, people=10**6, privacy="epsilon = 0.5"))
-    method = prepare_release(document).method
+    method = prepare_release(document).release(()).method
     assert isinstance(method.bound, FixedVector)
     assert shift(method.bound) < 0.1
     assert shift(FixedVector(norm=1.0, step=Clip(norm=1.0).grid)) > 1.0

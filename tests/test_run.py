@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 
-from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.observer import Unwatched
+from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.run_folder.folder import RunFolder
@@ -21,42 +19,7 @@ from fedveil.engine.setup import prepare
 from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.privacy.ledger import read_entries
 from tests.children import forking
-
-
-class Silent(Unwatched):
-    """Keeps the rows; raises KeyboardInterrupt after a number of rounds if asked."""
-
-    def __init__(self, interrupt_after: int | None = None) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.interrupt_after = interrupt_after
-
-    def completed(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        if row["round"] == self.interrupt_after:
-            raise KeyboardInterrupt
-
-
-def experiment(**changes: Any) -> Experiment:
-    base = {
-        "name": "try",
-        "rounds": 4,
-        "data": {"name": "digits", "n_users": 20, "n_silos": 3},
-        "model": {"name": "linear"},
-        "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 8},
-        "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
-        "privacy": {"insecure_seed": 11},
-    }
-    return parse(merge(base, changes), "test")
-
-
-def files(folder: Path) -> tuple[list[Any], dict[str, Any], list[Any]]:
-    model = {name: value.numpy() for name, value in load_file(folder / "model.safetensors").items()}
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [entry.event for entry in read_entries(folder / "ledger.jsonl")], model, rows
-
-
-def same_model(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(np.array_equal(one[name], other[name]) for name in one) and one.keys() == other.keys()
+from tests.runs import Silent, experiment, files, same_model
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,7 @@ from typing import Any
 import pytest
 import tomlkit
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from fedveil import cli
 from fedveil.api.predictor import Predictor
 from fedveil.bundle.archive import read_files
 from fedveil.bundle.verification import verify_bundle
@@ -55,9 +53,10 @@ from fedveil.privacy.ledger_lines import Entry
 from fedveil.privacy.statement import Statement
 from fedveil.protection.parts import Closing, Part, Refused
 from fedveil.protection.refusals import Code
+from tests.commands import as_json, ended
 from tests.federation_world import ADAPTIVE, World, asked, population, small_keys
+from tests.runs import Silent
 from tests.test_federation_grammar import ALL
-from tests.test_run import Silent
 
 MASKED: dict[str, Any] = {"protection": {"name": "secure-aggregation"}, "privacy": {"insecure_seed": None}}
 
@@ -131,9 +130,7 @@ def test_a_run_is_signed_by_all_its_parties(world: World) -> None:
 )
 def test_every_way_to_run_is_signed(tmp_path: Path, changes: dict[str, Any]) -> None:
     world = played(tmp_path, **changes)
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert world.coordinator.outcome.rounds == 2
+    assert world.outcome.rounds == 2
     found = outcomes(verify_run(world.run_folder.path))
     assert found["rounds"] == found["end"] == found["model"] == found["statement"] == "holds"
 
@@ -374,9 +371,7 @@ def test_silos_do_not_sign_a_statement_that_promises_more(tmp_path: Path) -> Non
     for number, data in world.coordinator.farewells:
         world.lie = flatter
         letter = world.altered(number, data)
-        party = world.silos[number]
-        assert party is not None
-        told.append(world.opened_answer(number, party.receive(letter)))
+        told.append(world.opened_answer(number, world.party(number).receive(letter)))
     assert all(isinstance(parts[0], Refused) and parts[0].why.code is Code.STATEMENT for parts in told)
     world.close()
 
@@ -578,12 +573,9 @@ def test_a_bundle_carries_the_signatures_of_its_run(world: World, copied: Path, 
 
 
 def test_the_command_names_the_first_fault_and_ends_with_7(world: World, copied: Path) -> None:
-    shown = CliRunner().invoke(cli.app, ["verify", str(copied), "--json"])
-    assert shown.exit_code == 0
-    assert json.loads(shown.stdout)["holds"] is True
+    assert as_json("verify", copied)["holds"] is True
     (copied / "metrics.jsonl").write_bytes(b"")
-    shown = CliRunner().invoke(cli.app, ["verify", str(copied)])
-    assert "metrics.jsonl: was changed after the run was signed" in str(shown.exception)
-    assert getattr(shown.exception, "exit_code", None) == 7
-    shown = CliRunner().invoke(cli.app, ["verify", str(copied), "--trust", "00"])
-    assert "takes --charter and --ledger" in str(shown.exception)
+    code, _, said = ended("verify", copied)
+    assert "metrics.jsonl: was changed after the run was signed" in said
+    assert code == 7
+    assert "takes --charter and --ledger" in ended("verify", copied, "--trust", "00").err

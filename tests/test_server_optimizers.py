@@ -14,13 +14,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.populations import Populations
+from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.rounds.coordinator_side import coordinate
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
 from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, ModelError, RunFolderError
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
@@ -29,11 +28,10 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.server.averages import Ema, Tail
 from fedveil.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd
 from tests.pins.compositions import compositions, public
-from tests.test_run import Silent, experiment, files, same_model
+from tests.runs import Silent, experiment, files, same_model
 
 ADAM = {"name": "fedadam", "learning_rate": 0.05}
 YOGI = {"name": "fedyogi", "learning_rate": 0.05}
-POPULATIONS = Populations()
 MOMENTUM = {"name": "sgd", "learning_rate": 20.0, "momentum": 0.9}
 FALLING = {"name": "sgd", "learning_rate": 20.0, "schedule": "linear"}
 EMA, TAIL = {"name": "ema", "beta": 0.8}, {"name": "tail", "share": 0.6}
@@ -46,15 +44,6 @@ SERVERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.engine.run.prepare", ready)
-
-
-def ready(experiment: Experiment) -> Prepared:
-    return prepare(experiment, POPULATIONS)
-
-
 def asked(optimizer: dict[str, Any], **changes: Any) -> Any:
     return experiment(method={"learning_rate": None}, server={"optimizer": optimizer}, **changes)
 
@@ -65,9 +54,9 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(
 ) -> None:
     """Killed once right after a release, and once right before the next: what lives in memory alone is lost."""
     wanted = experiment(method={"learning_rate": None}, server=server)
-    whole = run(ready(wanted), tmp_path / "whole", Silent())
+    whole = run(prepare(wanted), tmp_path / "whole", Silent())
     with pytest.raises(KeyboardInterrupt):
-        run(ready(wanted), tmp_path / "cut", Silent(interrupt_after=2))
+        run(prepare(wanted), tmp_path / "cut", Silent(interrupt_after=2))
     write = RunFolder.write_checkpoint
 
     def die(*_: Any) -> None:
@@ -86,9 +75,9 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(
 
 def test_a_run_without_its_state_would_end_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: a state that begins anew after a kill leads to another model."""
-    whole = run(ready(asked(ADAM)), tmp_path / "whole", Silent())
+    whole = run(prepare(asked(ADAM)), tmp_path / "whole", Silent())
     with pytest.raises(KeyboardInterrupt):
-        run(ready(asked(ADAM)), tmp_path / "cut", Silent(interrupt_after=2))
+        run(prepare(asked(ADAM)), tmp_path / "cut", Silent(interrupt_after=2))
     read = RunFolder.read_checkpoint
 
     def forgetful(folder: RunFolder) -> Any:
@@ -102,9 +91,9 @@ def test_a_run_without_its_state_would_end_elsewhere(tmp_path: Path, monkeypatch
 
 
 def test_the_plain_step_by_either_key_is_the_same_run(tmp_path: Path) -> None:
-    one = run(ready(experiment(rounds=2)), tmp_path / "method", Silent())
+    one = run(prepare(experiment(rounds=2)), tmp_path / "method", Silent())
     two = run(
-        ready(asked({"name": "sgd", "learning_rate": 20.0}, rounds=2)), tmp_path / "optimizer", Silent()
+        prepare(asked({"name": "sgd", "learning_rate": 20.0}, rounds=2)), tmp_path / "optimizer", Silent()
     )
     assert same_model(files(one.folder)[1], files(two.folder)[1])
 
@@ -123,9 +112,9 @@ def rewritten(folder: Path, version: str, *, drop: str = "none", times: float = 
 
 
 def test_a_checkpoint_of_schema_1_goes_on_where_there_is_no_state(tmp_path: Path) -> None:
-    whole = run(ready(experiment(rounds=3)), tmp_path / "whole", Silent())
+    whole = run(prepare(experiment(rounds=3)), tmp_path / "whole", Silent())
     with pytest.raises(KeyboardInterrupt):
-        run(ready(experiment(rounds=3)), tmp_path / "cut", Silent(interrupt_after=2))
+        run(prepare(experiment(rounds=3)), tmp_path / "cut", Silent(interrupt_after=2))
     rewritten(tmp_path / "cut" / "try", "1")
     again = resume(tmp_path / "cut" / "try", Silent())
     assert same_model(files(whole.folder)[1], files(again.folder)[1])
@@ -143,7 +132,7 @@ def test_a_checkpoint_of_schema_1_goes_on_where_there_is_no_state(tmp_path: Path
 def test_a_checkpoint_without_its_state_is_refused(
     version: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    outcome = run(ready(asked(ADAM, rounds=1)), tmp_path, Silent())
+    outcome = run(prepare(asked(ADAM, rounds=1)), tmp_path, Silent())
     rewritten(outcome.folder, version, **changes)
     with pytest.raises(RunFolderError, match=message):
         resume(outcome.folder, Silent())
@@ -151,7 +140,7 @@ def test_a_checkpoint_without_its_state_is_refused(
 
 def test_a_state_beyond_all_numbers_releases_nothing() -> None:
     """Squares overflow before models do: the step would be 0, and a resumed run would find a damaged state."""
-    prepared = ready(asked(ADAM))
+    prepared = prepare(asked(ADAM))
     turn = Turn(
         setting=prepared.setting,
         model=prepared.task.initial(),
@@ -202,8 +191,8 @@ def test_what_the_last_rounds_need_is_refused_without_their_number() -> None:
 
 
 def test_the_run_releases_its_average_and_keeps_the_last_model_in_the_checkpoint(tmp_path: Path) -> None:
-    outcome = run(ready(experiment(server={"average": EMA})), tmp_path, Silent())
-    plain = run(ready(experiment()), tmp_path / "plain", Silent())
+    outcome = run(prepare(experiment(server={"average": EMA})), tmp_path, Silent())
+    plain = run(prepare(experiment()), tmp_path / "plain", Silent())
     assert not same_model(files(outcome.folder)[1], files(plain.folder)[1])
     last = [load_file(at.folder / "checkpoint" / "state.safetensors") for at in (outcome, plain)]
     assert same_model({"model": last[0]["model"]}, {"model": last[1]["model"]})
@@ -240,7 +229,7 @@ def test_an_optimizer_is_asked_for_by_name_and_reads_back_equal(
     assert read.server.optimizer is not None
     assert read.server.optimizer.build() == expected
     assert parse(tomllib.loads(read.to_toml()), "again") == read
-    assert ready(read).method.server == expected
+    assert prepare(read).method.server == expected
 
 
 @pytest.mark.parametrize(
@@ -276,6 +265,6 @@ def test_two_learning_rates_of_the_server_are_refused() -> None:
 
 
 def test_the_statement_names_the_optimizer(tmp_path: Path) -> None:
-    outcome = run(ready(asked(YOGI, rounds=1)), tmp_path, Silent())
+    outcome = run(prepare(asked(YOGI, rounds=1)), tmp_path, Silent())
     statement = json.loads((outcome.folder / "privacy.json").read_text())
     assert any("FedYogi" in line for line in statement["mechanisms"])

@@ -21,7 +21,7 @@ from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.report.page import write_report
 from tests.federation_world import World, asked, clients, population
-from tests.test_run import Silent
+from tests.runs import Silent
 
 DOCUMENTS = Path(__file__).parents[1] / "docs"
 CASES: dict[str, dict[str, Any]] = {

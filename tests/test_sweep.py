@@ -14,7 +14,7 @@ from fedveil.engine.setup import prepare
 from fedveil.engine.sweep import ROWS, Axis, points, sweep
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.report.tradeoff import Traded, front, page, write_tradeoff
-from tests.test_run import Silent, experiment
+from tests.runs import Silent, experiment, json_lines
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_killed_sweep_goes_on_and_runs_nothing_twice(source: str, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         run(prepare(found[3].experiment), folder, Silent(interrupt_after=1))
     rows = list(sweep(found, folder, processes=2))
-    written = [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
+    written = json_lines(folder / ROWS)
     assert [row["run"] for row in written] == [point.experiment.name for point in found]
     assert {row["run"] for row in rows} == {row["run"] for row in written}
     assert [row["rounds"] for row in written] == [1, 2, 1, 2]

@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedveil import cli
 from fedveil.engine.sweep import Point, spent_together
 from fedveil.errors import FedveilError
 from fedveil.privacy.accountant import gaussian_epsilon
@@ -17,7 +15,8 @@ from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEven
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import Statement
 from fedveil.privacy.together import spent_by
-from tests.test_run import experiment
+from tests.commands import output
+from tests.runs import experiment
 
 PLAIN = Statement(
     unit="user",
@@ -78,9 +77,7 @@ def test_one_run_without_a_guarantee_takes_it_from_all(tmp_path: Path) -> None:
     one = run(tmp_path / "one", GaussianEvent(noise_multiplier=4.0))
     two = run(tmp_path / "two", GaussianEvent(noise_multiplier=4.0), epsilon=None, reasons=("seeded",))
     assert spent_by([one, two]).epsilon is None
-    printed = CliRunner().invoke(cli.app, ["spent", str(one), str(two)])
-    assert printed.exit_code == 0
-    assert "guarantee nothing" in printed.output
+    assert "guarantee nothing" in output("spent", one, two)
 
 
 def test_what_has_no_common_epsilon_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedveil.methods.travel import noise_to_travel, rate_by_rule, step_by_rule
 from fedveil.methods.uldp import uldp_avg_w
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.server.denoise import ByRule, Laplacian, NoDenoiser
-from tests.test_run import experiment
+from tests.runs import experiment
 
 LOCAL = LocalSgd(learning_rate=0.1, epochs=1)
 PUBLIC = PublicFacts(n_silos=5, n_users=100, dimension=650)

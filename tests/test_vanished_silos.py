@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,8 +31,8 @@ from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.contract.test_methods import CLIP, LOCAL, SIGMA
 from tests.made_up import serve_hospitals
+from tests.runs import Silent, files, json_lines, same_model
 from tests.test_protected_run import asked
-from tests.test_run import Silent, files, same_model
 from tests.test_weighted_run import asked as weighted
 
 EARLY, LATE = Dropouts(before_input=frozenset({1})), Dropouts(before_reveal=frozenset({1}))
@@ -288,18 +287,18 @@ def test_an_attempt_is_charged_if_and_only_if_it_may_have_released(
     outcome = run(prepared, tmp_path, Silent(), transcript=True)
     entries = read_entries(outcome.folder / "ledger.jsonl")
     assert [(entry.round, entry.attempt) for entry in entries] == [(1, 0), (2, 0), (2, 1), (3, 0)]
-    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(outcome.folder / "metrics.jsonl")
     assert [row.get("attempts") for row in rows] == [None, 2, 2, 1]
     assert [row.get("summed") for row in rows] == [None, 2, 2, 3]
     spent = [prepared.epsilon_after(charges) for charges in (0, 1, 3, 4)]
     assert [row["epsilon"] for row in rows] == spent
     assert outcome.statement.epsilon == spent[-1]
-    failed = [json.loads(line) for line in (outcome.folder / "attempts.jsonl").read_text().splitlines()]
+    failed = json_lines(outcome.folder / "attempts.jsonl")
     assert [(row["round"], row["attempt"], row["silos"], row["may_have_released"]) for row in failed] == [
         (1, 0, [1], False),
         (2, 0, [1], True),
     ]
-    lines = [json.loads(line) for line in (outcome.folder / "transcript.jsonl").read_text().splitlines()]
+    lines = json_lines(outcome.folder / "transcript.jsonl")
     assert {line["attempt"] for line in lines if line["round"] == 2} == {0, 1}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from functools import cache
@@ -35,13 +34,13 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.federation_world import small_keys
 from tests.made_up import serve_hospitals
 from tests.parties import parties_of
-from tests.test_run import Silent, files, same_model
+from tests.runs import Silent, files, json_lines, same_model
 
 QUICK = {"name": "private-weighting", "n_max": 400, "key_bits": 2048}
 SAMPLED = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "user_sampling_rate": 0.5}
 
 
-OWN_KEYS = ("[heart-disease]", "[digits]", "[unpacked]")
+OWN_KEYS = ("[heart-disease]", "[unpacked]")
 """Tests with the keys that are asked for; the others have shorter ones, in which the same numbers fit."""
 
 
@@ -152,7 +151,7 @@ def tolerance(prepared: Prepared) -> float:
             "data": {"name": "digits", "n_users": 2, "n_silos": 2},
             "model": {"name": "linear"},
             "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 64},
-            "protection": {**QUICK, "n_max": 1200},
+            "protection": {**QUICK, "n_max": 200},
         },
         {"protection": {**QUICK, "n_max": 2000, "key_bits": 3072}},
         {"protection": {**QUICK, "n_max": 8}},
@@ -268,7 +267,7 @@ def test_an_interrupted_run_goes_on_under_new_keys(tmp_path: Path) -> None:
     outcome = resume(tmp_path / "weighted", Silent())
     assert outcome.rounds == 2
     assert len(files(outcome.folder)[0]) == 2
-    lines = [json.loads(line) for line in (outcome.folder / "transcript.jsonl").read_text().splitlines()]
+    lines = json_lines(outcome.folder / "transcript.jsonl")
     keys = [line for line in lines if line["purpose"] == "the server's public encryption key"]
     silos = 4
     assert len(keys) == 2 * silos

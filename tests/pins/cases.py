@@ -9,7 +9,6 @@ order, on any processor: with it all of a case is compared everywhere.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -27,6 +26,7 @@ from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.local.trainer import Progress, Sums, TrainJob
+from tests.runs import json_lines
 
 BASE: dict[str, Any] = {
     "name": "pin",
@@ -202,7 +202,7 @@ def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
         found = run(prepared(name, whole=whole), folder, Unwatched(), transcript=True).folder
     model = load_file(found / "model.safetensors")
     content = b"".join(key.encode() + model[key].numpy().tobytes() for key in sorted(model))
-    rows = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()][1:]
+    rows = json_lines(found / "metrics.jsonl")[1:]
     listed = found / "transcript.jsonl"
     return {
         "model": hashlib.sha256(content).hexdigest(),
@@ -233,7 +233,7 @@ _WHOLE = ("participants", "contributions", "nonfinite", "bytes_up", "attempts", 
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return json_lines(path) if path.exists() else []
 
 
 def fingerprint() -> str:

@@ -68,7 +68,7 @@ INTENDED = {
     "who knows more is not promised more": Intended(
         why="noise that is sized for silos which collude hid single messages better than the sum is stated to be",
         lines=frozenset({"server"}),
-        methods=lambda method: method.channel.colluding > 0,
+        methods=lambda method: method.channel.colluding_silos > 0,
     ),
     "every line is printed": Intended(
         why="a method without a guarantee names the silo too, where it named the server alone",

@@ -97,13 +97,11 @@ def _print_plan(prepared: PreparedInference, as_json: bool) -> None:
     releases = [
         {
             "release": place,
-            "numbers": length,
+            "numbers": one.step.length,
             "share": part.share,
             "multiplier": part.multiplier(prepared.multiplier),
         }
-        for place, (part, length) in enumerate(
-            zip(prepared.fitted.parts, series.lengths, strict=True), start=1
-        )
+        for place, (part, one) in enumerate(zip(prepared.fitted.parts, series.releases, strict=True), start=1)
     ]
     effects = [
         {

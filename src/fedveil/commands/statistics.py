@@ -163,14 +163,14 @@ def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
         }
         for one in prepared.plan
     ]
-    epsilon = prepared.series.epsilon_of(prepared.series.event)
+    epsilon, method = prepared.series.epsilon_of(prepared.series.event), prepared.release(()).method
     if as_json:
         document = {"epsilon": epsilon, "numbers": prepared.step.layout.length, "blocks": found}
         print_json(document)
         return
     OUT.print(rows_table(found))
     OUT.print(
-        f"{prepared.step.layout.length} numbers, noise multiplier {prepared.method.channel.nominal():.4g}, epsilon "
+        f"{prepared.step.layout.length} numbers, noise multiplier {method.channel.nominal():.4g}, epsilon "
         f"{show_epsilon(epsilon)} at delta {prepared.document.privacy.delta:g}; no record was read "
         "and nothing was charged"
     )

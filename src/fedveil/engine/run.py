@@ -17,9 +17,10 @@ from typing import Any, Final
 from fedveil.engine.environment import environment
 from fedveil.engine.movement import clip_of, movement
 from fedveil.engine.observer import Observer
+from fedveil.engine.releases.release_sum import Release
 from fedveil.engine.releases.run_evaluation import evaluate, evaluated_already, release_evaluation
 from fedveil.engine.releases.run_preprocessing import preprocessed
-from fedveil.engine.releases.side_releases import SideRelease, spent_of
+from fedveil.engine.releases.side_releases import spent_of
 from fedveil.engine.rounds.attempts import Absences, RetryPolicy
 from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.round import RoundDiagnostics, play_round
@@ -272,7 +273,7 @@ def row_of(
     diagnostics: RoundDiagnostics | None,
     *,
     charges: int | None = None,
-    beside: Sequence[SideRelease] | None = None,
+    beside: Sequence[Release] | None = None,
 ) -> Row:
     """Return a round's line of metrics.
 
@@ -301,7 +302,7 @@ def row_of(
 
 
 def over_budget(
-    prepared: Prepared, number: int, charges: int | None = None, beside: Sequence[SideRelease] | None = None
+    prepared: Prepared, number: int, charges: int | None = None, beside: Sequence[Release] | None = None
 ) -> str | None:
     """Return why a round may not be played, None if the budget allows it.
 

@@ -21,7 +21,8 @@ from fedveil.engine.placement import beside_others, placed
 from fedveil.engine.populations import Populations
 from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing
-from fedveil.engine.releases.side_releases import SideRelease, together
+from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.side_releases import together
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, DataError
@@ -83,21 +84,21 @@ class Prepared:
         return self.task.dimension + self.method.bound.extra
 
     @property
-    def beside(self) -> tuple[SideRelease, ...]:
+    def beside(self) -> tuple[Release, ...]:
         """The releases of the run that are no round."""
         return (*self.before, *self.after)
 
     @property
-    def after(self) -> tuple[SideRelease, ...]:
+    def after(self) -> tuple[Release, ...]:
         """Those of them that are of the last model."""
         return () if self.evaluation is None else self.evaluation.releases
 
     @property
-    def before(self) -> tuple[SideRelease, ...]:
+    def before(self) -> tuple[Release, ...]:
         """Those of them that are made before the first round."""
         return () if self.preprocessing is None else self.preprocessing.releases
 
-    def epsilon_with(self, role: Role, rounds: int, beside: Sequence[SideRelease], again: int = 0) -> float:
+    def epsilon_with(self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0) -> float:
         """Return the epsilon against a party of so many rounds, charged again so often, and of releases beside them."""
         guarantee = self.guarantee
         learned = guarantee.after(guarantee.against(role), rounds, again) if rounds + again else None

@@ -16,7 +16,7 @@ from pathlib import Path
 from fedveil.engine.releases.evaluation import Evaluation
 from fedveil.engine.releases.preprocessing import read_preprocessed, settle_schema, write_preprocessed
 from fedveil.engine.releases.release_run import PreparedReleases, conclude
-from fedveil.engine.releases.side_releases import BESIDE, SideRelease, spent_of
+from fedveil.engine.releases.side_releases import BESIDE, spent_of
 from fedveil.engine.run import Outcome, last_checkpoint, over_budget
 from fedveil.engine.run import conclude as conclude_run
 from fedveil.engine.run_folder.folder import RunFolder
@@ -69,7 +69,7 @@ def due_of_document(
         phase=phase_of(prepared.part(len(made)), made),
         run=prepared.document.name,
         round=release.number,
-        event=prepared.series.guarantees[len(made)].event,
+        event=release.guarantee.event,
         privacy=prepared.series.privacy.randomness(),
         keep=lambda one: prepared.write(folder, (*made, one)),
         conclude=end,
@@ -104,9 +104,9 @@ def due_before(prepared: Prepared, folder: RunFolder) -> DueRelease[PartEnding] 
     made = refined_before(folder)
     if planned is None or len(made) == len(planned.releases):
         return None
-    release = planned.releases[len(made)]
+    release = planned.release(made)
     return DueRelease(
-        release=planned.release_of(experiment, made),
+        release=release,
         phase=phase_of(release.name, made),
         run=release.of_run(experiment.name),
         round=BESIDE,
@@ -167,17 +167,17 @@ def due_after(prepared: Prepared, folder: RunFolder, *, again: bool = False) -> 
     if evaluation is None or (whole and not again):
         return None
     before, made = refined_before(folder), evaluating(folder)
-    side: SideRelease = evaluation.releases[len(made)]
+    release = evaluation.release(made)
     guarantee = prepared.guarantee
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         checkpoint = last_checkpoint(prepared, folder, ledger)
     model = prepared.method.model_of(checkpoint.model, checkpoint.state)
     return DueRelease(
-        release=evaluation.release_of(experiment, made),
-        phase=phase_of(side.name, (*before, *made)),
-        run=side.of_run(experiment.name),
+        release=release,
+        phase=phase_of(release.name, (*before, *made)),
+        run=release.of_run(experiment.name),
         round=BESIDE,
-        event=side.guarantee.event,
+        event=release.guarantee.event,
         privacy=experiment.privacy.randomness(),
         keep=lambda one: _keep(evaluation, prepared, folder, checkpoint.round, (*made, one)),
         conclude=lambda reason, ledger: replace(

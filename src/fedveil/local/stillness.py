@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from fedveil.errors import ModelError
 
 if TYPE_CHECKING:
+    from fedveil.local.losses import Loss
     from fedveil.local.task import Task
 
 _AGAIN: Final = ("_flat_weights", "_flat_weight_refs")
@@ -77,13 +78,25 @@ def unchanged(task: Task) -> Iterator[None]:
     Raises:
         ModelError: names what was written.
     """
-    model, loss = fingerprint(task.model), held_by(task.loss)
-    yield
+    model = fingerprint(task.model)
+    with loss_unchanged(task.loss):
+        yield
     if (name := difference(model, task.model)) is not None:
         raise ModelError(f"the model wrote to its {name} while it was trained: {WHY}; nothing was released")
-    if held_by(task.loss) != loss:
+
+
+@contextmanager
+def loss_unchanged(loss: Loss) -> Iterator[None]:
+    """Refuse a loss that is another one after training than before: all there is to look at where no model is called.
+
+    Raises:
+        ModelError: names the loss.
+    """
+    before = held_by(loss)
+    yield
+    if held_by(loss) != before:
         raise ModelError(
-            f"loss {task.loss.name} holds something else after training than before: {WHY}; nothing was released"
+            f"loss {loss.name} holds something else after training than before: {WHY}; nothing was released"
         )
 
 

@@ -1,4 +1,4 @@
-"""The channel of a server that is trusted with the sum and adds noise to it, once."""
+"""The channel of a server that is trusted with every update and adds noise to their sum, once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedveil.stage import Moves, Published
 
 @dataclass(frozen=True, kw_only=True)
 class CentralGaussian(Channel):
-    """A server that is trusted with the sum adds noise to it, once: std = noise_multiplier * scale per coordinate.
+    """A server that is trusted with every update adds noise to their sum, once: std = noise_multiplier * scale.
 
     Attributes:
         noise_multiplier: sigma, in units of scale.

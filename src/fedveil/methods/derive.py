@@ -59,7 +59,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
             View(
                 role=role,
                 party=_party(role, method, moves),
-                sees=_sees(role, known, method),
+                sees=_sees(role, known, method, moves),
                 event=claim.event,
             )
             for role, (known, claim) in lines.items()
@@ -113,17 +113,18 @@ def _not_covered(
 
 def _party(role: Role, method: Method, moves: Moves) -> str:
     one = "client" if moves.unit == "client" else "silo"
-    together = max(1, method.channel.colluding)
+    together = max(1, method.channel.colluding_silos)
     senders = f"one {one}" if together == 1 else f"{together} {one}s that pool what they know"
     if role == Role.SERVER | Role.SILO:
         return f"the server with {senders}"
     return {Role.SERVER: "the server", Role.READER: f"whoever reads the {method.released}"}.get(role, senders)
 
 
-def _sees(role: Role, known: frozenset[Tells], method: Method) -> str:
-    """Return what a party knows, in the order in which it is declared."""
+def _sees(role: Role, known: frozenset[Tells], method: Method, moves: Moves) -> str:
+    """Return what a party knows, in the order in which it is declared; for a sender, whose data its line is about."""
     seen = "; ".join(
         f"the {method.released}" if what is Tells.MODEL else what.value for what in Tells if what in known
     )
-    elsewhere = "; guaranteed to what a unit holds elsewhere" if role & Role.SILO else ""
-    return f"{seen or 'nothing'}{elsewhere}"
+    others = "the other clients" if moves.unit == "client" else f"what a {moves.unit} holds elsewhere"
+    about = f"; this line is about {others}" if role & Role.SILO else ""
+    return f"{seen or 'nothing'}{about}"

@@ -279,7 +279,7 @@ def _unnamed(stage: str, state: State) -> State:
 _DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "sampler": ("draw", "over", "refuses"),
     "channel": ("claims", "refuses"),
-    "protection": ("sends", "claims", "refuses"),
+    "protection": ("sends", "agree", "claims", "refuses"),
     "denoiser": ("estimate", "refuses"),
     "weights": ("of", "refuses"),
     "contribution": ("lengths", "divisor", "refuses"),

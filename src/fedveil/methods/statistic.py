@@ -40,13 +40,6 @@ class ReleaseSum(Optimizer):
         return mean.float(), STATELESS
 
 
-def noise_of(method: Method, n_silos: int, summed: int | None = None) -> float:
-    """Return the standard deviation of the noise on every number of a sum of so many silos; None: of all."""
-    found = method.noise_std(n_silos, summed)
-    assert found is not None, "the noise of statistics is public"
-    return found
-
-
 def statistic(
     *,
     local: LocalStep,

@@ -40,7 +40,10 @@ class Affine:
 
     def apply(self, raw: Features) -> Float32[np.ndarray, "n *shape"]:
         """Return ``raw * factor + shift`` as float32, in the shape of ``raw``."""
-        return raw.astype(np.float32) * np.float32(self.factor) + np.float32(self.shift)
+        scaled: np.ndarray = raw.astype(np.float32)
+        scaled *= np.float32(self.factor)
+        scaled += np.float32(self.shift)
+        return scaled
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -44,7 +44,7 @@ class Tells(Enum):
     SUM = "the noisy sum over all senders"
     CONTENT = "what the channel makes of a sum"  # stands for the channel's own content
     MESSAGE = "every sender's own noisy message"
-    EXACT = "every sender's own sum before any noise"
+    EXACT = "every sender's own sum, to which no noise is added"
     KEYED = "every message with the latents and dithers of its key"
     OWN = "its own records and its own share of the noise"
     DRAWN = "who was sampled"

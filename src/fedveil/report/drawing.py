@@ -117,10 +117,8 @@ def label_text(text: str) -> str:
 
 def blank(*, x: str, y: str) -> go.Figure:
     """An empty figure in the house's template, its axes named."""
-    figure = go.Figure(layout={"template": _TEMPLATE})
-    figure.update_xaxes(title_text=label_text(x))
-    figure.update_yaxes(title_text=label_text(y))
-    return figure
+    titles = {axis: {"title": {"text": label_text(text)}} for axis, text in (("xaxis", x), ("yaxis", y))}
+    return go.Figure(layout={"template": _TEMPLATE, **titles})
 
 
 def log_y(figure: go.Figure, values: Sequence[float]) -> None:

@@ -14,14 +14,14 @@ from functools import lru_cache
 from typing import Any
 
 from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.releases.release_sum import Release
 from fedveil.engine.releases.side_releases import (
-    SideRelease,
     check_beside,
-    check_shared,
-    multiplier_of,
-    of_others,
+    document_multiplier,
+    other_documents,
+    refuse_shared,
+    shared_multiplier,
     together,
-    whole_of,
 )
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.claims import Guarantee, PublicFacts
@@ -52,7 +52,7 @@ class Composition:
 
     experiment: Experiment
     population: Population
-    beside: tuple[SideRelease, ...] = ()
+    beside: tuple[Release, ...] = ()
     clip: float | None = None
 
     def method(self, noise_multiplier: float | None = None) -> Method:
@@ -78,8 +78,8 @@ class Composition:
             )
         if share := experiment.shares.votes:
             ballots = method.contribution.ballots(population.n_silos)
-            each = multiplier_of(
-                share / experiment.rounds, whole_of(experiment.privacy, method.sampler.adjacency)
+            each = shared_multiplier(
+                share / experiment.rounds, document_multiplier(experiment.privacy, method.sampler.adjacency)
             )
             protection = protection.paying(each, ballots)
         protected: Method = protection.over(method, population.n_users)
@@ -206,7 +206,7 @@ class Composition:
             rounds = guarantee.after(guarantee.against(role), experiment.rounds)
             loss = guarantee.grid_loss_after(experiment.rounds, dimension)
             event, loss = together(rounds, loss, self.beside, role)
-            return ComposedEvent(events=(event, *of_others(experiment.privacy, adjacency))), loss
+            return ComposedEvent(events=(event, *other_documents(experiment.privacy, adjacency))), loss
 
         def event(noise_multiplier: float) -> Event:
             return spent(noise_multiplier)[0]
@@ -217,7 +217,7 @@ class Composition:
         guarantee = derive(self.method(), public)
         adjacency = guarantee.adjacency
         check_beside(self.beside, guarantee)
-        check_shared(experiment.privacy, guarantee.against(_counted(self.method())))
+        refuse_shared(experiment.privacy, guarantee.against(_counted(self.method())))
         budget = Budget(
             epsilon=epsilon,
             delta=experiment.privacy.delta,

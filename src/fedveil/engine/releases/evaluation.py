@@ -20,7 +20,7 @@ from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.releases.release_method import release_builder, usual_silos
 from fedveil.engine.releases.release_sum import Release, noisy_sum
-from fedveil.engine.releases.side_releases import SideRelease, multiplier_of, side_release, whole_of
+from fedveil.engine.releases.side_releases import document_multiplier, shared_multiplier, within_run
 from fedveil.errors import ConfigError
 from fedveil.local.task import Task
 from fedveil.local.trainer import Progress
@@ -57,7 +57,7 @@ class Evaluation:
     """
 
     asked: Asked
-    releases: tuple[SideRelease, ...]
+    releases: tuple[Release, ...]
     error: float
 
     @property
@@ -65,22 +65,12 @@ class Evaluation:
         """The figure whose noise is predicted."""
         return self.asked.evaluator.measure
 
-    def step(self, before: NoisySums) -> LocalStatistic:
-        """Return the local step of the next release: a function of those before it, and of public things.
-
-        Args:
-            before: what was released so far.
-        """
-        planned = self.releases[len(before)].step
+    def release(self, before: NoisySums) -> Release:
+        """Return the release after these; its step is a function of them, and of public things."""
+        planned = self.releases[len(before)]
         if len(before) + 1 < len(self.releases):
             return planned
-        layout = self.asked.last(self.asked.placed(before))
-        assert layout.length == planned.layout.length
-        return LocalStatistic(layout=layout)
-
-    def release_of(self, experiment: Experiment, before: NoisySums) -> Release:
-        """Return the release after these."""
-        return self.releases[len(before)].after(experiment.rounds, self.step(before))
+        return replace(planned, step=LocalStatistic(layout=self.asked.last(self.asked.placed(before))))
 
     def evaluated(self, name: str, round_number: int, sums: NoisySums) -> Evaluated:
         """Return the evaluation that all releases together are.
@@ -109,7 +99,7 @@ def plan_evaluation(experiment: Experiment, of: Declared) -> Evaluation | None:
     assert experiment.data.table is not None, "Experiment asks for it"
     _check_names(of.schema)
     people = of.schema.n_users * experiment.data.table.test_share
-    planner = _Planner(experiment, of, whole_of(experiment.privacy))
+    planner = _Planner(experiment, of, document_multiplier(experiment.privacy))
     evaluation = planner.planned(people)
     if evaluation.error > MOST_ERROR:
         raise ConfigError(
@@ -138,7 +128,7 @@ def make_evaluation(
     """
     sums: NoisySums = ()
     while len(sums) < len(evaluation.releases):
-        sums = (*sums, noisy_sum(evaluation.release_of(experiment, sums), table, privacy))
+        sums = (*sums, noisy_sum(evaluation.release(sums), table, privacy))
     return evaluation.evaluated(experiment.name, round_number, sums)
 
 
@@ -241,14 +231,15 @@ class _Planner:
         """Return the variance of the noise of every block of all people, in people."""
         last, asked = planned.releases[-1], planned.asked
         return {
-            slot.block.part: (last.std / (slot.scale * asked.unit)) ** 2 for slot in last.step.layout.of(ALL)
+            slot.block.part: (last.std() / (slot.scale * asked.unit)) ** 2
+            for slot in asked.layouts[-1].of(ALL)
         }
 
-    def _release(self, name: str, purpose: str, layout: Layout, share: float) -> SideRelease:
-        step, facts = LocalStatistic(layout=layout), self._of.facts(layout.length)
-        build = release_builder(self._experiment, self._silos, step, self._of, key="evaluation.silos")
-        multiplier = multiplier_of(share * self._experiment.shares.evaluation, self._whole)
-        return side_release(name, purpose, step, build(multiplier), facts, of_model=True)
+    def _release(self, name: str, purpose: str, layout: Layout, share: float) -> Release:
+        experiment, step = self._experiment, LocalStatistic(layout=layout)
+        build = release_builder(experiment, self._silos, step, self._of, key="evaluation.silos")
+        found = build(shared_multiplier(share * experiment.shares.evaluation, self._whole))
+        return within_run(found, experiment.rounds, name=name, purpose=purpose, of_model=True)
 
 
 def _check_names(schema: Schema) -> None:

@@ -6,7 +6,6 @@ be refused is refused from public numbers, before the tables are read; a charge 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
@@ -14,13 +13,9 @@ from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import InferenceDocument
 from fedveil.engine.releases.release_method import release_builder
 from fedveil.engine.releases.release_run import PreparedReleases
-from fedveil.engine.releases.release_series import Guaranteed, calibrated
+from fedveil.engine.releases.release_series import calibrated
 from fedveil.engine.releases.release_sum import Release
 from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.methods.derive import derive
-from fedveil.methods.method import Method
-from fedveil.methods.statistic import noise_of
-from fedveil.statistics.inference.equation import Equation
 from fedveil.statistics.inference.fitted import FILE, Fitted, read_begun
 from fedveil.statistics.inference.plan import PlannedEffect, check, planned
 from fedveil.statistics.limits import unit_of
@@ -32,44 +27,22 @@ class PreparedInference(PreparedReleases):
     """A regression, ready to be made; public numbers alone.
 
     Attributes:
-        asked: what was asked for.
         fitted: the regression without any release.
         multiplier: of all releases together.
-        build: the method of a release by its local step and its noise multiplier.
         plan: what is predicted of every coefficient.
     """
 
     file: ClassVar[str] = FILE
 
-    asked: InferenceDocument
+    document: InferenceDocument
     fitted: Fitted
     multiplier: float
-    build: Callable[[Equation, float], Method]
     plan: tuple[PlannedEffect, ...]
-
-    @property
-    def document(self) -> InferenceDocument:
-        """What was asked for."""
-        return self.asked
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Under which conditions intervals hold."""
-        return NOTES
-
-    @property
-    def figures(self) -> frozenset[str]:
-        """The family of the regression."""
-        return frozenset({f"{self.fitted.family.name}-regression"})
-
-    @property
-    def by_silo(self) -> bool:
-        """No coefficient is a silo's."""
-        return False
 
     def release(self, before: NoisySums) -> Release:
         """Return the release after these: at the coefficients that follow from them."""
-        return self._release(self._with(before))
+        place = len(before)
+        return replace(self.series.releases[place], step=self._with(before).equation(place))
 
     def read(self, folder: RunFolder) -> NoisySums:
         """Return what a folder has of the releases."""
@@ -83,12 +56,6 @@ class PreparedInference(PreparedReleases):
 
     def _with(self, made: NoisySums) -> Fitted:
         return replace(self.fitted, releases=made)
-
-    def _release(self, fitted: Fitted) -> Release:
-        place = len(fitted.releases)
-        step = fitted.equation(place)
-        method = self.build(step, fitted.parts[place].multiplier(self.multiplier))
-        return Release(method=method, step=step, public=self.declared.facts(step.length), number=place + 1)
 
 
 def prepare_inference(document: InferenceDocument, of: Declared | None = None) -> PreparedInference:
@@ -108,29 +75,27 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
     fitted = Fitted(name=document.name, request=request, schema=schema, silos=silos)
     steps = tuple(fitted.equation(place) for place in range(len(fitted.parts)))
 
-    def build(step: Equation, multiplier: float) -> Method:
-        return release_builder(document, request.silos, step, of, key="inference.silos")(multiplier)
+    builders = [release_builder(document, request.silos, step, of, key="inference.silos") for step in steps]
 
-    def guaranteed(multiplier: float) -> Guaranteed:
-        return [
-            (derive(build(step, part.multiplier(multiplier)), of.facts(step.length)), step.length)
-            for step, part in zip(steps, fitted.parts, strict=True)
-        ]
+    def releases(multiplier: float) -> tuple[Release, ...]:
+        placed = enumerate(zip(builders, fitted.parts, strict=True), start=1)
+        return tuple(
+            replace(build(part.multiplier(multiplier)), number=number) for number, (build, part) in placed
+        )
 
-    multiplier, series = calibrated(document.privacy, guaranteed)
-    noises = [
-        noise_of(build(step, part.multiplier(multiplier)), len(silos))
-        for step, part in zip(steps, fitted.parts, strict=True)
-    ]
+    multiplier, series = calibrated(document.privacy, releases)
+    noises = [one.std() for one in series.releases]
     people = schema.n_users * unit_of(request.silos, len(silos))
     plan = planned(list(zip(steps, noises, strict=True)), people)
     check(plan, multiplier, series.declared_for)
     return PreparedInference(
-        asked=document,
+        document=document,
         declared=of,
+        notes=NOTES,
+        figures=frozenset({f"{fitted.family.name}-regression"}),
+        by_silo=False,
         fitted=fitted,
         multiplier=multiplier,
-        build=build,
         series=series,
         plan=plan,
     )

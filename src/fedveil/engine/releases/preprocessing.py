@@ -19,7 +19,7 @@ from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.releases.release_method import release_builder, usual_silos
 from fedveil.engine.releases.release_sum import Release
-from fedveil.engine.releases.side_releases import SideRelease, multiplier_of, side_release, whole_of
+from fedveil.engine.releases.side_releases import document_multiplier, shared_multiplier, within_run
 from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA, RunFolder
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.files import read_json
@@ -46,13 +46,13 @@ class Preprocessing:
     """
 
     wanted: Wanted
-    releases: tuple[SideRelease, ...]
+    releases: tuple[Release, ...]
     noise: float
     clip: float | None = None
 
-    def release_of(self, experiment: Experiment, before: NoisySums) -> Release:
+    def release(self, before: NoisySums) -> Release:
         """Return the release after these."""
-        return self.releases[len(before)].after(experiment.rounds)
+        return self.releases[len(before)]
 
     def preprocessed(self, experiment: Experiment, made: NoisySums) -> Preprocessed:
         """Return what follows from the released sums."""
@@ -175,7 +175,8 @@ def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | 
         _planned(experiment, wanted, of, place, many / sum(looked_at)) for place, many in enumerate(looked_at)
     )
     noise = max(
-        cdf_noise(layout, wanted.unit, one.std) for one, layout in zip(releases, wanted.layouts, strict=True)
+        cdf_noise(layout, wanted.unit, one.std())
+        for one, layout in zip(releases, wanted.layouts, strict=True)
     )
     share = noise / of.schema.n_users
     if share > MOST_NOISE:
@@ -197,19 +198,21 @@ def _middle(experiment: Experiment) -> float:
     return float(clip)
 
 
-def _planned(experiment: Experiment, wanted: Wanted, of: Declared, place: int, share: float) -> SideRelease:
+def _planned(experiment: Experiment, wanted: Wanted, of: Declared, place: int, share: float) -> Release:
     """Return one of the releases, which has a share of the preprocessing's budget."""
     layout: Layout = wanted.layouts[place]
-    step, facts = LocalStatistic(layout=layout), of.facts(layout.length)
+    step = LocalStatistic(layout=layout)
     build = release_builder(experiment, wanted.silos, step, of, key="preprocessing.silos")
-    multiplier = multiplier_of(share * experiment.shares.preprocessing, whole_of(experiment.privacy))
+    found = build(
+        shared_multiplier(share * experiment.shares.preprocessing, document_multiplier(experiment.privacy))
+    )
     of_updates = LENGTH in layout.columns
     purpose = (
         "people by the length of their updates, which the clip follows from"
         if of_updates
         else "histograms of columns, which bounds, medians and pooled categories follow from"
     )
-    return side_release(_named(place), purpose, step, build(multiplier), facts, of_model=of_updates)
+    return within_run(found, experiment.rounds, name=_named(place), purpose=purpose, of_model=of_updates)
 
 
 def check_declared(experiment: Experiment, folder: RunFolder) -> None:

@@ -1,4 +1,4 @@
-"""The method of a release of statistics as a function of its noise, under the protection of the document that asks."""
+"""A release of statistics as a function of its noise, under the protection of the document that asks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.experiments.release_document import TableDocument
+from fedveil.engine.releases.release_sum import Release
 from fedveil.errors import ConfigError
-from fedveil.methods.method import Method
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
 from fedveil.statistics.limits import SiloWeights
@@ -28,8 +28,8 @@ def usual_silos(document: Experiment) -> SiloWeights:
 
 def release_builder(
     document: Experiment | TableDocument, silos: SiloWeights, step: LocalStep, of: Declared, *, key: str
-) -> Callable[[float], Method]:
-    """Return the method of a release as a function of its noise multiplier.
+) -> Callable[[float], Release]:
+    """Return a release as a function of its noise multiplier.
 
     Args:
         document: what asks for it, under which protection.
@@ -57,8 +57,8 @@ def release_builder(
             "secure-aggregation or private-weighting"
         )
 
-    def build(noise_multiplier: float) -> Method:
-        return statistic(
+    def build(noise_multiplier: float) -> Release:
+        method = statistic(
             local=step,
             n_silos=facts.n_silos,
             n_users=facts.n_users,
@@ -68,5 +68,6 @@ def release_builder(
             colluding_silos=document.privacy.colluding_silos,
             missing_silos=protection.missing_silos,
         )
+        return Release(method=method, step=step, public=facts)
 
     return build

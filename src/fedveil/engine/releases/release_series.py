@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Final
 
 from fedveil.engine.experiments.sections import PrivacySection
-from fedveil.engine.releases.side_releases import charged_often, of_others
+from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.side_releases import other_documents
 from fedveil.engine.run_folder.folder import RunFolder, finite
-from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
@@ -20,9 +20,6 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, GaussianEvent, atoms, compose
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant
-
-Guaranteed = Sequence[tuple[Guarantee, int]]
-"""What every release guarantees, and how many numbers it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +29,12 @@ class Series:
     Attributes:
         privacy: the budget.
         accountant: who bounds epsilon.
-        guarantees: of every release; they have the same unit, adjacency and parties.
-        lengths: how many numbers every release has.
+        releases: in their order; their guarantees have the same unit, adjacency and parties.
     """
 
     privacy: PrivacySection
     accountant: Accountant
-    guarantees: tuple[Guarantee, ...]
-    lengths: tuple[int, ...]
+    releases: tuple[Release, ...]
 
     @property
     def secure(self) -> bool:
@@ -49,18 +44,16 @@ class Series:
     @property
     def loss(self) -> float:
         """What the grid of the noise may change of a log-likelihood ratio, in all releases together."""
-        return sum(
-            one.grid_loss_after(1, length) for one, length in zip(self.guarantees, self.lengths, strict=True)
-        )
+        return sum(one.grid_loss for one in self.releases)
 
     @property
     def event(self) -> Event:
         """Everything that is released."""
-        return _all([one.event for one in self.guarantees])
+        return self.against(Role.READER)
 
     def against(self, role: Role) -> Event:
         """Return all releases as they are against a party or coalition."""
-        return _all([one.against(role) for one in self.guarantees])
+        return _all([one.against(role) for one in self.releases])
 
     def epsilon_of(self, event: Event) -> float:
         """Return the epsilon of an event of all releases, the grids of their noise included."""
@@ -68,7 +61,7 @@ class Series:
 
     def ledger(self, folder: RunFolder) -> Ledger:
         """Return the ledger of a run folder."""
-        first = self.guarantees[0]
+        first = self.releases[0].guarantee
         return Ledger(folder / "ledger.jsonl", unit=first.unit, adjacency=first.adjacency)
 
     def declared_for(self, multiplier: float) -> float:
@@ -78,27 +71,19 @@ class Series:
 
     def charged(self, times: Sequence[int]) -> Series:
         """Return the series in which every release happens so many times: what was asked for again is another one."""
-        repeated = [
-            (one, length)
-            for one, length, many in zip(self.guarantees, self.lengths, times, strict=True)
-            for _ in range(many)
-        ]
-        guarantees, lengths = zip(*repeated, strict=True)
-        return replace(self, guarantees=guarantees, lengths=lengths)
+        repeated = (one for one, many in zip(self.releases, times, strict=True) for _ in range(many))
+        return replace(self, releases=tuple(repeated))
 
-    def statement(
-        self, name: str, times: Sequence[int], public: PublicFacts, notes: tuple[str, ...]
-    ) -> Statement:
+    def statement(self, name: str, times: Sequence[int], notes: tuple[str, ...]) -> Statement:
         """Return what the releases guarantee: the fold's lines, and what was charged.
 
         Args:
             name: of the run.
             times: how often the ledger was charged with each of them.
-            public: how many people and silos there are.
             notes: what else a reader should know.
         """
-        first, made = self.guarantees[0], self.charged(times)
-        mechanisms = dict.fromkeys(text for one in self.guarantees for text in one.mechanisms)
+        made, guarantees = self.charged(times), [one.guarantee for one in self.releases]
+        first = guarantees[0]
         seeded = "the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it"
         source = "the operating system's cryptographic generator"
         return Statement(
@@ -109,14 +94,10 @@ class Series:
             accountant=self.accountant.name,
             epsilons=epsilons_by_accountant(made.event, self.privacy.delta, first.adjacency, loss=made.loss),
             event=made.event,
-            units=public.n_users,
+            units=self.releases[0].public.n_users,
             mechanisms=(
-                *(
-                    f"release {name}/{number}: {length} numbers; one person moves their sum over {public.n_silos} "
-                    f"silos by at most 1 (l2){charged_often(charged)}"
-                    for number, (length, charged) in enumerate(zip(self.lengths, times, strict=True), start=1)
-                ),
-                *mechanisms,
+                *(one.told(name, charged) for one, charged in zip(self.releases, times, strict=True)),
+                *dict.fromkeys(text for one in guarantees for text in one.mechanisms),
             ),
             trust=tuple(
                 Disclosure(
@@ -132,7 +113,7 @@ class Series:
             else "noise derived from a seed, for repetition",
             secure_randomness=self.secure,
             uncovered=(
-                *dict.fromkeys(text for one in self.guarantees for text in one.uncovered),
+                *dict.fromkeys(text for one in guarantees for text in one.uncovered),
                 *_UNCOVERED,
             ),
             notes=notes,
@@ -141,12 +122,14 @@ class Series:
         )
 
 
-def calibrated(privacy: PrivacySection, guaranteed: Callable[[float], Guaranteed]) -> tuple[float, Series]:
+def calibrated(
+    privacy: PrivacySection, releases: Callable[[float], tuple[Release, ...]]
+) -> tuple[float, Series]:
     """Return the least noise multiplier whose releases fit the budget, and what they guarantee.
 
     Args:
         privacy: the budget.
-        guaranteed: what all releases guarantee, as a function of the multiplier.
+        releases: all of them, as a function of the multiplier.
 
     Raises:
         BudgetError: no multiplier fits.
@@ -156,11 +139,10 @@ def calibrated(privacy: PrivacySection, guaranteed: Callable[[float], Guaranteed
 
     @lru_cache(maxsize=4)
     def series(multiplier: float) -> Series:
-        guarantees, lengths = zip(*guaranteed(multiplier), strict=True)
-        return Series(privacy=privacy, accountant=accountant, guarantees=guarantees, lengths=lengths)
+        return Series(privacy=privacy, accountant=accountant, releases=releases(multiplier))
 
     budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)
-    others = of_others(privacy)
+    others = other_documents(privacy)
     found = calibrate_noise(lambda z: _all([series(z).event, *others]), budget, loss=lambda z: series(z).loss)
     return found, series(found)
 

@@ -15,13 +15,15 @@ import torch
 from jaxtyping import Float64
 
 from fedveil.engine.rounds.workload import ChannelWork
-from fedveil.methods.claims import PublicFacts
+from fedveil.methods.claims import Guarantee, PublicFacts
+from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender
-from fedveil.methods.statistic import noise_of
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import FixedVector
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import Event, NoGuarantee
 from fedveil.protection.driver import Driver
 from fedveil.protection.protocol import Agreement
 from fedveil.randomness import PrivacyRandomness
@@ -31,19 +33,26 @@ from fedveil.statistics.stored import NoisySum
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Release:
-    """One release; public numbers alone.
+    """One release of a document or inside of a run; public before anything is released.
 
     Attributes:
         method: the composition of the statistic.
-        step: its local step.
+        step: its local step. Where it depends on an earlier release, one of the same length and norm stands here until
+            that one is made.
         public: how many silos and people there are, and how many numbers it has.
         number: which release this is, so that repeatable noise is not that of another one.
+        name: within the run, such as "eval/1"; releases of a document have numbers alone.
+        purpose: what it is for, in words, where no document says it.
+        of_model: whether what it is of follows from a model, which silos are sent.
     """
 
     method: Method
     step: LocalStep
     public: PublicFacts
     number: int = 1
+    name: str = ""
+    purpose: str = ""
+    of_model: bool = False
 
     def __post_init__(self) -> None:
         assert self.public.length == self.step.length, (
@@ -56,9 +65,39 @@ class Release:
         assert isinstance(self.method.bound, FixedVector), "methods of statistics have this one"
         return self.method.bound
 
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """What it guarantees among these people and silos."""
+        return derive(self.method, self.public)
+
+    @property
+    def grid_loss(self) -> float:
+        """What the grid of its noise may change of a log-likelihood ratio."""
+        return self.guarantee.grid_loss_after(1, self.step.length)
+
     def std(self, summed: int | None = None) -> float:
         """Return the standard deviation of the noise on every number of a sum of so many silos; None: of all."""
-        return noise_of(self.method, self.public.n_silos, summed)
+        found = self.method.noise_std(self.public.n_silos, summed)
+        assert found is not None, "the noise of statistics is public"
+        return found
+
+    def against(self, role: Role) -> Event:
+        """Return the event against a party; a party that has no line is promised nothing."""
+        lines = {view.role: view.event for view in self.guarantee.views} | {Role.READER: self.guarantee.event}
+        return lines.get(role, NoGuarantee(reason=f"nothing is said of what it learns of {self.name}"))
+
+    def of_run(self, run: str) -> str:
+        """Return what the ledger calls it, where it is a release of a run."""
+        return f"{run}/{self.name}"
+
+    def told(self, run: str, times: int) -> str:
+        """Return, for a statement, what was released in a run, charged so many times."""
+        name, what = self.name or str(self.number), f", {self.purpose}" if self.purpose else ""
+        again = f"; charged {times} times, for it was made again" if times > 1 else ""
+        return (
+            f"release {run}/{name}: {self.step.length} numbers{what}; one person moves their sum over "
+            f"{self.public.n_silos} silos by at most 1 (l2){again}"
+        )
 
     def agreed(self, groups: Groups) -> Agreement[Any, Any]:
         """Return what the parties agree on; under private weighting with the counts of these (silo, user) pairs."""

@@ -16,8 +16,8 @@ from fedveil.engine.releases.preprocessing import (
     settle_schema,
     write_preprocessed,
 )
-from fedveil.engine.releases.release_sum import noisy_sum
-from fedveil.engine.releases.side_releases import SideRelease, Spent, charge, spent_of
+from fedveil.engine.releases.release_sum import Release, noisy_sum
+from fedveil.engine.releases.side_releases import Spent, charge, spent_of
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
@@ -57,13 +57,13 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
             _check_budget(prepared, due, spent_of(ledger, asked.name, prepared.beside))
             charge(ledger, asked.name, [due], repeats=not prepared.secure)
             table, privacy = _records(prepared, planned, len(made)), asked.privacy.randomness()
-            made = (*made, noisy_sum(planned.release_of(asked, made), table, privacy))
+            made = (*made, noisy_sum(planned.release(made), table, privacy))
             write_preprocessed(folder, planned.preprocessed(asked, made))
             prepared = prepare(folder.refined(asked))
     return prepared
 
 
-def _check_budget(prepared: Prepared, due: SideRelease, spent: Spent) -> None:
+def _check_budget(prepared: Prepared, due: Release, spent: Spent) -> None:
     budget = prepared.experiment.privacy.budget
     if budget is None:
         return

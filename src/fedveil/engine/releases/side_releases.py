@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fedveil.engine.experiments.sections import PrivacySection
 from fedveil.engine.releases.release_sum import Release
 from fedveil.errors import CompositionError
-from fedveil.methods.claims import Guarantee, PublicFacts
-from fedveil.methods.derive import derive
-from fedveil.methods.method import Method
-from fedveil.methods.statistic import noise_of
+from fedveil.methods.claims import Guarantee
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, NoGuarantee
 from fedveil.privacy.ledger import Budget, Ledger
-from fedveil.statistics.local import LocalStatistic
 
 BESIDE: int = 0
 """The number that the ledger has in place of a round's."""
@@ -34,79 +30,13 @@ _NAMES: Final = ("eval/1", "eval/2", "prep/1", "prep/2")
 """Of all releases of a run that are no round."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SideRelease:
-    """A release of statistics inside of a run; public before the run begins.
-
-    Attributes:
-        name: within the run, such as "eval/1".
-        purpose: what it is for, in words.
-        step: its local step. Where it depends on an earlier release, one of the same length and norm stands here.
-        method: the composition.
-        guarantee: what it guarantees.
-        facts: how many silos and people there are, and how many numbers it has.
-        of_model: whether what it is of follows from a model, which silos are sent.
-    """
-
-    name: str
-    purpose: str
-    step: LocalStatistic
-    method: Method
-    guarantee: Guarantee
-    facts: PublicFacts
-    of_model: bool
-
-    def after(self, rounds: int, step: LocalStatistic | None = None) -> Release:
-        """Return the release as its parties play it; repeatable noise is its own, by its name.
-
-        Args:
-            rounds: of the run; their noise has the numbers up to there.
-            step: its local step, where that depends on an earlier release.
-        """
-        return Release(
-            method=self.method,
-            step=self.step if step is None else step,
-            public=self.facts,
-            number=rounds + 1 + _NAMES.index(self.name),
-        )
-
-    @property
-    def std(self) -> float:
-        """The standard deviation of the noise on every number."""
-        return noise_of(self.method, self.facts.n_silos)
-
-    @property
-    def grid_loss(self) -> float:
-        """What the grid of its noise may change of a log-likelihood ratio."""
-        return self.guarantee.grid_loss_after(1, self.step.layout.length)
-
-    def against(self, role: Role) -> Event:
-        """Return the event against a party; a party that has no line is promised nothing."""
-        lines = {view.role: view.event for view in self.guarantee.views} | {Role.READER: self.guarantee.event}
-        return lines.get(role, NoGuarantee(reason=f"nothing is said of what it learns of {self.name}"))
-
-    def of_run(self, run: str) -> str:
-        """Return what the ledger calls it."""
-        return f"{run}/{self.name}"
+def within_run(release: Release, rounds: int, *, name: str, purpose: str, of_model: bool) -> Release:
+    """Return a release as one of a run of so many rounds; repeatable noise is its own, by its name."""
+    number = rounds + 1 + _NAMES.index(name)
+    return replace(release, number=number, name=name, purpose=purpose, of_model=of_model)
 
 
-def side_release(
-    name: str, purpose: str, step: LocalStatistic, method: Method, facts: PublicFacts, *, of_model: bool
-) -> SideRelease:
-    """Return a release with what it guarantees among these people and silos."""
-    guarantee = derive(method, facts)
-    return SideRelease(
-        name=name,
-        purpose=purpose,
-        step=step,
-        method=method,
-        guarantee=guarantee,
-        facts=facts,
-        of_model=of_model,
-    )
-
-
-def check_beside(releases: Sequence[SideRelease], rounds: Guarantee) -> None:
+def check_beside(releases: Sequence[Release], rounds: Guarantee) -> None:
     """Refuse releases that one ledger cannot have beside the rounds: they must protect the same unit in the same sense.
 
     Raises:
@@ -122,12 +52,12 @@ def check_beside(releases: Sequence[SideRelease], rounds: Guarantee) -> None:
             )
 
 
-def whole_of(privacy: PrivacySection, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> float:
+def document_multiplier(privacy: PrivacySection, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> float:
     """Return the noise multiplier of the one release that spends what a document may: its share of epsilon."""
-    return multiplier_of(privacy.share, _declared(privacy, adjacency))
+    return shared_multiplier(privacy.share, _declared(privacy, adjacency))
 
 
-def check_shared(privacy: PrivacySection, of_round: Event) -> None:
+def refuse_shared(privacy: PrivacySection, of_round: Event) -> None:
     """Refuse a share of an epsilon for rounds that are no Gaussian releases.
 
     Gaussian releases of mu_i^2 = share_i mu^2 are together one of mu^2. Two documents of sampled rounds are not bounded
@@ -143,33 +73,35 @@ def check_shared(privacy: PrivacySection, of_round: Event) -> None:
         )
 
 
-def of_others(
+def other_documents(
     privacy: PrivacySection, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
 ) -> tuple[Event, ...]:
     """Return what other documents may release of the same people: one Gaussian release, or nothing."""
     if privacy.share == 1:
         return ()
-    return (GaussianEvent(noise_multiplier=multiplier_of(1 - privacy.share, _declared(privacy, adjacency))),)
+    return (
+        GaussianEvent(noise_multiplier=shared_multiplier(1 - privacy.share, _declared(privacy, adjacency))),
+    )
 
 
 def _declared(privacy: PrivacySection, adjacency: Adjacency) -> float:
     assert privacy.epsilon is not None, "documents ask for it"
     accountant = make_accountant(privacy.accountant, adjacency)
-    return whole_multiplier(Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant))
+    return budget_multiplier(Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant))
 
 
-def whole_multiplier(budget: Budget) -> float:
+def budget_multiplier(budget: Budget) -> float:
     """Return the noise multiplier of the one Gaussian release that spends a budget."""
     return calibrate_noise(lambda z: GaussianEvent(noise_multiplier=z), budget)
 
 
-def multiplier_of(share: float, whole: float) -> float:
+def shared_multiplier(share: float, whole: float) -> float:
     """Return the noise multiplier of a release with a share of mu^2 = whole^-2."""
     return whole / math.sqrt(share)
 
 
 def together(
-    rounds: Event | None, grid_loss: float, beside: Iterable[SideRelease], role: Role
+    rounds: Event | None, grid_loss: float, beside: Iterable[Release], role: Role
 ) -> tuple[Event, float]:
     """Return what a party learns of rounds and side releases, as one event, and the loss of all grids."""
     releases = tuple(beside)
@@ -189,27 +121,22 @@ class Spent:
     """
 
     charges: int
-    beside: tuple[SideRelease, ...]
+    beside: tuple[Release, ...]
     event: Event
 
-    def with_due(self, planned: Sequence[SideRelease]) -> tuple[SideRelease, ...]:
+    def with_due(self, planned: Sequence[Release]) -> tuple[Release, ...]:
         """Return the side releases that were charged, and those planned ones that will be."""
         return (*self.beside, *(one for one in planned if one not in self.beside))
 
 
-def spent_of(ledger: Ledger, run: str, releases: Sequence[SideRelease]) -> Spent:
+def spent_of(ledger: Ledger, run: str, releases: Sequence[Release]) -> Spent:
     """Return what a run has spent: its ledger has nothing but its rounds and its side releases."""
     charged = [entry.run for entry in ledger.entries]
     beside = tuple(one for one in releases for _ in range(charged.count(one.of_run(run))))
     return Spent(charges=charged.count(run), beside=beside, event=ledger.spent())
 
 
-def charged_often(times: int) -> str:
-    """Return, for a statement, that a release was charged more than once; nothing for one."""
-    return f"; charged {times} times, for it was made again" if times > 1 else ""
-
-
-def charge(ledger: Ledger, run: str, releases: Sequence[SideRelease], *, repeats: bool) -> None:
+def charge(ledger: Ledger, run: str, releases: Sequence[Release], *, repeats: bool) -> None:
     """Charge releases; only then may they be made.
 
     Args:

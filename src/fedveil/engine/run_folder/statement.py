@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.engine.releases.side_releases import SideRelease, Spent, charged_often, together
+from fedveil.engine.releases.side_releases import Spent, together
 from fedveil.engine.run_folder.folder import finite
 from fedveil.engine.run_folder.shown import uncovered
 from fedveil.engine.setup import Prepared
@@ -22,7 +22,7 @@ def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
             vanished (a crash may have charged one more), and every release beside the rounds.
     """
     guarantee, privacy = prepared.guarantee, prepared.experiment.privacy
-    delta, spent, charges = privacy.delta, ledger.event, ledger.charges
+    run, delta, spent, charges = prepared.experiment.name, privacy.delta, ledger.event, ledger.charges
     reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
     if not prepared.secure:
         reasons.append("the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it")
@@ -46,7 +46,11 @@ def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
         mechanisms=(
             *guarantee.mechanisms,
             f"{rounds} rounds of this{_besides(again)}, composed adaptively",
-            *(line for one in dict.fromkeys(ledger.beside) for line in _told(prepared, one, ledger)),
+            *(
+                line
+                for one in dict.fromkeys(ledger.beside)
+                for line in (one.told(run, ledger.beside.count(one)), *one.guarantee.mechanisms)
+            ),
         ),
         trust=tuple(
             Disclosure(
@@ -92,16 +96,6 @@ def _against(prepared: Prepared, role: Role, rounds: int, ledger: Spent) -> floa
     if not prepared.secure:
         return None
     return finite(prepared.epsilon_with(role, rounds, ledger.beside, ledger.charges - rounds))
-
-
-def _told(prepared: Prepared, release: SideRelease, ledger: Spent) -> tuple[str, ...]:
-    """Return what a release beside the rounds is, and its own mechanisms."""
-    name, length = release.of_run(prepared.experiment.name), release.step.layout.length
-    return (
-        f"release {name}: {length} numbers, {release.purpose}; one person moves their sum over "
-        f"{prepared.population.n_silos} silos by at most 1 (l2){charged_often(ledger.beside.count(release))}",
-        *release.guarantee.mechanisms,
-    )
 
 
 def _fitted(prepared: Prepared) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from fedveil.engine.releases.evaluation import Evaluation, groups_of, outputs_of
 from fedveil.engine.releases.preprocessing import Preprocessing
 from fedveil.engine.releases.release_sum import Release
 from fedveil.engine.releases.run_preprocessing import lengths_of_updates, trained_on
-from fedveil.engine.releases.side_releases import SideRelease
 from fedveil.engine.setup import Prepared
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
@@ -62,7 +61,7 @@ class OwnParts:
         told, planned = phase.released, self._prepared.preprocessing
         if planned is not None:
             experiment, releases = self._prepared.experiment, planned.releases
-            made = sums_of(told[: len(releases)], lambda before: planned.release_of(experiment, before))
+            made = sums_of(told[: len(releases)], planned.release)
             if made:
                 found = planned.preprocessed(experiment, made)
                 self._table = self._table.refined(found.schema, found.clip)
@@ -79,10 +78,7 @@ class OwnParts:
             raise RefusalError(Code.RELEASED)
         if phase.name != evaluation.releases[len(told)].name:
             raise RefusalError(Code.RELEASED)
-        experiment = self._prepared.experiment
-        return self._evaluation(
-            evaluation, sums_of(told, lambda before: evaluation.release_of(experiment, before)), phase
-        )
+        return self._evaluation(evaluation, sums_of(told, evaluation.release), phase)
 
     def _training(self, phase: Phase) -> OwnTraining:
         prepared, policy = self._prepared, self._policy
@@ -91,18 +87,17 @@ class OwnParts:
 
     def _refinement(self, planned: Preprocessing, made: NoisySums, phase: Phase) -> OwnRelease:
         """Return the work of the next release of a preprocessing: of the records that are trained on."""
-        prepared, side = self._prepared, planned.releases[len(made)]
-        release = planned.release_of(prepared.experiment, made)
-        if side.of_model:
+        prepared, release = self._prepared, planned.release(made)
+        if release.of_model:
 
             def lengths(model: Float32[np.ndarray, " d"]) -> ColumnTable:
                 return lengths_of_updates(prepared, as_tensor(model), Deadline(self._policy.round_seconds))
 
-            return self._release(side, release, phase, (trained_on(prepared.population), lengths))
+            return self._release(release, phase, (trained_on(prepared.population), lengths))
         own, tested = self._table.columns(release.step.columns), prepared.population.test_rows
         if tested is not None:
             own = own.take(np.setdiff1d(np.arange(len(own)), tested))
-        return self._release(side, release, phase, (own, lambda _: own))
+        return self._release(release, phase, (own, lambda _: own))
 
     def _evaluation(self, evaluation: Evaluation, made: NoisySums, phase: Phase) -> OwnRelease:
         """Return the work of a release of the evaluation: of the records that are held out, as the model is sent."""
@@ -115,12 +110,10 @@ class OwnParts:
             outputs = outputs_of(prepared.task, prepared.population, as_tensor(model), deadline)
             return with_outputs(asked, own, prepared.population, outputs)
 
-        release = evaluation.release_of(prepared.experiment, made)
-        return self._release(evaluation.releases[len(made)], release, phase, (own.take(tested), scored))
+        return self._release(evaluation.release(made), phase, (own.take(tested), scored))
 
     def _release(
         self,
-        side: SideRelease,
         release: Release,
         phase: Phase,
         records: tuple[ColumnTable, Callable[[Float32[np.ndarray, " d"]], ColumnTable]],
@@ -128,7 +121,6 @@ class OwnParts:
         """Return the work of a release.
 
         Args:
-            side: as it was planned.
             release: as its parties play it.
             phase: which part it is.
             records: whose they are, and what its step reads of them, given the model that is sent.
@@ -136,7 +128,7 @@ class OwnParts:
         prepared, policy = self._prepared, self._policy
         policy.check_release(release.step.length, release.std())
         whose, read = records
-        dimension = prepared.task.dimension if side.of_model else 0
+        dimension = prepared.task.dimension if release.of_model else 0
         whole, rounds = self._whole()
         source = prepared.experiment.privacy.randomness()
         return OwnRelease(
@@ -144,7 +136,7 @@ class OwnParts:
             whole=whole,
             rounds=rounds,
             release=release,
-            charged=policy.event(side.guarantee),
+            charged=policy.event(release.guarantee),
             records=read,
             states=partial(check_training, prepared),
             seconds=policy.round_seconds,

@@ -145,7 +145,7 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
         raise RefusalError(Code.RELEASED)
     release = prepared.release(made)
     policy.check_release(release.step.length, release.std())
-    events = [policy.event(one) for one in series.guarantees]
+    events = [policy.event(one.guarantee) for one in series.releases]
     own = table.columns(release.step.columns)
     return OwnRelease(
         plan=release_plan(release, own.pairs(), series.privacy.randomness(), phase),

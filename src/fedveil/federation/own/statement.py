@@ -143,10 +143,7 @@ def check_releases(prepared: PreparedReleases, closing: Closing, own: OwnCharges
     _check_length(closing)
     own.require([prepared.part(made) for made in range(prepared.count)])
     once = [1] * prepared.count
-    _compare(
-        _stated(closing),
-        prepared.series.statement(prepared.document.name, once, prepared.public, prepared.notes),
-    )
+    _compare(_stated(closing), prepared.series.statement(prepared.document.name, once, prepared.notes))
 
 
 def _stated(closing: Closing) -> Statement:

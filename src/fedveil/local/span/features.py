@@ -65,6 +65,18 @@ class Rows:
             found = self.cohort.features_of(torch.from_numpy(self.index)[numbers]).flatten(1)
         return found.view(*records.shape, -1)
 
+    def _row(self, first: int, last: int) -> Float32[Tensor, "b p"]:
+        """Return the features of records ``first .. last``: a view where all are kept."""
+        if self._features is not None:
+            return self._features[first:last]
+        return self.cohort.features_of(torch.from_numpy(self.index[first:last])).flatten(1)
+
+    def _among(self, chosen: Int64[np.ndarray, "b"]) -> Float32[Tensor, "b p"]:
+        """Return the features of some records, in ascending order."""
+        first, last = int(chosen[0]), int(chosen[-1]) + 1
+        in_a_row = last - first == len(chosen)
+        return self._row(first, last) if in_a_row else self.read(torch.from_numpy(chosen))
+
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the bounds of the blocks of ``first .. last``."""
         for start in range(first, last, BLOCK_ROWS):
@@ -75,12 +87,12 @@ class Rows:
     ) -> Float[Tensor, "r_plus_1 k"]:
         """Return the outputs of one linear model for every record, and a last row of zeros that pads."""
         outputs = weight.new_zeros(len(self.index) + 1, len(weight))
+        padded = weight.new_zeros(BLOCK_ROWS, weight.shape[1])
         for first, last in self.blocks(0, len(self.index)):
-            block = self.read(torch.arange(first, last)).to(weight.dtype)
-            if last - first < BLOCK_ROWS:  # always the same product, whoever is there
-                padded = block.new_zeros(BLOCK_ROWS, block.shape[1])
-                padded[: last - first] = block
-                block = padded
+            block = self._row(first, last)
+            if len(block) < BLOCK_ROWS or block.dtype != padded.dtype:
+                padded[: len(block)] = block
+                block = padded  # always the same product, whoever is there
             outputs[first:last] = torch.mm(block, weight.T)[: last - first]
         if bias is not None:
             outputs[:-1] += bias
@@ -120,8 +132,7 @@ class Rows:
         (c, j) is at most (BLOCK_ROWS + ADDITIONS) 2^-53 sum_r |coefficients_rc| |x_rj|, however many records there are.
         ``drop_nonfinite`` reads features that are not finite as 0 (they belong to dropped contributions).
         """
-        records = torch.from_numpy(chosen)
-        factors = coefficients[records]
+        factors = coefficients[torch.from_numpy(chosen)]
         outputs, width = factors.shape[1], self.cohort.features[0].numel()
         buffer = factors.new_empty(BLOCK_ROWS, width)
 
@@ -131,7 +142,7 @@ class Rows:
                 return total(first, middle).add_(total(middle, last))
             weight, bias = factors.new_zeros(outputs, width), factors.new_zeros(outputs)
             for start, end in self.blocks(first, last):
-                features = buffer[: end - start].copy_(self.read(records[start:end]))
+                features = buffer[: end - start].copy_(self._among(chosen[start:end]))
                 if drop_nonfinite:
                     features.nan_to_num_(0.0, 0.0, 0.0)
                 weight.addmm_(factors[start:end].T, features)

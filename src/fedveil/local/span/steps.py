@@ -293,27 +293,26 @@ class Ball:
 
         Rows beyond the first ``active`` take no step.
         """
-        kept = self._kept
-        moves = slopes.double().mul_(-self._rate)
-        crossed = (moves * learned).sum((1, 2))[:active]
-        squared = (moves * torch.bmm(slopes, grams)).sum((1, 2))[:active]
-        self._with_self[:active] = (
-            kept**2 * self._with_self[:active] + 2 * kept * crossed - self._rate * squared
-        )
-        started = (moves * logits).sum((1, 2))[:active]
-        self._with_start[:active] = kept * self._with_start[:active] + started
+        kept, rate = self._kept, self._rate
+        moves = slopes.double().mul_(-rate)
+        met = torch.stack([learned, torch.bmm(slopes, grams), logits])
+        crossed, squared, started = (met * moves).sum((2, 3))[:, :active]
+        with_self, with_start = self._with_self[:active], self._with_start[:active]
+        with_self.mul_(kept**2).add_(crossed.mul_(2 * kept)).sub_(squared.mul_(rate))
+        with_start.mul_(kept).add_(started)
 
     def project_(self, coefficients: Float32[Tensor, "g k n"], scale: Float64[Tensor, "g 1 1"]) -> None:
         """Pull updates that left the ball back to its surface."""
         active = len(coefficients)
-        shrink = scale[:, 0, 0] - 1
         with_start, with_self = self._with_start[:active], self._with_self[:active]
-        square = (shrink * self._start_norm).square() + 2 * shrink * with_start + with_self
-        factor = (self._radius / square.clamp(min=0).sqrt()).clamp(max=1.0)
-        coefficients.mul_(factor.float()[:, None, None])
-        scale.sub_(1).mul_(factor[:, None, None]).add_(1)
+        shrink = scale.sub_(1)[:, 0, 0]
+        square = (shrink * self._start_norm).square_().add_(2 * shrink * with_start).add_(with_self)
+        factor = (self._radius / square.clamp_(min=0).sqrt_()).clamp_(max=1.0)
+        by_row = factor[:, None, None]
+        coefficients.mul_(by_row.float())
+        scale.mul_(by_row).add_(1)
         with_start.mul_(factor)
-        with_self.mul_(factor.square())
+        with_self.mul_(factor.square_())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -38,7 +38,7 @@ from fedveil.local.span.primal import train_primal
 from fedveil.local.span.steps import Stack, Trained, product, spannable, train_batches, train_full_batch
 from fedveil.local.span.sums import Lengths, coefficients, counts, round_to_grid
 from fedveil.local.steps import LocalSgd, as_sgd
-from fedveil.local.stillness import unchanged
+from fedveil.local.stillness import loss_unchanged
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, Watch, steps_per_member
 from fedveil.privacy.bounds import Bound
@@ -90,7 +90,7 @@ class SpanTrainer(SplitTrainer):
         """
         if job.bound.order != 2:
             raise ModelError('trainer "span" knows l2 norms alone, and the bound is l1; use "vmap"')
-        with undivided(), unchanged(self.task):
+        with undivided(), loss_unchanged(self.task.loss):  # a linear model is never called
             return self._sums(job.on_device(), progress)
 
     def _sums(self, job: TrainJob, progress: Progress | None) -> Sums:
