@@ -3,9 +3,9 @@
     python -m tests.fuzz 1000000            all of them, in this process
     python -m tests.fuzz 250000 500000      a slice: 250,000 from number 500,000
 
-Input number i is a function of i alone, so slices add up. Files are written anew for every input: TMPDIR=/dev/shm spares
-the disk, and an input takes half a millisecond of a processor. The last line tells how many were refused, the slowest,
-and by how much the process grew.
+Input number i is a function of i alone, so slices add up. Files are written anew for every input: TMPDIR=/dev/shm
+spares the disk, and an input takes half a millisecond of a processor. The last line tells how many were refused, the
+slowest, and by how much the process grew.
 """
 
 from __future__ import annotations
