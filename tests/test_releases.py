@@ -31,6 +31,7 @@ from fedveil.statistics.released import read_released
 from fedveil.statistics.strategy import Strategy
 from tests.commands import as_json, ended
 from tests.doc_examples import BLOCKS
+from tests.hospitals import FILES, write_tables
 
 SCHEMA = """
 n_users = {users}
@@ -87,9 +88,7 @@ def written(
 def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None, odd: bool = True) -> None:
     """Write three hospitals' tables; every third person is in all of them."""
     rng = np.random.default_rng(0)
-    lines: dict[str, list[str]] = {
-        name: ["who,age,sick,ward,days,died"] for name in ("north", "south", "west")
-    }
+    lines: dict[str, list[str]] = {name: [] for name in FILES}
     for who in range(people):
         cells = (
             f"{rng.integers(0, 101)},{rng.integers(0, 2)},{'xy'[rng.integers(0, 2)]},{rng.integers(1, 300)},1"
@@ -99,8 +98,7 @@ def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None, od
         for place, name in enumerate(lines):
             if who != without and (who % 3 == 0 or who % 3 == place):
                 lines[name].append(f"p{who},{cells}")
-    for name, content in lines.items():
-        (folder / f"{name}.csv").write_text("\n".join(content) + "\n")
+    write_tables(folder, "who,age,sick,ward,days,died", lines)
 
 
 @pytest.fixture(scope="module")
