@@ -18,7 +18,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.run import run
+from fedveil.engine.run import Outcome, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.federation.coordinator import CoordinatorParty
@@ -31,8 +31,7 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.sessions import session_name, session_run
 from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import SiloParty
-from fedveil.federation.standing import Standing
+from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.store import RoundRecord
 from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
@@ -246,6 +245,31 @@ class World:
         self.coordinator: CoordinatorParty | None = None
         self.lie: Callable[[int, tuple[Part, ...]], tuple[Part, ...]] | None = None
 
+    def party(self, number: int = 0) -> SiloParty:
+        """The process of a silo, which runs."""
+        found = self.silos[number]
+        assert found is not None
+        return found
+
+    def stop(self, number: int = 0) -> None:
+        """End a silo's process, if it runs."""
+        party, self.silos[number] = self.silos[number], None
+        if party is not None:
+            party.close()
+
+    def restart(self, number: int = 0) -> SiloParty:
+        """End a silo's process, and start another on its folder."""
+        self.stop(number)
+        self.silos[number] = party = self.silo(number)
+        return party
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the run ended."""
+        assert self.coordinator is not None
+        assert self.coordinator.outcome is not None
+        return self.coordinator.outcome
+
     def share(self, number: int) -> Share:
         return share_of(self.held, number)
 
@@ -284,8 +308,7 @@ class World:
                 continue
             envelope = Envelope.decode(part.message)
             if isinstance(envelope.message, OpenVector | SealedMessage):
-                party = self.silos[number]
-                assert party is not None
+                party = self.party(number)
                 record = party._store.read(letter.run)
                 assert record is not None
                 vector = isinstance(envelope.message, OpenVector)
@@ -310,9 +333,7 @@ class World:
                 self.farewell()
                 return
             for number, data in coordinator.letters():
-                party = self.silos[number]
-                assert party is not None
-                reply = party.receive(self.altered(number, data))
+                reply = self.party(number).receive(self.altered(number, data))
                 self.note(number, reply)
                 coordinator.receive(number, reply)
         raise AssertionError("the run does not end")
@@ -358,16 +379,15 @@ class World:
 
     def unplayed(self, silo: int, named: bytes) -> bool:
         """Whether a silo is in a session of this name that has had no round: what silos say of ledgers is due."""
-        party = self.silos[silo]
-        assert party is not None
+        party = self.party(silo)
         joined = party._last is not None and party._last.session == named and party._session is not None
         return joined and not party._session.talk._rounds  # type: ignore[union-attr]
 
     def ask(self, letter: SignedMessage) -> tuple[Part, ...]:
         """What a silo answers to a letter."""
-        party = self.silos[letter.recipient]
-        assert party is not None
-        return self.opened_answer(letter.recipient, party.receive(letter.seal(self.key)))
+        return self.opened_answer(
+            letter.recipient, self.party(letter.recipient).receive(letter.seal(self.key))
+        )
 
     def opened_answer(self, number: int, data: bytes) -> tuple[Part, ...]:
         """What a silo's letter says."""
@@ -390,17 +410,13 @@ class World:
     def exchange(self, coordinator: CoordinatorParty) -> None:
         """Carry the letters that wait, and their answers."""
         for number, data in coordinator.letters():
-            party = self.silos[number]
-            assert party is not None
-            coordinator.receive(number, party.receive(data))
+            coordinator.receive(number, self.party(number).receive(data))
 
     def farewell(self) -> None:
         """Carry the last letters of a run."""
         assert self.coordinator is not None
         for number, data in self.coordinator.farewells:
-            party = self.silos[number]
-            assert party is not None
-            self.coordinator.receive(number, party.receive(data))
+            self.coordinator.receive(number, self.party(number).receive(data))
 
     def close(self) -> None:
         for party in (*self.silos, self.coordinator):

@@ -71,9 +71,7 @@ def play(name: str, seed: int, folder: Path) -> int:
         undisturbed.play()
         given, moments = Given(patched), Moments(patched)
         Chaos(world, moments, seed, rate=0.2, impatient=name == "recovering").play()
-        assert world.coordinator is not None
-        assert world.coordinator.outcome is not None
-        assert world.coordinator.outcome.stopped is None, world.coordinator.outcome.stopped
+        assert world.outcome.stopped is None, world.outcome.stopped
         if name not in _OTHER_MODELS:
             found = models(world)
             assert found

@@ -201,8 +201,7 @@ def _cost(kind: str, reader: str, lie: str, read: Callable[[bytes], Any], data: 
 
 def of_no_session(world: World) -> Iterator[Cost]:
     """What parts of every kind cost a silo in a letter that is of no session under way."""
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     letter = SignedMessage(run=bytes(16), session=bytes(16), number=0, sender=SERVER, recipient=0, parts=())
     for part in EXAMPLES:
         for kind, how, lie in lies(part, LARGEST_OPENING - 200) if not isinstance(part, Relay) else ():

@@ -18,12 +18,11 @@ from sklearn.metrics import roc_auc_score
 import fedveil as fv
 from fedveil.bundle.card import CARD
 from fedveil.bundle.writing import bundle_run
-from fedveil.engine.experiments.experiment import merge, parse
 from fedveil.engine.releases.evaluation import make_evaluation, outputs_of, scored
 from fedveil.engine.releases.run_evaluation import release_evaluation
 from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.engine.setup import Prepared
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.claims import Role
@@ -38,6 +37,7 @@ from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges, probabi
 from fedveil.statistics.local import LocalStatistic, silo_sums
 from fedveil.statistics.strategy import Strategy
 from tests.doc_examples import BLOCKS
+from tests.hospitals import FILES, prepared_run, write_tables
 from tests.runs import Silent, json_lines
 
 Z = 4.9
@@ -234,7 +234,7 @@ def tables(
     """Write three hospitals' tables; every fourth person is in two of them."""
     rng = np.random.default_rng(0)
     (folder / "schema.toml").write_text(SCHEMA.format(users=people))
-    lines: dict[str, list[str]] = {name: ["who,age,ward,sick"] for name in ("north", "south", "west")}
+    lines: dict[str, list[str]] = {name: [] for name in FILES}
     for who in range(people):
         age = rng.uniform(0, 100)
         ward, sick = "xy"[rng.integers(2)], int(rng.random() < 1 / (1 + math.exp(-0.08 * (age - 50))))
@@ -243,30 +243,19 @@ def tables(
         for place, name in enumerate(lines):
             if who != without and (who % 3 == place or (who % 4 == 0 and (who + 1) % 3 == place)):
                 lines[name] += [f"p{who},{age:.2f},{ward},{sick}"] * (1 + who % 2)
-    for name, content in lines.items():
-        (folder / f"{name}.csv").write_text("\n".join(content) + "\n")
+    write_tables(folder, "who,age,ward,sick", lines)
 
 
 def prepared_in(folder: Path, **changes: Any) -> Prepared:
     """Prepare a run over the tables of a folder."""
     base = {
-        "name": "hospitals",
         "rounds": 3,
-        "data": {
-            "table": {
-                "schema_file": str(folder / "schema.toml"),
-                "files": [str(folder / f"{name}.csv") for name in ("north", "south", "west")],
-                "test_share": 0.5,
-            }
-        },
-        "local": {"learning_rate": 0.5},
-        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated", "learning_rate": 60.0},
+        "data": {"table": {"test_share": 0.5}},
         "privacy": {"epsilon": 8.0},
-        "protection": {"name": "secure-aggregation"},
         "evaluation": {"by": ["silo"]},
         "budget": {"evaluation": 0.3},
     }
-    return prepare(parse(merge(base, changes), "test"))
+    return prepared_run(folder, base, changes)
 
 
 @pytest.fixture(scope="module")

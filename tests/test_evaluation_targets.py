@@ -57,6 +57,7 @@ from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.local import LocalStatistic, silo_sums
 from tests.doc_examples import BLOCKS
+from tests.hospitals import table_in, write_tables
 from tests.runs import Silent
 
 Z = 4.9
@@ -295,15 +296,14 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "lifetimes": {"horizons": [300, 600]},
 }
 PEOPLE = 600
+SILOS = ("north", "south")
 
 
 def tables(folder: Path, case: str, without: int | None = None) -> None:
     """Write two hospitals' tables; every fifth person is in both."""
     rng = np.random.default_rng(0)
     (folder / "schema.toml").write_text(SCHEMA.format(target=TARGETS[case]))
-    lines: dict[str, list[str]] = {
-        name: ["who,age,ward,grade,pressure,days,died"] for name in ("north", "south")
-    }
+    lines: dict[str, list[str]] = {name: [] for name in SILOS}
     for who in range(PEOPLE):
         age = rng.uniform(0, 100)
         grade = ("low", "middle", "high")[int(np.clip((age + 20 * rng.normal()) // 34, 0, 2))]
@@ -314,8 +314,7 @@ def tables(folder: Path, case: str, without: int | None = None) -> None:
         for place, name in enumerate(lines):
             if who != without and (who % 2 == place or who % 5 == 0):
                 lines[name].append(f"p{who},{cells}")
-    for name, content in lines.items():
-        (folder / f"{name}.csv").write_text("\n".join(content) + "\n")
+    write_tables(folder, "who,age,ward,grade,pressure,days,died", lines)
 
 
 def prepared_in(folder: Path, case: str, **changes: Any) -> Prepared:
@@ -323,13 +322,7 @@ def prepared_in(folder: Path, case: str, **changes: Any) -> Prepared:
     base = {
         "name": "study",
         "rounds": 2,
-        "data": {
-            "table": {
-                "schema_file": str(folder / "schema.toml"),
-                "files": [str(folder / "north.csv"), str(folder / "south.csv")],
-                "test_share": 0.5,
-            }
-        },
+        "data": table_in(folder, SILOS, test_share=0.5),
         "local": {"learning_rate": 0.1},
         "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated"},
         "privacy": {"epsilon": 30.0},

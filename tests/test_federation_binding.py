@@ -167,9 +167,7 @@ def test_a_coordinator_that_lies_to_one_silo_opens_no_sum(
     told = lying(world, *LIES[lie], silos=(1,))
     world.play()
     assert told
-    assert world.coordinator is not None
-    outcome = world.coordinator.outcome
-    assert outcome is not None
+    outcome = world.outcome
     assert outcome.rounds == 0
     assert not [kind for kind in left.kinds if kind in OPENING]
     stopped = outcome.stopped or ""
@@ -195,9 +193,7 @@ def test_an_honest_coordinator_names_the_silo_that_is_out_of_step(
     (lie,) = (one for part, one in LIES.values() if part is kind)
     lying(world, kind, lie, silos=(2,))
     world.play()
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    stopped = world.coordinator.outcome.stopped or ""
+    stopped = world.outcome.stopped or ""
     assert stopped == "silo 2: was asked something else than this coordinator asked"
     assert not [one for one in left.kinds if one in OPENING]
     world.close()
@@ -232,10 +228,8 @@ def test_a_lie_to_half_of_the_silos_or_to_one_after_another_opens_no_sum(
     for silos in IN_TURN[told]:
         assert not lying(world, kind, lie, silos=silos)
         world.play()
-        assert world.coordinator is not None
-        assert world.coordinator.outcome is not None
-        assert world.coordinator.outcome.rounds == 0
-        assert "refuses" in (world.coordinator.outcome.stopped or "")
+        assert world.outcome.rounds == 0
+        assert "refuses" in (world.outcome.stopped or "")
         world.coordinator.close()
     assert not [one for one in left.kinds if one in OPENING]
     if name != "recovering":  # there it is seen before anything is given
@@ -262,10 +256,8 @@ def test_another_round_or_cohort_for_one_silo_opens_no_sum(
     told = lying(world, kind, lie, silos=(1,))
     world.play()
     assert told
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert world.coordinator.outcome.rounds == 0
-    assert "refuses" in (world.coordinator.outcome.stopped or "")
+    assert world.outcome.rounds == 0
+    assert "refuses" in (world.outcome.stopped or "")
     assert not [one for one in left.kinds if one in OPENING]
     world.close()
 
@@ -285,8 +277,7 @@ def test_without_signatures_masks_do_not_cancel(
     plan = world.coordinator._server._plan  # type: ignore[attr-defined]
     by_chance = (2 * plan.largest_sum + 1) / 2.0 ** (8 * plan.word.itemsize)
     assert by_chance**plan.length < 1e-6
-    assert world.coordinator.outcome is not None
-    assert "the masks did not cancel" in (world.coordinator.outcome.stopped or "")
+    assert "the masks did not cancel" in (world.outcome.stopped or "")
     assert all(charges(world, silo) == [1] for silo in range(3))
     world.close()
 
@@ -309,9 +300,7 @@ def test_signatures_cannot_be_held_back(change: str, tmp_path: Path) -> None:
 
     world.lie = alter
     world.play()
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    stopped = world.coordinator.outcome.stopped or ""
+    stopped = world.outcome.stopped or ""
     expected = {
         "left out": Code.SHAPE.template,
         "of two": "2 silos signed what was asked in this round; 3 are needed",
@@ -320,7 +309,7 @@ def test_signatures_cannot_be_held_back(change: str, tmp_path: Path) -> None:
     }
     assert expected[change] in stopped
     rounds = 1 if change == "of another round" else 0
-    assert world.coordinator.outcome.rounds == rounds
+    assert world.outcome.rounds == rounds
     assert left.kinds.count(OwnMask) == 3 * rounds
     world.close()
 

@@ -123,9 +123,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     experiment, held = asked(rounds=3, **changes), held_by(who)
     world = World(tmp_path, experiment, held)
     world.play()
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert world.coordinator.outcome.stopped is None
+    assert world.outcome.stopped is None
     here, there = files(in_one_process(experiment, held, tmp_path / "here")), files(world.run_folder.path)
     assert same_model(here[1], there[1])
     assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
@@ -219,8 +217,7 @@ def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_
     coordinator = world.coordinate()
     for _ in range(3):
         for number, data in coordinator.letters():
-            party = world.silos[number]
-            assert party is not None
+            party = world.party(number)
             reply = party.receive(data)
             if party._last is not None and party._session is not None and party._last.number == 2:
                 letter = SignedMessage.open(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.side_releases import Spent
+from fedveil.engine.releases.side_releases import Charged
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import prepare
 from fedveil.federation.audit.run_record import AGREED, signed_end
@@ -52,8 +52,7 @@ def recovering(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def session_of(world: World) -> OwnSession:
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     assert party._session is not None
     return party._session
 
@@ -65,7 +64,7 @@ def stated(session: OwnSession, rounds: int, charges: int) -> Statement:
     prepared = work.prepared
     ((atom, _),) = atoms(prepared.guarantee.event).items()
     event = compose(Counter({atom: charges} if charges else {}))
-    return state(prepared, rounds, Spent(charges=charges, beside=prepared.beside, event=event))
+    return state(prepared, rounds, Charged(charges=charges, beside=prepared.beside, event=event))
 
 
 def closing(statement: Statement, rounds: int, charges: int) -> Closing:

@@ -54,13 +54,6 @@ def played(world: World, last: int, *before: Part) -> None:
         assert isinstance(signed, Attested)
 
 
-def restarted(world: World) -> None:
-    party = world.silos[0]
-    assert party is not None
-    party.close()
-    world.silos[0] = world.silo(0)
-
-
 def multiplier(events: list[Event]) -> float:
     """Of Gaussian releases together; those without any noise beside them tell nothing."""
     single = [one for one in events if isinstance(one, GaussianEvent)]
@@ -100,7 +93,7 @@ def test_a_round_whose_answer_was_lost_in_a_crash_is_paid_as_another_row(
     with pytest.raises(KeyboardInterrupt):
         world.tell(*task(2, 0.25), number=2)
     monkeypatch.setattr(RecordStore, "write", write)
-    restarted(world)
+    world.restart()
     world.tell(world.terms(world.experiment), session=2)
     answer, _ = world.tell(*task(2, 0.25), session=2, number=1)
     assert isinstance(answer, Relay)
@@ -128,7 +121,7 @@ def test_what_a_silo_sent_before_is_trained_again_and_in_no_file(
             patch.setattr(PastSums, "keep", watched)
             played(world, 4)
             if cut:
-                restarted(world)
+                world.restart()
                 world.tell(world.terms(world.experiment), session=2)
             answer, _ = world.tell(*task(5, 0.625), session=1 + cut, number=5)
         assert isinstance(answer, Relay)
@@ -175,13 +168,35 @@ def test_a_silo_plays_no_stream_over_other_records_or_under_other_ids(tmp_path: 
     }[changed]
     for session, table, allowed in ((2, other, False), (3, train, True)):
         world.held = replace(held, train=table)
-        restarted(world)
+        world.restart()
         world.tell(world.terms(world.experiment), session=session)
         answer = world.tell(*task(3, 0.375), session=session, number=1)[0]
         assert isinstance(answer, Relay if allowed else Refused)
         if isinstance(answer, Refused):
             assert answer.why.code is Code.RECORDS
         assert len(charges(world)) == charged + allowed
+    world.close()
+
+
+@pytest.mark.parametrize("missing", ["weights", "records", "unit"])
+def test_a_silo_whose_kept_round_lacks_something_says_so_and_charges_nothing(
+    tmp_path: Path, missing: str
+) -> None:
+    """As one that another version wrote: it is no refusal about its records, and no error without a type."""
+    world = world_of(tmp_path)
+    played(world, 1)
+    store, charged = RecordStore(world.folder / "state-0" / "answers"), len(charges(world))
+    record = store.read(RUN)
+    assert record is not None
+    store.write(
+        RUN, replace(record, before={key: record.before[key] for key in record.before if key != missing})
+    )
+    world.restart()
+    world.tell(world.terms(world.experiment), session=2)
+    (answer,) = world.tell(*task(2, 0.25), session=2, number=1)
+    assert isinstance(answer, Refused)
+    assert answer.why.code is Code.STORAGE
+    assert len(charges(world)) == charged
     world.close()
 
 

@@ -137,9 +137,7 @@ def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
     experiment, held = asked(rounds=3, **changes), held_by(who)
     world = World(tmp_path, experiment, held, WILLING)
     world.play()
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert world.coordinator.outcome.stopped is None
+    assert world.outcome.stopped is None
     expected = here(experiment, held, tmp_path)
     assert all(equal(model, expected) for model in models(tmp_path))
     for number in range(3):
@@ -209,9 +207,7 @@ def carry(world: World, coordinator: CoordinatorParty, until: Callable[[], bool]
         for number, data in coordinator.letters():
             if until():
                 return
-            party = world.silos[number]
-            assert party is not None
-            coordinator.receive(number, party.receive(data))
+            coordinator.receive(number, world.party(number).receive(data))
 
 
 def begun_again(world: World, seen: Seen, parts: int) -> CoordinatorParty:
@@ -289,15 +285,11 @@ def test_a_silo_that_missed_the_sum_is_asked_again(tmp_path: Path, monkeypatch: 
     seen = Seen(monkeypatch)
     world = World(tmp_path, secretly(asked(**VOTED)), population(), WILLING)
     coordinator = world.coordinate()
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     carry(world, coordinator, lambda: (tmp_path / "state-0" / MODELS).exists())
     before = party._store.read(coordinator.run)
     for number in (1, 2):
-        other = world.silos[number]
-        assert other is not None
-        other.close()
-        world.silos[number] = world.silo(number)
+        world.restart(number)
     carry(world, coordinator, lambda: False)
     assert not stopped(coordinator)
     assert before is not None
@@ -354,8 +346,7 @@ def test_silos_with_different_models_are_noticed(what: str, tmp_path: Path) -> N
     world = World(tmp_path, asked(**VOTED, **ADAPTIVE), population(), WILLING)
     coordinator = world.coordinate()
     carry(world, coordinator, lambda: coordinator._rounds.checkpoint.round == 1)
-    party = world.silos[1]
-    assert party is not None
+    party = world.party(1)
     last = party._store.read(coordinator.run)
     assert last is not None
     other = {
@@ -377,9 +368,7 @@ def test_a_first_silo_without_its_memory_cannot_go_on(
     seen = Seen(monkeypatch)
     world = World(tmp_path, asked(**VOTED), population(), WILLING)
     again = begun_again(world, seen, 1)
-    party = world.silos[0]
-    assert party is not None
-    party.close()
+    world.party().close()
     (secret,) = (tmp_path / "state-0" / "answers").glob("*.secret")
     secret.unlink()
     world.silos[0] = world.silo(0)
@@ -406,7 +395,6 @@ def test_a_silo_is_told_to_trust_the_others(
     world = World(tmp_path, experiment, population(), limits)
     world.play()
     assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
     reason = stopped(world.coordinator)
     assert expected in reason if expected else not reason
     world.close()
@@ -434,8 +422,7 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path, asked(**VOTED), population(), WILLING)
     coordinator = world.coordinate()
     carry(world, coordinator, lambda: bool(coordinator._talks) and coordinator._server.ready)
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     assert party._session is not None
     client = party._session.client
     assert isinstance(client, PartialClient)
@@ -464,19 +451,13 @@ def test_a_model_of_another_size_is_refused_before_anything_is_done(tmp_path: Pa
     world = World(tmp_path, experiment, population(), policy)
     coordinator = world.coordinate()
     while coordinator._rounds.checkpoint.round < 1:
-        for number, data in coordinator.letters():
-            party = world.silos[number]
-            assert party is not None
-            coordinator.receive(number, party.receive(data))
+        world.exchange(coordinator)
     coordinator.close()
     paid = len(read_entries(tmp_path / "state-0" / LEDGER))
     world.experiment = asked(protection=ENCRYPTED | {"ratio": 0.5}, model={"name": "mlp"})
     again = world.coordinate()
     for _ in range(8):
-        for number, data in again.letters():
-            party = world.silos[number]
-            assert party is not None
-            again.receive(number, party.receive(data))
+        world.exchange(again)
     assert again.outcome is not None
     assert "charged under another experiment" in (again.outcome.stopped or "")
     assert len(read_entries(tmp_path / "state-0" / LEDGER)) == paid

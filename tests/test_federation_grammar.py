@@ -159,8 +159,7 @@ def test_other_weights_than_the_promised_ones_are_not_trained_with(tmp_path: Pat
     """The second lock: whatever changed the weights, a round is charged and trained with those of its guarantee."""
     world = World(tmp_path, asked(), population())
     told(world, terms(world))
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     assert party._session is not None
     party._session.work.prepared.setting.weights.mul_(1.0 + 2.0**-52)
     (answer,) = told(world, Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
@@ -196,9 +195,9 @@ class Exchange:
 
     def to_silo(self, *parts: Part) -> tuple[Part, ...]:
         """What the silo says to another letter in this one's place."""
-        party = self.world.silos[self.silo]
-        assert party is not None
-        return self._open(party.receive(replace(self.letter, parts=parts).seal(self.world.key))).parts
+        return self._open(
+            self.world.party(self.silo).receive(replace(self.letter, parts=parts).seal(self.world.key))
+        ).parts
 
     def from_silo(self, *parts: Part) -> None:
         """Have the coordinator read another answer in this one's place."""
@@ -208,9 +207,7 @@ class Exchange:
 
     def deliver(self) -> bytes:
         """Carry the letter; return the answer, not yet carried."""
-        party = self.world.silos[self.silo]
-        assert party is not None
-        reply = party.receive(self.data)
+        reply = self.world.party(self.silo).receive(self.data)
         self.answered = self._open(reply)
         return reply
 
@@ -376,8 +373,7 @@ def on_disk(folder: Path) -> dict[str, bytes]:
 
 def state_of(world: World, silo: int) -> tuple[str, dict[str, bytes]]:
     """Everything a silo has: counts, weights, charges, answers, and its part of the protocol."""
-    party = world.silos[silo]
-    assert party is not None
+    party = world.party(silo)
     return fingerprint(party._session), on_disk(world.folder / f"state-{silo}")
 
 

@@ -18,7 +18,7 @@ from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.audit.ledger_audit import _counted, _signed, export_ledger, verify_ledger
 from fedveil.federation.heads import HEADS, NONE, HeadsSeen
 from fedveil.federation.policy import Policy
-from fedveil.federation.silo import TERMS, SiloParty
+from fedveil.federation.silo import TERMS
 from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
 from fedveil.federation.store import RecordStore
 from fedveil.files import read_content
@@ -47,26 +47,12 @@ def stopped(world: World) -> str | None:
     world.play()
     assert world.coordinator is not None
     world.coordinator.close()
-    assert world.coordinator.outcome is not None
-    return world.coordinator.outcome.stopped
-
-
-def restart(world: World, number: int = 0) -> SiloParty:
-    """End a silo's process, and start another on its folder."""
-    party = world.silos[number]
-    if party is not None:
-        party.close()
-        world.silos[number] = None
-    world.silos[number] = party = world.silo(number)
-    return party
+    return world.outcome.stopped
 
 
 def put_back(world: World, copy: Path) -> None:
     """Replace the state of silo 0, whose process has ended, by an earlier copy."""
-    party = world.silos[0]
-    assert party is not None
-    party.close()
-    world.silos[0] = None
+    world.stop()
     shutil.rmtree(world.folder / STATE)
     shutil.copytree(copy, world.folder / STATE)
 
@@ -92,7 +78,7 @@ def test_every_charge_says_when_for_whom_and_under_what(world: World) -> None:
         HeadsSeen(world.folder / HEADS, bytes(32)).last("silo0").hex()
         == (world.folder / STATE / HEAD).read_text()
     )
-    restart(world)
+    world.restart()
     assert [note.kind for note in read_lines(world.folder / STATE / LEDGER) if isinstance(note, Note)] == [
         *("opened", "policy", "ended", "opened")
     ]
@@ -105,7 +91,7 @@ def test_a_clock_that_jumps_changes_no_charge(
     times = itertools.cycle(("2031-01-01T00:00:00Z", "2001-01-01T00:00:00Z"))
     monkeypatch.setattr(ledgers, "now", lambda: next(times))
     assert stopped(world) is None
-    restart(world)
+    world.restart()
     lines = read_lines(world.folder / STATE / LEDGER)
     assert {"2031-01-01T00:00:00Z", "2001-01-01T00:00:00Z"} < {line.time for line in lines}
     assert [line.round for line in lines if isinstance(line, Entry)] == [1, 2]
@@ -131,20 +117,20 @@ def test_a_ledger_that_was_deleted_or_cut_is_refused_at_the_start(
     if "head" not in kept:
         (world.folder / STATE / HEAD).unlink()
     with pytest.raises(IntegrityError, match=r"ledger.jsonl: lines are missing.*adopt"):
-        restart(world)
+        world.restart()
     ledger.write_bytes(whole)
     if "head" in kept:
-        restart(world)
+        world.restart()
         assert stopped(world) is None
 
 
 def test_a_ledger_without_the_head_that_stood_beside_it_is_refused(world: World) -> None:
     (world.folder / STATE / HEAD).unlink()
     with pytest.raises(IntegrityError, match="head, which stood beside it, is gone"):
-        restart(world)
+        world.restart()
     (world.folder / STATE / HEAD).write_text("x")
     with pytest.raises(IntegrityError, match="damaged"):
-        restart(world)
+        world.restart()
 
 
 def test_a_state_restored_from_any_earlier_moment_is_refused_in_the_next_session(
@@ -157,7 +143,7 @@ def test_a_state_restored_from_any_earlier_moment_is_refused_in_the_next_session
         assert stopped(world) is None
     for number in range(3):
         put_back(world, moments / str(number))
-        restart(world)
+        world.restart()
         said = stopped(world)
         assert said is not None
         assert "silo0 refuses (integrity)" in said
@@ -174,7 +160,7 @@ def test_peers_remember_where_the_coordinator_does_not(forgets: str, world: Worl
     assert stopped(world) is None
     assert stopped(world) is None  # begins by telling all of the heads after the second run
     put_back(world, tmp_path / "early")
-    restart(world)
+    world.restart()
     heads.unlink() if forgets == "all" else heads.write_bytes(earlier)
     said = stopped(world)
     assert said is not None
@@ -250,7 +236,7 @@ def test_a_coordinator_hides_nothing_that_peers_say_of_a_ledger(
     shutil.copytree(world.folder / STATE, tmp_path / "early")
     assert stopped(world) is None
     put_back(world, tmp_path / "early")
-    restart(world)
+    world.restart()
     (world.folder / HEADS).unlink()
     said = stopped(world)
     assert said is not None
@@ -294,9 +280,7 @@ def test_a_ledger_of_an_older_form_is_refused_with_its_name(tmp_path: Path) -> N
 def test_two_processes_on_copies_of_one_state_are_noticed(world: World, tmp_path: Path) -> None:
     """Each goes on by itself, in turn: neither's ledger has what the other charged."""
     assert stopped(world) is None
-    party = world.silos[0]
-    assert party is not None
-    party.close()
+    world.party().close()
     shutil.copytree(world.folder / STATE, tmp_path / "copy")
     world.silos[0] = world.silo(0)
     assert stopped(world) is None
@@ -397,17 +381,13 @@ def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / STATE, tmp_path / "before")
     (number, data), *_ = first.letters()
     assert number == 0
-    party = made.silos[0]
-    assert party is not None
-    first.receive(0, party.receive(data))
+    first.receive(0, made.party().receive(data))
     first.close()
     assert len(read_entries(tmp_path / STATE / LEDGER)) == 1
     put_back(made, tmp_path / "before")
-    restart(made)
+    made.restart()
     made.play()
-    assert made.coordinator is not None
-    assert made.coordinator.outcome is not None
-    assert "silo0 refuses (integrity)" in str(made.coordinator.outcome.stopped)
+    assert "silo0 refuses (integrity)" in str(made.outcome.stopped)
     assert not read_entries(tmp_path / STATE / LEDGER)
     made.close()
 
@@ -446,10 +426,7 @@ def test_a_ledger_that_was_carried_into_a_state_and_not_in_its_place_is_refused(
 
 
 def test_a_note_of_an_end_that_says_no_line_is_damage(world: World) -> None:
-    party = world.silos[0]
-    assert party is not None
-    party.close()
-    world.silos[0] = None
+    world.stop()
     with Ledger(world.folder / STATE / LEDGER, unit="user") as ledger:
         ledger.note("ended", "00" * 16)
         (world.folder / STATE / HEAD).write_text(ledger.head.digest)
@@ -493,15 +470,15 @@ def test_an_adopted_ledger_says_so_and_goes_on(world: World, tmp_path: Path) -> 
     with pytest.raises(RunFolderError, match="nothing is known to be missing"):
         adopt(state, "the disk was restored")
     assert adopt(state, "the disk was restored", (later,)) == 1
-    restart(world)
+    world.restart()
     assert stopped(world) is None
     (note,) = (one for one in read_lines(state / LEDGER) if isinstance(one, Note) and one.kind == "adopted")
     assert (note.text, note.missing) == ("the disk was restored", (later,))
     (state / HEAD).unlink()
     with pytest.raises(IntegrityError):
-        restart(world)
+        world.restart()
     assert adopt(state, "the head was lost") == 0
-    restart(world)
+    world.restart()
 
 
 # --- for an auditor ------------------------------------------------------------------------------------------
@@ -543,8 +520,7 @@ def test_an_auditor_finds_what_the_silo_finds(world: World, tmp_path: Path) -> N
     assert details["terms"] == "1 proposals, each signed by the coordinator"  # two runs on the same terms
     assert "4 charges" in details["epsilon"]
     assert details["counted"].startswith("4 charges count what the coordinator learns")
-    ledger = world.silos[0]
-    assert ledger is not None
+    ledger = world.party()
     spent = PldAccountant().epsilon(ledger._ledger.ledger.spent(), 1e-5)
     assert document["epsilon"]["pld"] == pytest.approx(spent, rel=1e-12)
     assert failed(target, ("0" * 64,)) == {"signature"}

@@ -27,9 +27,8 @@ from fedveil.federation.heads import NONE
 from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import SiloParty
+from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.federation.standing import Standing
 from fedveil.privacy.ledger import read_entries, read_lines
 from fedveil.privacy.ledger_lines import Note
 from fedveil.protection.errors import ProtocolError
@@ -97,9 +96,7 @@ def test_what_is_just_allowed_is_joined(tmp_path: Path) -> None:
 def test_training_beyond_its_deadline_ends_the_session_and_stays_charged(tmp_path: Path) -> None:
     world = World(tmp_path, asked(), population(), TESTING.model_copy(update={"round_seconds": 1e-6}))
     world.play()
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert "the round took longer than" in (world.coordinator.outcome.stopped or "")
+    assert "the round took longer than" in (world.outcome.stopped or "")
     assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
     world.close()
 
@@ -261,9 +258,7 @@ def carried(
     """Carry the letters that wait; return what the answers were to the coordinator."""
     heard = set()
     for number, data in coordinator.letters():
-        party = world.silos[number]
-        assert party is not None
-        heard.add(coordinator.receive(number, lie(number, data) or party.receive(data)))
+        heard.add(coordinator.receive(number, lie(number, data) or world.party(number).receive(data)))
     return heard
 
 
@@ -323,8 +318,7 @@ def test_a_silo_at_work_says_so_and_nothing_of_its_work(world: World) -> None:
     world.exchange(coordinator)
     world.exchange(coordinator)
     (number, data), *others = coordinator.letters()
-    party = world.silos[number]
-    assert party is not None
+    party = world.party(number)
     word = party.working(data)
     opened = SignedMessage.open(
         word, sender=number, identity=world.membership.roster[number], recipient=SERVER, largest=1 << 20
@@ -348,8 +342,7 @@ def test_a_silo_that_is_left_behind_is_not_back_because_it_works(tmp_path: Path)
     coordinator = world.coordinate()
     letters = dict(coordinator.letters())
     assert coordinator.go_on((2,)) == ("silo2",)
-    party = world.silos[2]
-    assert party is not None
+    party = world.party(2)
     assert coordinator.receive(2, party.working(letters[2])) is Heard.NOTHING
     assert not coordinator._absent.back
     assert 2 in dict(coordinator.letters())
@@ -364,9 +357,7 @@ def test_a_silo_that_is_left_behind_is_not_back_because_it_works(tmp_path: Path)
 
 def standing_of(world: World, read: Callable[[], Standing]) -> None:
     """Have silo 0 be served by files that say what ``read`` returns."""
-    party = world.silos[0]
-    assert party is not None
-    party.close()
+    world.party().close()
     world.silos[0] = SiloParty(
         standing=read, number=0, identity=world.keys[0], share=world.share(0), state=world.folder / "state-0"
     )

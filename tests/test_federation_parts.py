@@ -30,19 +30,14 @@ from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.protection.refusals import Code
 from tests import test_evaluation_targets
+from tests.hospitals import table_in
 from tests.runs import Silent
-from tests.test_preprocessing import FILES, tables
+from tests.test_preprocessing import tables
 
 ASKED: dict[str, Any] = {
     "name": "hospitals",
     "rounds": 2,
-    "data": {
-        "table": {
-            "schema_file": "schema.toml",
-            "files": [f"{name}.csv" for name in FILES],
-            "test_share": 0.5,
-        }
-    },
+    "data": table_in(Path(), test_share=0.5),
     "model": {"name": "linear", "loss": "binary_cross_entropy"},
     "local": {"learning_rate": 0.5},
     "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated", "learning_rate": 60.0},

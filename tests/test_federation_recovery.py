@@ -99,13 +99,6 @@ def summed(world: World) -> list[int]:
     return [row["summed"] for row in files(world.run_folder.path)[2][1:]]
 
 
-def restart(world: World, silo: int) -> None:
-    party = world.silos[silo]
-    assert party is not None
-    party.close()
-    world.silos[silo] = world.silo(silo)
-
-
 class Inputs:
     """Every noisy vector that went under a mask, by silo."""
 
@@ -168,7 +161,7 @@ def test_a_silo_that_was_restarted_costs_the_others_nothing(at: str, tmp_path: P
     world = world_of(tmp_path, recovering())
     coordinator = world.coordinator = world.coordinate()
     reach(world, coordinator, 2, at)
-    restart(world, 4)
+    world.restart(4)
     while not coordinator.finished:
         exchange(world, coordinator)
     assert summed(world) == [5, 5 if at in ("SIGN", "REVEAL") else 4, 5, 5]
@@ -182,9 +175,7 @@ def test_another_attempt_is_another_release(at: str, tmp_path: Path, monkeypatch
     coordinator = world.coordinate()
     reach(world, coordinator, 2, at)
     for number, data in coordinator.letters()[:3]:  # the vectors of some, or the shares, have arrived
-        party = world.silos[number]
-        assert party is not None
-        coordinator.receive(number, party.receive(data))
+        coordinator.receive(number, world.party(number).receive(data))
     drawn = (world.run_folder / _DRAWN).read_bytes()
     coordinator.close()
     again = world.coordinate()
@@ -206,8 +197,7 @@ def test_too_few_are_waited_for_and_begin_again_with_those_that_are_back(tmp_pat
     exchange(world, coordinator, {0, 1})
     waiting = [number for number, _ in coordinator.letters() if number not in (0, 1, 2)]
     for number, data in coordinator.letters():
-        party = world.silos[number]
-        assert party is not None
+        party = world.party(number)
         if number in waiting:
             coordinator.receive(number, party.receive(data))
     assert coordinator.go_on(coordinator.awaited) == ()  # two of five are not enough
@@ -229,7 +219,7 @@ def test_a_run_whose_last_round_is_over_asks_nobody_again(tmp_path: Path) -> Non
     world = world_of(tmp_path, recovering())
     coordinator = world.coordinator = world.coordinate()
     reach(world, coordinator, 4, "VECTORS")
-    restart(world, 1)
+    world.restart(1)
     for _ in range(3):
         exchange(world, coordinator)
     assert coordinator.finished
@@ -253,7 +243,7 @@ def test_an_attempt_that_was_charged_twice_ends_the_run_where_the_budget_ends(tm
     coordinator.close()
     coordinator = world.coordinator = world.coordinate()
     reach(world, coordinator, 2, "SHARES")
-    restart(world, 1)  # so that another session begins when the round is over
+    world.restart(1)  # so that another session begins when the round is over
     while not coordinator.finished:
         exchange(world, coordinator)
     assert coordinator.outcome is not None
@@ -275,7 +265,7 @@ def test_a_silo_that_dies_in_every_attempt_does_not_spend_what_the_others_have(t
                 party = world.silos[number]
                 if number in (3, 4) and party is not None:
                     coordinator.receive(number, party.receive(data))
-            restart(world, 2)
+            world.restart(2)
         exchange(world, coordinator, {0, 1})
         if coordinator.finished:
             break
@@ -289,8 +279,7 @@ def test_an_earlier_round_is_not_answered_again(tmp_path: Path) -> None:
     world = world_of(tmp_path, recovering())
     coordinator = world.coordinator = world.coordinate()
     reach(world, coordinator, 3, "KEYS")
-    share = world.silos[0]
-    assert share is not None
+    share = world.party()
     assert share._session is not None
     last = share._store.read(coordinator.run)
     assert last is not None
@@ -307,8 +296,7 @@ def test_a_round_that_the_run_does_not_have_is_neither_charged_nor_answered(
     world = world_of(tmp_path, recovering())
     coordinator = world.coordinator = world.coordinate()
     reach(world, coordinator, 1, "KEYS")
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     session = party._session
     assert session is not None
     session.told = Told()
@@ -323,9 +311,7 @@ def test_a_silo_whose_ledger_lost_its_last_answer_goes_no_further(tmp_path: Path
     world = world_of(tmp_path, recovering())
     coordinator = world.coordinator = world.coordinate()
     reach(world, coordinator, 3, "KEYS")
-    party = world.silos[0]
-    assert party is not None
-    party.close()
+    world.party().close()
     (tmp_path / "state-0" / LEDGER).unlink()
     with pytest.raises(IntegrityError, match="lines are missing"):
         world.silo(0)
@@ -381,9 +367,7 @@ def test_without_recovery_all_are_waited_for(tmp_path: Path) -> None:
     world = world_of(tmp_path, asked(protection={"name": "secure-aggregation"}))
     coordinator = world.coordinator = world.coordinate()
     for number, data in coordinator.letters()[:-1]:
-        party = world.silos[number]
-        assert party is not None
-        coordinator.receive(number, party.receive(data))
+        coordinator.receive(number, world.party(number).receive(data))
     assert coordinator.go_on(coordinator.awaited) == ()
     assert [number for number, _ in coordinator.letters()] == [SILOS - 1]
     world.close()

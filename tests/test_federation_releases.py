@@ -37,9 +37,8 @@ from fedveil.federation.parts_due import due_of_document
 from fedveil.federation.policy import RELEASES, Policy
 from fedveil.federation.share import silo_share
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import SiloParty
+from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.federation.standing import Standing
 from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement

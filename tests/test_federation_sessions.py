@@ -43,9 +43,7 @@ class Replayer:
         while self.random.random() < RATE and self.down:
             self.replayed += 1
             number, data = self.random.choice(self.down)
-            party = self.world.silos[number]
-            assert party is not None
-            answer = party.receive(data)
+            answer = self.world.party(number).receive(data)
             for coordinator in coordinators:
                 coordinator.receive(number, self.random.choice([answer, dict(self.up)[number]]))
                 coordinator.receive(*self.random.choice(self.up))
@@ -59,9 +57,7 @@ class Replayer:
             for coordinator in waiting:
                 for number, data in coordinator.letters():
                     self.replay(waiting)
-                    party = self.world.silos[number]
-                    assert party is not None
-                    answer = party.receive(data)
+                    answer = self.world.party(number).receive(data)
                     self.replay(waiting)
                     coordinator.receive(number, answer)
                     self.carried += 1
@@ -69,8 +65,7 @@ class Replayer:
                     self.up.append((number, answer))
                 if coordinator.finished:
                     for number, data in coordinator.farewells:
-                        party = self.world.silos[number]
-                        assert party is not None
+                        party = self.world.party(number)
                         party.receive(data)
         raise AssertionError("a run does not end")
 
@@ -108,8 +103,7 @@ def test_no_old_letter_changes_a_silo(tmp_path: Path) -> None:
     replayer.play([world.coordinate()])
     old = [data for number, data in replayer.down if number == 0]
     coordinator = another(world, "next")
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     while not coordinator.finished:
         before = state_of(world, 0)
         for data in old:
@@ -134,8 +128,7 @@ def test_an_old_word_of_a_silo_begins_nothing(tmp_path: Path) -> None:
     """A silo's old nonce, or its word that it is in no session, ends no session of the run that it was said in."""
     world = World(tmp_path, asked(rounds=2), population())
     coordinator = world.coordinate()
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     ((_, knock), *_) = coordinator.letters()
     stale = party.receive(knock)
     world.exchange(coordinator)  # nonces

@@ -182,10 +182,8 @@ def test_a_policy_is_a_limit(
 
 def refused_by_all(world: World) -> None:
     world.play()
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert "silo0 refuses" in (world.coordinator.outcome.stopped or "")
-    assert world.coordinator.outcome.rounds == 0
+    assert "silo0 refuses" in (world.outcome.stopped or "")
+    assert world.outcome.rounds == 0
 
 
 def test_noise_from_a_known_seed_is_refused(tmp_path: Path) -> None:
@@ -206,9 +204,7 @@ def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
         tmp_path, secure, held, LIMITED.model_copy(update={"epsilon": 2.0, "trust_coordinator": True})
     )
     first.play()
-    assert first.coordinator is not None
-    assert first.coordinator.outcome is not None
-    assert first.coordinator.outcome.stopped is None
+    assert first.outcome.stopped is None
     offer = first.terms(secure)
     while isinstance(told(first, offer, run=os.urandom(16))[0], Joined):
         identity = os.urandom(16)
@@ -216,8 +212,7 @@ def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
         for number in (1, 2, 3):
             told(first, *task(first, number), run=identity, number=number)
     assert cause(told(first, offer, run=os.urandom(16))) == "budget"
-    party = first.silos[0]
-    assert party is not None
+    party = first.party()
     budget = first.policy.budget
     assert budget is not None
     assert 0 < budget.accountant.epsilon(party._ledger.ledger.spent(), budget.delta) <= 2.0
@@ -322,9 +317,7 @@ def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
     world.close()
     world.silos[:] = [world.silo(number) for number in range(3)]
     world.play()
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert "silo0 refuses" in (world.coordinator.outcome.stopped or "")
+    assert "silo0 refuses" in (world.outcome.stopped or "")
     assert len(read_entries(tmp_path / "state-0" / LEDGER)) == 2
 
 
@@ -473,18 +466,14 @@ def test_a_coordinator_with_a_full_disk_goes_on_later(
     with monkeypatch.context() as patched, pytest.raises(RunFolderError, match="No space left"):  # noqa: PT012
         while True:
             for number, data in coordinator.letters():
-                party = world.silos[number]
-                assert party is not None
-                reply = party.receive(data)
+                reply = world.party(number).receive(data)
                 if coordinator._rounds.checkpoint.round == 2:
                     patched.setattr(os, "replace", full)
                 coordinator.receive(number, reply)
                 patched.undo()
     coordinator.close()
     world.play()
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert world.coordinator.outcome.rounds == 4
+    assert world.outcome.rounds == 4
     world.close()
 
 
@@ -498,8 +487,7 @@ def sealed(world: World, key: IdentityKey, *, sender: int, recipient: int) -> by
 
 
 def test_only_the_coordinator_can_ask(world: World) -> None:
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     for data in (
         sealed(world, world.keys[1], sender=SERVER, recipient=0),
         sealed(world, IdentityKey.generate(), sender=SERVER, recipient=0),
@@ -632,8 +620,7 @@ def test_parts_are_checked_behind_a_signature(world: World) -> None:
         (bytes([Knock.kind]) + bytes(8) + b"x", 1),
     ):
         forged = content[:-2] + count.to_bytes(2, "big") + body
-        party = world.silos[0]
-        assert party is not None
+        party = world.party()
         with pytest.raises(ProtocolError):
             party.receive(forged + world.key.sign(b"fedveil/1/letter" + forged))
 
@@ -705,8 +692,7 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     assert isinstance(start, Relay)
     envelope = Envelope.decode(start.message)
     fewer = Relay(message=replace(envelope, message=RoundStart(cohort=(0, 1))).encode())
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     (answer,) = opened(
         world, party.receive(replace(letter, parts=(heads, directory, fewer, *asked_for)).seal(world.key))
     )
@@ -729,9 +715,7 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
     coordinator = world.coordinate()
     world.exchange(coordinator)
     for silo, data in coordinator.letters():
-        party = world.silos[silo]
-        assert party is not None
-        reply = party.receive(data)
+        reply = world.party(silo).receive(data)
         if silo == 2:
             letter = SignedMessage.open(
                 data, sender=SERVER, identity=world.key.public, recipient=2, largest=LARGEST_LETTER
@@ -749,8 +733,7 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
 
 
 def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
-    party = world.silos[0]
-    assert party is not None
+    party = world.party()
     letter = SignedMessage(run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=(Knock(),))
     content = letter.seal(world.key)[:-64]
     old = content[:3] + b"\x02" + content[4:]
@@ -801,9 +784,7 @@ def test_all_silos_of_a_sum_play_the_same_round(
 
     world.lie = lie
     world.play()
-    assert world.coordinator is not None
-    outcome = world.coordinator.outcome
-    assert outcome is not None
+    outcome = world.outcome
     assert outcome.rounds == 1
     if "recover" in str(changes):  # what was asked is compared before anybody contributes
         assert outcome.stopped == "silo 0: was asked something else than this coordinator asked"
@@ -832,9 +813,7 @@ def test_all_silos_of_a_sum_were_told_the_same_terms(
 
     world.lie = lie
     world.play()
-    assert world.coordinator is not None
-    outcome = world.coordinator.outcome
-    assert outcome is not None
+    outcome = world.outcome
     assert outcome.rounds == 0
     said = caplog.text + (outcome.stopped or "")
     assert "another run" in said or "public key was refused" in said

@@ -16,7 +16,7 @@ import pytest
 
 from fedveil.engine.experiments.experiment import merge
 from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.side_releases import Spent
+from fedveil.engine.releases.side_releases import Charged
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, FedveilError
@@ -114,7 +114,7 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
     if fits:
         world.membership = replace(world.membership, serial=1)
-        restarted(world)
+        world.restart()
     other = asked(rounds=1, **merge(secret, changes))
     (joined, *_) = world.tell(world.terms(other), session=2)
     if fits:
@@ -128,7 +128,7 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
 
 def end_after_one_round(world: World, experiment: Experiment) -> Closing:
     prepared = prepare(experiment, FixedPopulation(share_of(world.held, 0)))
-    stated = state(prepared, 1, Spent(charges=1, beside=(), event=prepared.guarantee.event))
+    stated = state(prepared, 1, Charged(charges=1, beside=(), event=prepared.guarantee.event))
     return Closing(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
 
 
@@ -147,10 +147,3 @@ def test_a_session_that_is_open_gives_nothing_once_the_end_was_signed(tmp_path: 
     assert refused.why.code is Code.RUN_OVER
     assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
     world.close()
-
-
-def restarted(world: World) -> None:
-    silo = world.silos[0]
-    assert silo is not None
-    silo.close()
-    world.silos[0] = world.silo(0)

@@ -80,15 +80,11 @@ def rounds(path: Path) -> list[int]:
 
 
 def complete(world: World) -> None:
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert world.coordinator.outcome.stopped is None
+    assert world.outcome.stopped is None
 
 
 def stopped(world: World) -> str:
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    return world.coordinator.outcome.stopped or ""
+    return world.outcome.stopped or ""
 
 
 class Record:
@@ -308,10 +304,7 @@ def interrupted(tmp_path: Path, experiment: Experiment) -> World:
     world = World(tmp_path, experiment, population(), POLICY)
     leading = world.coordinator = world.coordinate()
     for _ in range(20):
-        for number, data in leading.letters():
-            party = world.silos[number]
-            assert party is not None
-            leading.receive(number, party.receive(data))
+        world.exchange(leading)
         if all((tmp_path / f"state-{number}" / "answers").exists() for number in range(3)):
             leading.close()
             return world
@@ -344,10 +337,7 @@ def test_the_same_round_after_a_silo_counts_other_records_is_refused(tmp_path: P
     rest = np.delete(np.arange(len(train.user)), first)
     held = world.held
     world.held = _with(held, train.select(rest))
-    party = world.silos[silo]
-    assert party is not None
-    party.close()
-    world.silos[silo] = world.silo(silo)
+    world.restart(silo)
     world.play()
     assert "silo1 refuses (replay): round 1 was answered for other records" in stopped(world)
     assert "other records of its users" in stopped(world)

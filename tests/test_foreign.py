@@ -159,8 +159,6 @@ def test_an_experiment_of_the_coordinator_is_data_at_a_silo(
 ) -> None:
     """What a silo refuses of an experiment comes back, and stands in its log, inert."""
     world = World(tmp_path, asked(), population())
-    party = world.silos[0]
-    assert party is not None
     quoted = json.dumps(text[:3000])
     with caplog.at_level(logging.WARNING, "fedveil"):
         for number, document in enumerate(

@@ -21,6 +21,7 @@ from fedveil.report.statistics import stated
 from fedveil.statistics.inference.fitted import read_fitted
 from tests.commands import as_json, output
 from tests.doc_examples import BLOCKS
+from tests.hospitals import write_tables
 
 SCHEMA = """
 n_users = {users}
@@ -73,9 +74,7 @@ def written(
 def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None, odd: bool = True) -> None:
     """Write two hospitals' tables: odds rise by e^0.05 a year, and are doubled in ward y; some cells are odd."""
     rng = np.random.default_rng(0)
-    lines: dict[str, list[str]] = {
-        name: ["who,age,stay,ward,sick,only,days,died"] for name in ("north", "south")
-    }
+    lines: dict[str, list[str]] = {"north": [], "south": []}
     for who in range(people):
         age, ward, place = rng.normal(60, 13), rng.integers(2), rng.integers(2)
         sick = rng.random() < 1 / (1 + np.exp(-(0.05 * (age - 60) + np.log(2) * (ward - 0.5))))
@@ -84,8 +83,7 @@ def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None, od
             cells = "old,,?,7,,never,"
         if who != without:
             lines[("north", "south")[place]].append(f"p{who},{cells}")
-    for name, content in lines.items():
-        (folder / f"{name}.csv").write_text("\n".join(content) + "\n")
+    write_tables(folder, "who,age,stay,ward,sick,only,days,died", lines)
 
 
 @pytest.fixture(scope="module")

@@ -120,9 +120,7 @@ def test_rounds_go_on_without_a_silo_whose_users_are_then_away(tmp_path: Path) -
     experiment = declared(found, protection=recovering, rounds=2)
     world = Declaring(tmp_path, experiment, held, [found] * 3)
     world.play()
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert world.coordinator.outcome.stopped is None
+    assert world.outcome.stopped is None
     here = in_one_process(experiment, held, tmp_path / "here")
     assert statement(here) == statement(world.run_folder.path)
     world.close()
@@ -179,9 +177,7 @@ def test_a_stale_file_or_none_is_refused_before_anything_is_charged(tmp_path: Pa
         assert told(refused.value).code is Code.MAIN_SILOS
     world = Declaring(tmp_path, declared(found, rounds=2), held, [found, stale, found])
     world.play()
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert Code.MAIN_SILOS.template in (world.coordinator.outcome.stopped or "")
+    assert Code.MAIN_SILOS.template in (world.outcome.stopped or "")
     assert not any(read_entries(tmp_path / f"state-{number}" / LEDGER) for number in range(3))
     world.close()
 

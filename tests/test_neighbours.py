@@ -265,9 +265,7 @@ def letters_of(held: Population, asked: dict[str, Any], folder: Path) -> dict[st
         monkeypatched: Any = party
         monkeypatched.receive = receive
     world.play()
-    assert world.coordinator is not None
-    outcome = world.coordinator.outcome
-    assert outcome is not None
+    outcome = world.outcome
     world.close()
     rows = json_lines(outcome.folder / "metrics.jsonl")
     return {

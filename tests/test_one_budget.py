@@ -28,9 +28,10 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.together import spent_by
 from tests.doc_examples import BLOCKS
 from tests.federation_world import asked, clients, population
+from tests.hospitals import table_in
 from tests.runs import Silent
 from tests.test_federation_parts import BOTH, Study
-from tests.test_preprocessing import FILES, prepared_in, tables
+from tests.test_preprocessing import prepared_in, tables
 
 EPSILON, PEOPLE = 20.0, 1500
 needs_tenseal = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")
@@ -39,17 +40,12 @@ needs_tenseal = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs t
 def regression(folder: Path, share: float) -> InferenceDocument:
     document = {
         "name": "odds",
-        "data": {
-            "table": {
-                "schema_file": str(folder / "schema.toml"),
-                "files": [str(folder / f"{name}.csv") for name in FILES],
-            }
-        },
+        "data": table_in(folder),
         "privacy": {"epsilon": EPSILON, "share": share},
         "protection": {"name": "secure-aggregation"},
         "inference": {"family": "logistic", "target": "sick", "features": ["ward"], "silos": "uniform"},
     }
-    return parse_releases(document, InferenceDocument, "test")
+    return parse_releases(InferenceDocument, document, "test")
 
 
 def strength(folder: Path) -> float:

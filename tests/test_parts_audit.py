@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tomlkit
 
+from fedveil.checks import same_but_rounded
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import FedveilError
 from fedveil.federation import parts_due
@@ -210,6 +211,48 @@ def test_every_value_beside_released_numbers_follows_from_what_was_signed(study:
     tried, unnoticed = unnoticed_values(study.run.path, name)
     assert tried > 20
     assert unnoticed == []
+
+
+def more(document: Any) -> None:
+    document["figures"] = [{"name": "auc", "value": 0.99}]
+
+
+def moved(document: Any) -> None:
+    document["releases"][0]["vector"][0] += 1.0
+
+
+def twice(document: Any) -> None:
+    document["releases"] *= 2
+
+
+@pytest.mark.parametrize("change", [more, moved, twice])
+def test_an_evaluation_that_was_not_whole_yet_says_nothing_else_than_the_whole_one(
+    study: Study, copied: Path, change: Callable[[Any], None]
+) -> None:
+    """It stays beside the whole one, and in the files that the end lists."""
+    resigned_file(study, copied, "checkpoint/evaluation.json", change)
+    (found,) = [one for one in verify_run(copied).checks if one.name == "releases"]
+    assert found.outcome == "fails"
+    assert found.detail.startswith("checkpoint/evaluation.json: not what follows")
+
+
+@pytest.mark.parametrize(
+    ("found", "made", "same"),
+    [
+        (3.0e-12, 3.0000001e-12, True),
+        (9e-10, 1e-300, False),
+        (0.0, 1e-301, True),
+        (0.0, 1e-12, False),
+        (0.12345678, 0.12345679, True),
+        (0.5, 0.500001, False),
+        ([1.0, {"a": 2.0}], (1.0, {"a": 2.0}), True),
+        ({"a": 1}, {"a": 1, "b": None}, False),
+        ([1], [1, 1], False),
+        ("a", "b", False),
+    ],
+)
+def test_figures_are_the_same_only_but_for_rounding(found: Any, made: Any, same: bool) -> None:
+    assert same_but_rounded(found, made) is same
 
 
 def test_numbers_of_one_part_are_not_those_of_another(study: Study) -> None:

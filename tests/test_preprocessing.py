@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from fedveil.bundle.writing import bundle_run
-from fedveil.engine.experiments.experiment import merge, parse
 from fedveil.engine.releases.preprocessing import read_preprocessed, write_preprocessed
 from fedveil.engine.releases.run_preprocessing import lengths_of_updates
 from fedveil.engine.run import Outcome, resume, run
@@ -35,6 +34,7 @@ from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStatistic, silo_sums
 from fedveil.statistics.preprocessing import LENGTH, Wanted, quantile_of_lengths, refined
 from tests.doc_examples import BLOCKS
+from tests.hospitals import FILES, prepared_run, write_tables
 from tests.runs import Silent, json_lines
 
 SCHEMA_TOML = """
@@ -52,14 +52,13 @@ ward = {{ kind = "category", categories = ["x", "y", "z"] }}
 """
 PEOPLE = 1500
 CLIP: dict[str, Any] = {"clip": "quantile", "bounds": None, "impute": None, "pool": None}
-FILES = ("north", "south", "west")
 
 
 def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None) -> None:
     """Write three hospitals' tables: ages from 20 to 90 with some missing, codes 0 to 2, a rare ward."""
     rng = np.random.default_rng(0)
     (folder / "schema.toml").write_text(SCHEMA_TOML.format(users=people))
-    lines: dict[str, list[str]] = {name: ["who,age,code,ward,sick"] for name in FILES}
+    lines: dict[str, list[str]] = {name: [] for name in FILES}
     for who in range(people):
         age, code, ward = (
             rng.uniform(20, 90),
@@ -70,29 +69,17 @@ def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None) ->
         cell = "" if who % 10 == 7 else f"{age:.1f}"
         if who != without:
             lines[FILES[who % 3]].append(f"p{who},{cell},{code},{ward},{sick}")
-    for name, content in lines.items():
-        (folder / f"{name}.csv").write_text("\n".join(content) + "\n")
+    write_tables(folder, "who,age,code,ward,sick", lines)
 
 
 def prepared_in(folder: Path, **changes: Any) -> Prepared:
     """Prepare a run over the tables of a folder."""
     base = {
-        "name": "hospitals",
-        "rounds": 2,
-        "data": {
-            "table": {
-                "schema_file": str(folder / "schema.toml"),
-                "files": [str(folder / f"{name}.csv") for name in FILES],
-            }
-        },
-        "local": {"learning_rate": 0.5},
-        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated", "learning_rate": 60.0},
         "privacy": {"epsilon": 20.0},
-        "protection": {"name": "secure-aggregation"},
         "preprocessing": {"bounds": ["age", "code"], "impute": ["age"], "pool": {"ward": 200}},
         "budget": {"preprocessing": 0.2},
     }
-    return prepare(parse(merge(base, changes), "test"))
+    return prepared_run(folder, base, changes)
 
 
 @pytest.fixture(scope="module")

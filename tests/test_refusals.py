@@ -21,7 +21,7 @@ from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group
 from fedveil.methods.weights import Weights
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.privacy.claims import Claim
+from fedveil.privacy.claims import Claim, Sent
 from fedveil.privacy.correlated import check_coefficients
 from fedveil.server.denoise import Denoiser, JamesStein
 from fedveil.server.optimizers import Optimizer, State
@@ -99,6 +99,16 @@ class SilentProtection(ProtectionStage):
 
 
 @dataclass(frozen=True)
+class HalfProtection(SilentProtection):
+    """Says that it masks, and not how it is played."""
+
+    masks: ClassVar[bool] = True
+
+    def sends(self, method: Method) -> tuple[Sent, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
 class SilentSteps(LocalGradient):
     """Local steps with noise that they claim nothing for."""
 
@@ -130,6 +140,7 @@ class SilentDenoiser(Denoiser):
     [
         (AVG, "channel", SilentChannel(), "claims"),
         (AVG, "protection", SilentProtection(), "sends"),
+        (AVG, "protection", HalfProtection(), "agree"),
         (AVG, "server", SilentServer(), "init"),
         (AVG, "server", SteplessServer(), "step"),
         (AVG, "denoiser", SilentDenoiser(), "estimate"),

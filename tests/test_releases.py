@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from fedveil.statistics.released import read_released
 from fedveil.statistics.strategy import Strategy
 from tests.commands import as_json, ended
 from tests.doc_examples import BLOCKS
+from tests.hospitals import FILES, write_tables
 
 SCHEMA = """
 n_users = {users}
@@ -86,9 +88,7 @@ def written(
 def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None, odd: bool = True) -> None:
     """Write three hospitals' tables; every third person is in all of them."""
     rng = np.random.default_rng(0)
-    lines: dict[str, list[str]] = {
-        name: ["who,age,sick,ward,days,died"] for name in ("north", "south", "west")
-    }
+    lines: dict[str, list[str]] = {name: [] for name in FILES}
     for who in range(people):
         cells = (
             f"{rng.integers(0, 101)},{rng.integers(0, 2)},{'xy'[rng.integers(0, 2)]},{rng.integers(1, 300)},1"
@@ -98,8 +98,7 @@ def tables(folder: Path, *, people: int = PEOPLE, without: int | None = None, od
         for place, name in enumerate(lines):
             if who != without and (who % 3 == 0 or who % 3 == place):
                 lines[name].append(f"p{who},{cells}")
-    for name, content in lines.items():
-        (folder / f"{name}.csv").write_text("\n".join(content) + "\n")
+    write_tables(folder, "who,age,sick,ward,days,died", lines)
 
 
 @pytest.fixture(scope="module")
@@ -280,6 +279,20 @@ def test_what_was_released_is_not_stated_again_for_another_document(
     assert (released / "privacy.json").read_bytes() == before
     resume_releases(prepare_release(read_release_document(released / "statistics.toml")), released)
     assert (released / "privacy.json").read_bytes() == before
+
+
+def test_charges_that_another_machine_rounded_otherwise_are_told_from_another_document(
+    released: Path,
+) -> None:
+    prepared = prepare_release(read_release_document(released / "statistics.toml"))
+    (release,) = prepared.series.releases
+    event = release.guarantee.event
+    assert isinstance(event, GaussianEvent)
+    for factor, told in ((1 + 1e-12, "whose last digits differ"), (1.001, "charged for other releases")):
+        another = replace(event, noise_multiplier=event.noise_multiplier * factor)
+        release.__dict__["guarantee"] = replace(release.guarantee, event=another)
+        with pytest.raises(RunFolderError, match=told):
+            resume_releases(prepared, released)
 
 
 def spent_by_two(folder: Path) -> float:

@@ -130,9 +130,7 @@ def test_a_run_is_signed_by_all_its_parties(world: World) -> None:
 )
 def test_every_way_to_run_is_signed(tmp_path: Path, changes: dict[str, Any]) -> None:
     world = played(tmp_path, **changes)
-    assert world.coordinator is not None
-    assert world.coordinator.outcome is not None
-    assert world.coordinator.outcome.rounds == 2
+    assert world.outcome.rounds == 2
     found = outcomes(verify_run(world.run_folder.path))
     assert found["rounds"] == found["end"] == found["model"] == found["statement"] == "holds"
 
@@ -373,9 +371,7 @@ def test_silos_do_not_sign_a_statement_that_promises_more(tmp_path: Path) -> Non
     for number, data in world.coordinator.farewells:
         world.lie = flatter
         letter = world.altered(number, data)
-        party = world.silos[number]
-        assert party is not None
-        told.append(world.opened_answer(number, party.receive(letter)))
+        told.append(world.opened_answer(number, world.party(number).receive(letter)))
     assert all(isinstance(parts[0], Refused) and parts[0].why.code is Code.STATEMENT for parts in told)
     world.close()
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
 from fedveil.errors import FedveilError
 
 Outcome = Literal["holds", "fails", "unchecked"]
+_ROUNDING: Final = 1e-6
+_NOTHING: Final = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +55,20 @@ def tried(name: str, check: Callable[[], str]) -> Check:
         return Check(name=name, outcome="unchecked", detail=str(why))
     except FedveilError as error:
         return Check(name=name, outcome="fails", detail=str(error))
+
+
+def same_but_rounded(found: Any, made: Any) -> bool:
+    """Return whether two JSON documents are the same, but for the rounding of another machine.
+
+    Fractions may differ by a millionth of themselves, however small they are (a p-value below 1e-9 is a figure too), or
+    if both are below 1e-300; everything else is equal, and no key is left out. JSON has no NaN.
+    """
+    if isinstance(found, dict) and isinstance(made, dict):
+        return found.keys() == made.keys() and all(same_but_rounded(found[key], made[key]) for key in found)
+    if isinstance(found, (list, tuple)) and isinstance(made, (list, tuple)):
+        return len(found) == len(made) and all(
+            same_but_rounded(*pair) for pair in zip(found, made, strict=True)
+        )
+    if isinstance(found, float) and isinstance(made, float):
+        return math.isclose(found, made, rel_tol=_ROUNDING, abs_tol=_NOTHING)
+    return bool(found == made)

@@ -328,7 +328,7 @@ def test_one_gradient_by_weight_is_one_step_of_local_training_by_weight() -> Non
 def test_the_main_silo_may_be_missing_and_is_refused_where_nobody_can_compare() -> None:
     method = uldp_avg_w(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, power="main")
     lacking = SecureAggregation(on_missing="recover", missing_silos=1)
-    assert lacking.over(method, USERS).channel.missing == 1
+    assert lacking.over(method, USERS).channel.missing_silos == 1
     with pytest.raises(CompositionError, match=r"missing_silos must be 0"):
         lacking.over(dataclasses.replace(method, weights=Weights.by_power(2.0)), USERS)
     with pytest.raises(CompositionError, match=r"needs a comparison.*take power = 2"):

@@ -55,6 +55,11 @@ INTENDED = {
         lines=frozenset({"silo"}),
         methods=lambda method: method.sampler.rate < 1 and not method.contribution.drawn_alone,
     ),
+    "a client is told who else is in its round": Intended(
+        why="under partial encryption drawn clients play the protocol, whose start names all of them to each",
+        lines=frozenset({"silo"}),
+        methods=lambda method: method.draws and method.channel.by_clients and method.protection.agrees,
+    ),
     "what a user holds elsewhere": Intended(
         why="a silo that knows its share of the noise carries its share of the weight too: the rest moves less",
         lines=SENDERS,
@@ -63,7 +68,7 @@ INTENDED = {
     "who knows more is not promised more": Intended(
         why="noise that is sized for silos which collude hid single messages better than the sum is stated to be",
         lines=frozenset({"server"}),
-        methods=lambda method: method.channel.colluding > 0,
+        methods=lambda method: method.channel.colluding_silos > 0,
     ),
     "every line is printed": Intended(
         why="a method without a guarantee names the silo too, where it named the server alone",

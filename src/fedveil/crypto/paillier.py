@@ -93,9 +93,9 @@ class PaillierPrivateKey:
     """The primes p and q. Decryption and encryption work modulo p² and q² and combine (Chinese remainders).
 
     >>> key = PaillierPrivateKey.generate_insecure(256)
-    >>> a, b = key.encrypt(3), key.public.encrypt(-5)
-    >>> key.decrypt_centred(a * b % key.public.square)
-    -2
+    >>> a, b = key.encrypt(3), key.public.encrypt(5)
+    >>> int(key.decrypt(a * b % key.public.square))
+    8
     """
 
     p: mpz
@@ -188,11 +188,6 @@ class PaillierPrivateKey:
             for prime, square, factor in self._halves
         )
         return _combine(remainders, (self.p, self.q))
-
-    def decrypt_centred(self, ciphertext: mpz) -> int:
-        """Return the plaintext as a signed number between -n/2 and n/2."""
-        n, value = self.public.n, self.decrypt(ciphertext)
-        return int(value - n if 2 * value > n else value)
 
     def randomness(self, ciphertext: mpz) -> mpz:
         """Return r mod n of a ciphertext (1 + m n) r^n: what a key holder can see of its making."""

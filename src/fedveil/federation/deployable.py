@@ -27,10 +27,10 @@ def check_deployable(prepared: Prepared) -> None:
         raise CompositionError(
             f"{method.name}: weights {method.weights.description}: between institutions {NOT_WHOLE}"
         )
-    if method.channel.missing and not method.protection.recovers:
+    if method.channel.missing_silos and not method.protection.recovers:
         raise CompositionError(
-            f'{method.name}: protection.on_missing = "retry" with missing_silos = {method.channel.missing}: between '
-            'institutions a round goes on without silos by on_missing = "recover"; "end" waits for all of them'
+            f'{method.name}: protection.on_missing = "retry" with missing_silos = {method.channel.missing_silos}: '
+            'between institutions a round goes on without silos by on_missing = "recover"; "end" waits for all of them'
         )
     if method.protection.dropout_rate:
         raise CompositionError(

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
 from fedveil.engine.environment import brought
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.experiments.release_document import (
-    INFERENCE,
-    STATISTICS,
-    InferenceDocument,
-    ReleaseDocument,
+    KINDS,
     TableDocument,
     parse_releases,
 )
@@ -38,8 +36,7 @@ from fedveil.registry import Member
 EXPERIMENT: Final = "experiment.toml"
 DOCUMENTS: Final[Mapping[str, Callable[[dict[str, Any], str], Experiment | TableDocument]]] = {
     EXPERIMENT: parse,
-    STATISTICS: lambda document, place: parse_releases(document, ReleaseDocument, place),
-    INFERENCE: lambda document, place: parse_releases(document, InferenceDocument, place),
+    **{kind.file: partial(parse_releases, kind) for kind in KINDS},
 }
 """What a run is of, by the one file of these that its folder has."""
 

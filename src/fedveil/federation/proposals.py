@@ -7,17 +7,13 @@ Everything is refused from the document and the policy, but records that are not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.experiments.release_document import InferenceDocument, ReleaseDocument, parse_releases
+from fedveil.engine.experiments.release_document import TableDocument, kind_in, parse_releases
 from fedveil.engine.experiments.sections import ModelSection, TrainerSection
 from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.inference import prepare_inference
-from fedveil.engine.releases.release_run import PreparedReleases
-from fedveil.engine.releases.releases import prepare_release
+from fedveil.engine.releases.kinds import prepare_document
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import PrivacyError
 from fedveil.federation.deployable import check_deployable, check_own_client
@@ -51,9 +47,9 @@ def own_work(text: str, phase: Phase | None, policy: Policy, share: Share, numbe
     document, packages = asked_in(text)
     policy.check_packages(document, packages)
     try:
-        for key, prepared in RELEASES.items():
-            if key in document:
-                return _released(prepared, document, phase, policy, share)
+        kind = kind_in(document)
+        if kind is not None:
+            return _released(kind, document, phase, policy, share)
         experiment = parse(document, _ORIGIN)
         policy.check_request(experiment)
         if "preprocessing" in document or "evaluation" in document:
@@ -108,29 +104,16 @@ def _tested(experiment: Experiment, policy: Policy, table: OwnTable) -> Prepared
     return _checked(experiment, policy, table.share(tested), table.silo)
 
 
-_Prepare = Callable[[dict[str, Any], Declared], PreparedReleases]
-
-
 def _released(
-    prepare: _Prepare, document: dict[str, Any], phase: Phase | None, policy: Policy, share: Share
+    kind: type[TableDocument], document: dict[str, Any], phase: Phase | None, policy: Policy, share: Share
 ) -> OwnRelease:
     if phase is None:
         raise RefusalError(Code.SHAPE)
     if share.table is None:
         raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
-    return own_release(prepare(document, share.table.declared), phase, policy, share.table)
+    prepared = prepare_document(parse_releases(kind, document, _ORIGIN), share.table.declared)
+    return own_release(prepared, phase, policy, share.table)
 
-
-def _statistics(document: dict[str, Any], declared: Declared) -> PreparedReleases:
-    return prepare_release(parse_releases(document, ReleaseDocument, _ORIGIN), declared)
-
-
-def _inference(document: dict[str, Any], declared: Declared) -> PreparedReleases:
-    return prepare_inference(parse_releases(document, InferenceDocument, _ORIGIN), declared)
-
-
-RELEASES: Final[Mapping[str, _Prepare]] = {"statistics": _statistics, "inference": _inference}
-"""How the releases of a document are prepared, by the table that only such a document has."""
 
 _ORIGIN: Final = "the coordinator's document"
 

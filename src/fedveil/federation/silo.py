@@ -30,14 +30,15 @@ from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_OPENING
+from fedveil.federation.membership import Membership
 from fedveil.federation.own.session import OwnSession
 from fedveil.federation.own.work import OwnWork
+from fedveil.federation.policy import Policy
 from fedveil.federation.proposals import own_work
 from fedveil.federation.sessions import Reception, session_run
 from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage, session_in
 from fedveil.federation.silo_ledger import SiloLedger
-from fedveil.federation.standing import Standing
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.files import read_content, replace_file
 from fedveil.foreign import quiet_log
@@ -55,6 +56,19 @@ MODELS: Final = "models"
 
 TERMS: Final = "terms"
 """In its state folder: the signed letters that proposed what was charged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What a silo's own files say now: read before every session, so a revocation or a stricter policy holds from then.
+
+    Attributes:
+        membership: the federation, as its founder sealed it.
+        policy: what the silo takes part in.
+    """
+
+    membership: Membership
+    policy: Policy
 
 
 @dataclass

@@ -18,8 +18,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from fedveil.errors import IntegrityError
-from fedveil.federation.silo import SiloParty
-from fedveil.federation.standing import Standing
+from fedveil.federation.silo import SiloParty, Standing
 from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.relay import receive_frame, send_frame

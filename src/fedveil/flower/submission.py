@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import select
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment, parse, read_toml
 from fedveil.engine.experiments.release_document import (
-    INFERENCE,
-    STATISTICS,
+    KINDS,
     TableDocument,
-    read_inference_document,
-    read_release_document,
+    kind_in,
+    read_releases,
 )
 from fedveil.engine.observer import Observer, Unwatched
 from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.inference import prepare_inference
+from fedveil.engine.releases.kinds import prepare_document
 from fedveil.engine.releases.preprocessing import read_preprocessed
 from fedveil.engine.releases.release_run import PreparedReleases
-from fedveil.engine.releases.releases import prepare_release
 from fedveil.engine.run_folder.documents import read_rows
 from fedveil.engine.run_folder.folder import SCHEMA, RunFolder
 from fedveil.engine.setup import Prepared, prepare
@@ -59,9 +57,10 @@ def read_document(path: Path, home: CoordinatorFolder) -> Experiment | TableDocu
             be guessed.
     """
     content = read_toml(path)
-    document = next((read(path) for key, read in _RELEASES.items() if key in content), None)
-    if document is None:
+    kind = kind_in(content)
+    if kind is None:
         return _experiment(content, path, home)
+    document = read_releases(path, kind)
     _check_schema(document, path, home)
     return document
 
@@ -106,11 +105,13 @@ def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
     Raises:
         FedveilError: whatever is wrong with the coordinator's folder, the document or the run folder.
     """
-    for file, read in _PREPARED.items():
-        if (path / file).exists():
-            yield from _releases(home, RunFolder(path), read(path / file, home))
-            return
-    yield from _training(home, path)
+    kind = next((kind for kind in KINDS if (path / kind.file).exists()), None)
+    if kind is None:
+        yield from _training(home, path)
+        return
+    declared = Declared(schema=home.schema, silos=home.membership.silos)
+    prepared = prepare_document(read_releases(path / kind.file, kind), declared)
+    yield from _releases(home, RunFolder(path), prepared)
 
 
 def _releases(
@@ -174,31 +175,6 @@ def _one_release(
         folder=folder,
         heads=HeadsSeen(home / HEADS, home.membership.charter),
     )
-
-
-def _statistics(path: Path, home: CoordinatorFolder) -> PreparedReleases:
-    return prepare_release(read_release_document(path), _declared(home))
-
-
-def _inference(path: Path, home: CoordinatorFolder) -> PreparedReleases:
-    return prepare_inference(read_inference_document(path), _declared(home))
-
-
-def _declared(home: CoordinatorFolder) -> Declared:
-    return Declared(schema=home.schema, silos=home.membership.silos)
-
-
-_RELEASES: Final[Mapping[str, Callable[[Path], TableDocument]]] = {
-    "statistics": read_release_document,
-    "inference": read_inference_document,
-}
-"""Documents of releases, by the table that only they have."""
-
-_PREPARED: Final[Mapping[str, Callable[[Path, CoordinatorFolder], PreparedReleases]]] = {
-    STATISTICS: _statistics,
-    INFERENCE: _inference,
-}
-"""The same in run folders, by their files."""
 
 
 class Submission:

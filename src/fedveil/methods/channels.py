@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float32, Float64
+from torch import Tensor
 
 from fedveil.errors import CompositionError
 from fedveil.methods.sending import Coded, Sender, Sending
-from fedveil.methods.single_rounds import SingleRounds
 from fedveil.privacy.claims import Claim, Tells, unprotected
 from fedveil.randomness import BitSource
 from fedveil.stage import Moves, Source
 
 
-class Channel(SingleRounds, Source):
+class Channel(Source):
     """What a sender does to its sum before it leaves, or the server to the sum of all.
+
+    Unless it says otherwise, its messages tell of one round each: nothing is remembered, and all rounds cost the same.
 
     Attributes:
         content: what a message tells whoever reads it.
@@ -29,6 +31,10 @@ class Channel(SingleRounds, Source):
         by_clients: whether every client sends a message of its own, with noise of its own.
         whole: whether messages are whole numbers of one grid, in a range known beforehand and with their share of one
             noise: masks fit on them, and their sum is of use.
+        memory: how many of its sums before this round's a sender adds parts of to its message.
+        gain: how many times as long as its sum a sender's message can be, its noise left aside.
+        strengths: of the rounds, repeated: z / sqrt(strength) is the multiplier of a round whose claims say z. A round
+            of strength 0 is charged nothing, because one unit moved what it tells in an earlier one.
     """
 
     order: ClassVar[int] = 2
@@ -99,12 +105,12 @@ class Channel(SingleRounds, Source):
         return False
 
     @property
-    def colluding(self) -> int:
+    def colluding_silos(self) -> int:
         """How many senders may pool what they know without weakening the noise against them."""
         return 0
 
     @property
-    def missing(self) -> int:
+    def missing_silos(self) -> int:
         """How many senders may be missing from a sum, with their noise, without weakening it."""
         return 0
 
@@ -158,6 +164,48 @@ class Channel(SingleRounds, Source):
     def message_std(self, n: int) -> float:
         """Return the standard deviation of the noise of one of ``n`` messages, where it is Gaussian; 0 otherwise."""
         return 0.0
+
+    # --- what is remembered from round to round ----------------------------------------------------------------
+
+    @property
+    def memory(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def gain(self) -> float:
+        """Its sum is its message."""
+        return 1.0
+
+    @property
+    def strengths(self) -> tuple[float, ...]:
+        """Every round costs what is claimed."""
+        return (1.0,)
+
+    def encoded(self, sums: Sequence[Float64[np.ndarray, " d"]]) -> Float64[np.ndarray, " d"]:
+        """Return what a silo sends parts of its sums as, this round's first and then those it remembers."""
+        return sums[0]
+
+    def init(self, model: Float32[Tensor, " d"], length: int) -> Mapping[str, Tensor]:
+        """Return what the reader of the sums remembers before the first round, messages of a length."""
+        return {}
+
+    def decoded(
+        self,
+        total: Float64[np.ndarray, " length"],
+        state: Mapping[str, Tensor],
+        model: Float32[Tensor, " d"],
+        unit: float,
+    ) -> tuple[Float64[np.ndarray, " length"], Mapping[str, Tensor]]:
+        """Return the round's own sum with its noise, of what was received, and what is remembered after it.
+
+        Args:
+            total: the sum of all messages.
+            state: what :meth:`init` or the round before returned.
+            model: that the round began with.
+            unit: of the round's messages.
+        """
+        return total, {}
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Guarantee:
         published: figures in the literature that the derivation does not support.
         grid_loss: what the first round costs in epsilon, per coordinate, because its noise lies on a grid.
         noise_decay: the factor by which the noise, and every event's noise multiplier, falls from round to round.
-        strengths: of the rounds, repeated (:class:`~fedveil.methods.single_rounds.SingleRounds`).
+        strengths: of the rounds, repeated (:class:`~fedveil.methods.channels.Channel`).
     """
 
     adjacency: Adjacency

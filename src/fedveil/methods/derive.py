@@ -113,7 +113,7 @@ def _not_covered(
 
 def _party(role: Role, method: Method, moves: Moves) -> str:
     one = "client" if moves.unit == "client" else "silo"
-    together = max(1, method.channel.colluding)
+    together = max(1, method.channel.colluding_silos)
     senders = f"one {one}" if together == 1 else f"{together} {one}s that pool what they know"
     if role == Role.SERVER | Role.SILO:
         return f"the server with {senders}"

@@ -75,11 +75,6 @@ class GaussianShares(Channel):
         """Return the noise of so many shares."""
         return self.share_std(n) * math.sqrt(summed)
 
-    @property
-    def missing(self) -> int:
-        """How many silos."""
-        return self.missing_silos
-
     def lacking(self, missing_silos: int) -> GaussianShares:
         """Return shares that are larger, so that the others' add up to the noise."""
         return replace(self, missing_silos=missing_silos)
@@ -93,11 +88,6 @@ class GaussianShares(Channel):
                 "silos: at least one silo must be honest and there"
             )
         return self.noise_multiplier * self.scale / math.sqrt(honest)
-
-    @property
-    def colluding(self) -> int:
-        """How many silos."""
-        return self.colluding_silos
 
     def nominal(self) -> float:
         """Return sigma."""

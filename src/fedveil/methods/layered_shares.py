@@ -94,9 +94,9 @@ class LayeredShares(Channel):
         return OF_LAYERS
 
     @property
-    def colluding(self) -> int:
+    def colluding_silos(self) -> int:
         """How many silos."""
-        return self.shares.colluding
+        return self.shares.colluding_silos
 
     def nominal(self) -> float:
         """Return sigma."""

@@ -26,26 +26,12 @@ from fedveil.population.records import Groups, Population
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import Sampler
-from fedveil.protection.parts import (
-    Asked,
-    AskedOfAll,
-    Attested,
-    Closing,
-    Heads,
-    Here,
-    Joined,
-    Knock,
-    Over,
-    Refused,
-    RoundClip,
-    Terms,
-    Working,
-)
+from fedveil.protection.parts import SETUP, RoundClip
 from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import STATELESS, Optimizer, State
 from fedveil.stage import ClosedForm, answers
-from fedveil.statistics.local import LocalStep
+from fedveil.statistics.local import PersonVector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +68,7 @@ class Method:
     name: str
     contribution: Contribution
     sampler: Sampler
-    local: LocalSgd | LocalGradient | LocalDpSgd | LocalStep
+    local: LocalSgd | LocalGradient | LocalDpSgd | PersonVector
     bound: Bound
     weights: Weights
     channel: Channel
@@ -114,23 +100,9 @@ class Method:
 
     def sends(self) -> tuple[Sent, ...]:
         """Return every message of the setup and of a round, and who reads it."""
-        setup = (
-            Sent(Knock, Role.SILO),
-            Sent(Here, Role.SERVER),
-            Sent(Terms, Role.SILO),
-            Sent(Joined, Role.SERVER),
-            Sent(Heads, Role.SILO),
-            Sent(Refused, Role.SERVER),
-            Sent(Working, Role.SERVER),
-            Sent(Asked, Role.SERVER),
-            Sent(AskedOfAll, Role.SILO),
-            Sent(Attested, Role.SERVER),
-            Sent(Closing, Role.SILO),
-            Sent(Over, Role.SILO),
-        )
         clip = (Sent(RoundClip, Role.SILO),) if self.bound.extra else ()
         weights = self.weights.sends() if self.shows_counts else ()
-        return (*setup, *clip, *weights, *self.protection.sends(self))
+        return (*SETUP, *clip, *weights, *self.protection.sends(self))
 
     @property
     def kinds(self) -> frozenset[type]:
@@ -279,7 +251,7 @@ def _unnamed(stage: str, state: State) -> State:
 _DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "sampler": ("draw", "over", "refuses"),
     "channel": ("claims", "refuses"),
-    "protection": ("sends", "claims", "refuses"),
+    "protection": ("sends", "agree", "claims", "refuses"),
     "denoiser": ("estimate", "refuses"),
     "weights": ("of", "refuses"),
     "contribution": ("lengths", "divisor", "refuses"),

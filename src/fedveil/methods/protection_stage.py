@@ -96,8 +96,9 @@ class ProtectionStage(Stage):
             "partition = 'noisy-votes'"
         )
 
+    @duty
     def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> Agreement[Any, Any]:
-        """Return what the parties of a run agree on before any training; here messages as they are.
+        """Return what the parties of a run agree on before any training: the protocol that they play.
 
         Args:
             method: the composition.
@@ -105,7 +106,7 @@ class ProtectionStage(Stage):
             own: the (silo, user) pairs that whoever asks knows of: all, a silo's own, or none.
             rounds: how many there are.
         """
-        return open_sums(method, clients=public.n_silos, length=public.length)
+        raise NotImplementedError
 
     @property
     def recovers(self) -> bool:

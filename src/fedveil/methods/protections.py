@@ -18,7 +18,7 @@ from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import Count
 from fedveil.methods.claims import PublicFacts
-from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round, unmaskable
+from fedveil.methods.protection_stage import ProtectionStage, Sends, open_sums, plain_round, unmaskable
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.population.records import Groups
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
@@ -45,6 +45,7 @@ from fedveil.protection.messages import (
 )
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.parts import Drawn, Relay
+from fedveil.protection.protocol import Agreement
 from fedveil.protection.sealed_sums import SealedMessage, SealingKey
 from fedveil.protection.weighting.ciphers import Paillier, Rlwe
 from fedveil.protection.weighting.messages import (
@@ -87,6 +88,10 @@ class NoProtection(ProtectionStage):
         relayed = (Sent(Relay, _UP | _DOWN), Sent(SealingKey, _UP | _DOWN), Sent(SealedMessage, _UP))
         return (*plain_round(method), *relayed)
 
+    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> Agreement[Any, Any]:
+        """Return the protocol of messages as they are."""
+        return open_sums(method, clients=public.n_silos, length=public.length)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SecureAggregation(ProtectionStage):
@@ -119,10 +124,10 @@ class SecureAggregation(ProtectionStage):
         """Refuse what masks do not fit, noise sized for other sums, and weights that cannot do without a silo."""
         if not method.channel.whole or method.local.own_noise:
             yield f"cannot run under secure aggregation: {unmaskable(method)}"
-        if self.missing_silos != method.channel.missing:
+        if self.missing_silos != method.channel.missing_silos:
             yield (
                 f"sums may lack {self.missing_silos} silos, and the shares of the noise are sized for "
-                f"{method.channel.missing}; give GaussianShares the same missing_silos"
+                f"{method.channel.missing_silos}; give GaussianShares the same missing_silos"
             )
         if self.on_missing == "end" and self.missing_silos:
             yield (
@@ -152,9 +157,9 @@ class SecureAggregation(ProtectionStage):
         weight = 1.0 / silos if method.weights.uniform else 1.0
         largest = contributions * weight * bound.norm * channel.gain
         grid = channel.message_grid(bound.grid, silos)
-        threshold = silos - channel.missing if self.recovers else None
+        threshold = silos - channel.missing_silos if self.recovers else None
         if threshold is not None:
-            check_threshold(threshold, silos, channel.colluding)
+            check_threshold(threshold, silos, channel.colluding_silos)
         return MaskedSums(
             clients=silos,
             length=public.length,
@@ -325,6 +330,13 @@ class PrivateWeighting(ProtectionStage):
             weights = (*([Sent(Drawn, _DOWN)] if drawn else []), Sent(EncryptedWeights, _DOWN))
         reveal = (Sent(EncryptedSum, _UP), Sent(RevealRequest, _DOWN), Sent(OwnMask, _UP))
         return (model, task, Sent(Relay, _UP | _DOWN), *setup, *weights, *reveal)
+
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what holds only while everybody follows the protocol: nobody can look into a ciphertext."""
+        return (
+            "private weighting takes a server and silos that follow the protocol: another weight from the server, or a "
+            "false count from one silo, makes another silo's user count for more than epsilon says, and nobody sees it",
+        )
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return the cipher and the grid."""

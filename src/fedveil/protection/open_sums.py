@@ -10,7 +10,6 @@ from jaxtyping import Float64
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.privacy.claims import Tells
-from fedveil.protection.ends import MessageEnd
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges
 from fedveil.protection.fields import told
@@ -18,8 +17,10 @@ from fedveil.protection.messages import SERVER, Envelope, Inbox, Message, messag
 from fedveil.protection.protocol import (
     ClientProtocol,
     Drawn,
+    GivenIn,
     Outgoing,
     Place,
+    ResultOut,
     ServerProtocol,
     check_clients,
 )
@@ -195,6 +196,40 @@ class OpenServer:
         content = envelope.message
         assert isinstance(content, OpenVector)
         return content.values
+
+
+class MessageEnd(ClientProtocol[GivenIn, ResultOut]):
+    """The end of a client whose contribution is one message to the server; no message of the server begins its round.
+
+    Args:
+        place: the client's in the session.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @property
+    def awaits_input(self) -> bool:
+        """Whether :meth:`contribute` is possible."""
+        return True
+
+    def bind(self, context: bytes) -> None:
+        """Bind nothing: the signature of its letter says what was asked, and no other client's keys depend on it."""
+
+    def check_round(self, round_id: RoundId) -> None:
+        """Return: what this client sends is read by itself, so nothing depends on what others were told."""
+
+    def announce(self) -> bytes | None:
+        """Nothing is to be set up."""
+        return None
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Refuse: no message is awaited."""
+        raise ProtocolError("a client in the open awaits no message", silo=self._place.number)
+
+    def _message(self, round_id: RoundId, content: Message) -> bytes:
+        number = self._place.number
+        return Envelope(round_id=round_id, sender=number, recipient=SERVER, message=content).encode()
 
 
 class OpenClient(MessageEnd[Vector, Vector]):

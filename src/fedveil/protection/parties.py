@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from fedveil.crypto.agreement import RoundId, SignedKey
-from fedveil.protection.ends import ClientEnd
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Announcement, Directory, Envelope, Inbox, Message, RoundStart
 from fedveil.protection.peers import Peers, check_cohort
-from fedveil.protection.protocol import GivenIn, Place, ResultOut
+from fedveil.protection.protocol import ClientProtocol, GivenIn, Place, ResultOut
 
 
 class Plan(Protocol):
@@ -73,7 +72,7 @@ class Party:
         return [(silo, self._envelope(message, silo)) for silo in silos]
 
 
-class SiloParty(Party, ClientEnd[GivenIn, ResultOut]):
+class SiloParty(Party, ClientProtocol[GivenIn, ResultOut]):
     """A silo that takes part in rounds which the server begins; it is its own end of the session.
 
     Args:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from fedveil.crypto.agreement import KEY_BYTES
 from fedveil.crypto.keys import SIGNATURE_BYTES
-from fedveil.privacy.claims import Key, Tells
+from fedveil.privacy.claims import Key, Role, Sent, Tells
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import BLOCK, REST, Layout, fixed, many, number, pair, sent_as
 from fedveil.protection.messages import KINDS, Message, by_silo, message
@@ -355,6 +355,12 @@ class Learned(Part):
 
 PARTS: Final = {number: kind for number, kind in KINDS.items() if issubclass(kind, Part)}
 """Every kind of part by its number."""
+
+SETUP: Final = (
+    *(Sent(kind, Role.SILO) for kind in (Knock, Terms, Heads, AskedOfAll, Closing, Over)),
+    *(Sent(kind, Role.SERVER) for kind in (Here, Joined, Refused, Working, Asked, Attested)),
+)
+"""What every run sends, whatever its method: how a session begins and ends, and who is there."""
 
 
 def only(parts: Sequence[Part], kind: type[_P], silo: int) -> _P:

@@ -11,9 +11,10 @@ steps under masks.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -151,31 +152,34 @@ class ServerProtocol(Protocol[ResultOut]):
         ...
 
 
-class ClientProtocol(Protocol[GivenIn, ResultOut]):
-    """A client's end of one session."""
+class ClientProtocol(ABC, Generic[GivenIn, ResultOut]):
+    """A client's end of one session; unless it says otherwise, of a protocol whose result is the server's."""
+
+    _place: Place
 
     @property
+    @abstractmethod
     def awaits_input(self) -> bool:
         """Whether :meth:`contribute` is due."""
-        ...
 
     @property
     def binding(self) -> bytes:
         """What else a kept contribution belongs to, besides what was asked: it is given again for the same alone."""
-        ...
+        return b""
 
     @property
     def learned(self) -> bool:
         """Whether the result of the round is here: never where the server learns it."""
-        ...
+        return False
 
+    @abstractmethod
     def bind(self, context: bytes) -> None:
         """Bind the keys and signatures of what begins next to what this client was told of it, as the server does.
 
         Clients that were told different things open no sum together.
         """
-        ...
 
+    @abstractmethod
     def check_round(self, round_id: RoundId) -> None:
         """Return if this is the round and attempt that the server has begun, once in the session.
 
@@ -185,19 +189,18 @@ class ClientProtocol(Protocol[GivenIn, ResultOut]):
         Raises:
             ProtocolError: it is another one.
         """
-        ...
 
+    @abstractmethod
     def announce(self) -> bytes | None:
         """Return the first message of the setup, None if the server's comes first."""
-        ...
 
+    @abstractmethod
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server, or what it relays; return the answers.
 
         Raises:
             ProtocolError: a message that must not be accepted.
         """
-        ...
 
     def contribute(self, round_id: RoundId, given: GivenIn) -> list[bytes]:
         """Return the messages that bring what this client gives into the sum; its place keeps that first.
@@ -209,7 +212,13 @@ class ClientProtocol(Protocol[GivenIn, ResultOut]):
         Raises:
             ProtocolError: no round awaits it, or what is given is not what was agreed on.
         """
-        ...
+        self.check_round(round_id)
+        self._place.keep(given)
+        return self._send(given, round_id)
+
+    @abstractmethod
+    def _send(self, given: GivenIn, round_id: RoundId) -> list[bytes]:
+        """Return the messages of what is given, which is kept."""
 
     def result(self) -> ResultOut:
         """Return what the contributions came to, where the clients learn it and the server does not.
@@ -217,7 +226,7 @@ class ClientProtocol(Protocol[GivenIn, ResultOut]):
         Raises:
             ProtocolError: the clients learn nothing, or the sum has not arrived.
         """
-        ...
+        raise ProtocolError("clients learn no sum: it is the server's", silo=self._place.number)
 
     def tag(self, content: bytes) -> bytes:
         """Return 32 bytes that clients with the same content have in common, and that tell the server nothing of it.
@@ -225,7 +234,7 @@ class ClientProtocol(Protocol[GivenIn, ResultOut]):
         Raises:
             ProtocolError: the clients have nothing to compare.
         """
-        ...
+        raise ProtocolError("clients have no result of their own to compare", silo=self._place.number)
 
 
 @runtime_checkable

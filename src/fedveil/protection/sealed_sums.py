@@ -21,12 +21,11 @@ from fedveil.crypto.aead import seal, unseal
 from fedveil.crypto.agreement import KEY_BYTES, AgreementKey, PairwiseSecret, RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.privacy.claims import Key, Tells
-from fedveil.protection.ends import MessageEnd
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges
 from fedveil.protection.fields import REST, fixed, sent_as
 from fedveil.protection.messages import SERVER, Envelope, Inbox, Message, message
-from fedveil.protection.open_sums import OpenServer
+from fedveil.protection.open_sums import MessageEnd, OpenServer
 from fedveil.protection.protocol import (
     ClientProtocol,
     Outgoing,

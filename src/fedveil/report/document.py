@@ -89,13 +89,8 @@ def parties(statement: Statement) -> Markup:
 
 
 def fields(pairs: Sequence[tuple[str, JsonValue]]) -> Markup:
-    """Named values of any JSON form, as a description list."""
+    """Named values of any JSON form, as a description list: lists as lists, objects nested, null as "none"."""
     return _part("fields", pairs)
-
-
-def value_html(value: JsonValue) -> Markup:
-    """A JSON value for a reader: lists as lists, objects as nested fields, null as "none"."""
-    return Markup(_part("shown", value).strip())  # made by the engine
 
 
 def source(text: str) -> Markup:

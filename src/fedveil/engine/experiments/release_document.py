@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
@@ -26,8 +27,14 @@ INFERENCE: Final = "inference.toml"
 
 
 class TableDocument(Section):
-    """Releases from your own tables. `[data]`, `[privacy]` and `[protection]` are those of an experiment."""
+    """Releases from your own tables. `[data]`, `[privacy]` and `[protection]` are those of an experiment.
 
+    Attributes:
+        table: the table of the document that only its kind has.
+        file: name of the document in run folders.
+    """
+
+    table: ClassVar[str]
     file: ClassVar[str]
 
     schema_version: Literal[1] = 1
@@ -58,6 +65,7 @@ class TableDocument(Section):
 class ReleaseDocument(TableDocument):
     """One release of statistics, complete."""
 
+    table: ClassVar[str] = "statistics"
     file: ClassVar[str] = STATISTICS
 
     statistics: Request
@@ -66,33 +74,34 @@ class ReleaseDocument(TableDocument):
 class InferenceDocument(TableDocument):
     """One regression, complete."""
 
+    table: ClassVar[str] = "inference"
     file: ClassVar[str] = INFERENCE
 
     inference: Inference
 
 
-def read_release_document(path: Path) -> ReleaseDocument:
-    """Read a document; the paths of its tables are taken relative to it.
+KINDS: Final[tuple[type[TableDocument], ...]] = (ReleaseDocument, InferenceDocument)
 
-    Raises:
-        ConfigError: unreadable, or a key that is wrong, by its path.
-    """
-    return _read(path, ReleaseDocument)
+
+def kind_in(document: Mapping[str, Any]) -> type[TableDocument] | None:
+    """Return the kind of a document of releases; None for an experiment."""
+    return next((kind for kind in KINDS if kind.table in document), None)
+
+
+def read_release_document(path: Path) -> ReleaseDocument:
+    """Read a document of statistics, as :func:`read_releases`."""
+    return read_releases(path, ReleaseDocument)
 
 
 def read_inference_document(path: Path) -> InferenceDocument:
-    """Read a document of a regression, as :func:`read_release_document` does.
-
-    Raises:
-        ConfigError: as there.
-    """
-    return _read(path, InferenceDocument)
+    """Read a document of a regression, as :func:`read_releases`."""
+    return read_releases(path, InferenceDocument)
 
 
 _Document = TypeVar("_Document", bound=TableDocument)
 
 
-def parse_releases(document: dict[str, Any], kind: type[_Document], origin: object) -> _Document:
+def parse_releases(kind: type[_Document], document: dict[str, Any], origin: object) -> _Document:
     """Validate a document of releases.
 
     Raises:
@@ -104,8 +113,13 @@ def parse_releases(document: dict[str, Any], kind: type[_Document], origin: obje
         raise ConfigError(f"{origin}: {explained(error, kind)}") from None
 
 
-def _read(path: Path, kind: type[_Document]) -> _Document:
-    found = parse_releases(read_toml(path), kind, path)
+def read_releases(path: Path, kind: type[_Document]) -> _Document:
+    """Read a document of a kind; the paths of its tables are taken relative to it.
+
+    Raises:
+        ConfigError: unreadable, or a key that is wrong, by its path.
+    """
+    found = parse_releases(kind, read_toml(path), path)
     table = found.data.table
     assert table is not None
     data = found.data.model_copy(update={"table": table.anchored(path.parent.absolute())})

@@ -27,7 +27,6 @@ class PreparedInference(PreparedReleases):
     """A regression, ready to be made; public numbers alone.
 
     Attributes:
-        asked: what was asked for.
         fitted: the regression without any release.
         multiplier: of all releases together.
         plan: what is predicted of every coefficient.
@@ -35,30 +34,10 @@ class PreparedInference(PreparedReleases):
 
     file: ClassVar[str] = FILE
 
-    asked: InferenceDocument
+    document: InferenceDocument
     fitted: Fitted
     multiplier: float
     plan: tuple[PlannedEffect, ...]
-
-    @property
-    def document(self) -> InferenceDocument:
-        """What was asked for."""
-        return self.asked
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Under which conditions intervals hold."""
-        return NOTES
-
-    @property
-    def figures(self) -> frozenset[str]:
-        """The family of the regression."""
-        return frozenset({f"{self.fitted.family.name}-regression"})
-
-    @property
-    def by_silo(self) -> bool:
-        """No coefficient is a silo's."""
-        return False
 
     def release(self, before: NoisySums) -> Release:
         """Return the release after these: at the coefficients that follow from them."""
@@ -110,8 +89,11 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
     plan = planned(list(zip(steps, noises, strict=True)), people)
     check(plan, multiplier, series.declared_for)
     return PreparedInference(
-        asked=document,
+        document=document,
         declared=of,
+        notes=NOTES,
+        figures=frozenset({f"{fitted.family.name}-regression"}),
+        by_silo=False,
         fitted=fitted,
         multiplier=multiplier,
         series=series,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from fedveil.checks import same_but_rounded
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.release_document import TableDocument
 from fedveil.engine.releases.release_series import Series
@@ -33,35 +34,23 @@ class PreparedReleases(ABC):
     """The releases of a document, ready to be made; public numbers alone.
 
     Attributes:
-        series: what they guarantee together.
+        file: what the releases are in, in the run folder.
+        document: what was asked for.
         declared: of the tables.
+        series: what they guarantee together.
+        notes: what else a reader of the statement should know.
+        figures: what is to be shown, in the words in which a silo's policy allows it.
+        by_silo: whether figures of single silos are to be shown.
     """
 
     file: ClassVar[str]
-    """What the releases are in, in the run folder."""
 
-    series: Series
+    document: TableDocument
     declared: Declared
-
-    @property
-    @abstractmethod
-    def document(self) -> TableDocument:
-        """What was asked for."""
-
-    @property
-    @abstractmethod
-    def notes(self) -> tuple[str, ...]:
-        """What else a reader of the statement should know."""
-
-    @property
-    @abstractmethod
-    def figures(self) -> frozenset[str]:
-        """What is to be shown, in the words in which a silo's policy allows it."""
-
-    @property
-    @abstractmethod
-    def by_silo(self) -> bool:
-        """Whether figures of single silos are to be shown."""
+    series: Series
+    notes: tuple[str, ...]
+    figures: frozenset[str]
+    by_silo: bool
 
     @abstractmethod
     def release(self, before: NoisySums) -> Release:
@@ -170,10 +159,25 @@ def conclude(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger, *, a
 
 
 def _check_charged(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger) -> None:
-    """Return if every charge is of one of these releases, and pays for it."""
+    """Return if every charge is of one of these releases, and pays for it to the last digit.
+
+    Raises:
+        RunFolderError: one is of another, or is the same but for the rounding of another machine.
+    """
     events = {one.number: one.guarantee.event for one in prepared.series.releases}
-    if any(entry.event != events.get(entry.round) for entry in ledger.entries):
-        raise _changed(prepared, folder, "the ledger was charged for other releases")
+    others = [entry for entry in ledger.entries if entry.event != events.get(entry.round)]
+    if not others:
+        return
+    if all(
+        entry.round in events and same_but_rounded(entry.event.to_json(), events[entry.round].to_json())
+        for entry in others
+    ):
+        raise RunFolderError(
+            f"{folder.path}: the ledger was charged for these releases with noise whose last digits differ from those "
+            "computed here: another machine, or another version of NumPy or SciPy, calibrated it; go on where they "
+            "were begun"
+        )
+    raise _changed(prepared, folder, "the ledger was charged for other releases")
 
 
 def _changed(prepared: PreparedReleases, folder: RunFolder, found: str) -> RunFolderError:

@@ -31,36 +31,15 @@ class PreparedRelease(PreparedReleases):
     """A release, ready to be made; public numbers alone.
 
     Attributes:
-        asked: what was asked for.
         step: its local step.
         plan: what is predicted of every block.
     """
 
     file: ClassVar[str] = FILE
 
-    asked: ReleaseDocument
+    document: ReleaseDocument
     step: LocalStatistic
     plan: tuple[Planned, ...]
-
-    @property
-    def document(self) -> ReleaseDocument:
-        """What was asked for."""
-        return self.asked
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is counted."""
-        return (_counted(self.asked.statistics.silos, len(self.declared.silos)),)
-
-    @property
-    def figures(self) -> frozenset[str]:
-        """What is to be shown of any column, or of several together."""
-        return frozenset(name for one in self.asked.statistics.release.values() for name in one.figures)
-
-    @property
-    def by_silo(self) -> bool:
-        """Whether silos are groups."""
-        return "silo" in self.asked.statistics.by
 
     def release(self, before: NoisySums) -> Release:
         """Return the one release."""
@@ -72,7 +51,7 @@ class PreparedRelease(PreparedReleases):
         if not (folder / FILE).exists():
             return ()
         stored, of = read_released(folder.path), self.declared
-        if (stored.request, stored.schema, stored.silos) != (self.asked.statistics, of.schema, of.silos):
+        if (stored.request, stored.schema, stored.silos) != (self.document.statistics, of.schema, of.silos):
             raise RunFolderError(
                 f"{folder / FILE} is a release of other figures, or of other tables, than asked for"
             )
@@ -82,8 +61,8 @@ class PreparedRelease(PreparedReleases):
         """Return the release."""
         (found,) = made
         return Released(
-            name=self.asked.name,
-            request=self.asked.statistics,
+            name=self.document.name,
+            request=self.document.statistics,
             schema=self.declared.schema,
             silos=self.declared.silos,
             noise_multiplier=self.release(()).method.channel.nominal(),
@@ -103,19 +82,28 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
     """
     assert document.data.table is not None, "TableDocument asks for it"
     of = declared(document.data.table) if of is None else of
-    step = compose(document.statistics, of.schema, of.silos)
-    silos = document.statistics.silos
+    request = document.statistics
+    step, silos = compose(request, of.schema, of.silos), request.silos
     build = release_builder(document, silos, step, of, key="statistics.silos")
     multiplier, series = calibrated(document.privacy, lambda z: (build(z),))
     plan = planned(
-        document.statistics,
+        request,
         step.layout,
         n_users=of.schema.n_users,
         noise_std=series.releases[0].std(),
         unit=unit_of(silos, len(of.silos)),
     )
     check(plan, multiplier, series.declared_for)
-    return PreparedRelease(asked=document, declared=of, step=step, series=series, plan=plan)
+    return PreparedRelease(
+        document=document,
+        declared=of,
+        series=series,
+        notes=(_counted(silos, len(of.silos)),),
+        figures=frozenset(name for one in request.release.values() for name in one.figures),
+        by_silo="silo" in request.by,
+        step=step,
+        plan=plan,
+    )
 
 
 def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:

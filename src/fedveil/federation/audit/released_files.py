@@ -12,19 +12,21 @@ signed. ``tests/test_parts_audit.py`` and ``tests/test_federation_releases.py`` 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from fedveil.checks import Unchecked
+from fedveil.checks import Unchecked, same_but_rounded
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.experiments.release_document import kind_in, parse_releases
 from fedveil.engine.releases.evaluation import plan_evaluation
+from fedveil.engine.releases.kinds import prepare_document
 from fedveil.engine.releases.preprocessing import Preprocessed, plan_preprocessing
 from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.run_folder.documents import SCHEMA_VERSION
 from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA
 from fedveil.errors import IntegrityError
 from fedveil.federation.audit.released_sums import EVALUATING, Numbers, digest_of_release
@@ -32,7 +34,6 @@ from fedveil.federation.document import asked_in
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
 from fedveil.federation.own.release import sums_of
-from fedveil.federation.proposals import RELEASES
 from fedveil.files import as_text, parse_json, parse_toml, reading
 from fedveil.foreign import foreign
 from fedveil.population.schema import Schema
@@ -81,7 +82,10 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole
     released, found = [one for one in record if one.part], _read(files)
     if not released:
         raise IntegrityError(f"{next(iter(found))}: the record has no release")
-    digests = [(name, digest_of_release(one)) for name, (_, made) in found.items() for one in made]
+    numbers = {
+        name: made for name, (_, made) in found.items() if name != EVALUATING or EVALUATED not in found
+    }
+    digests = [(name, digest_of_release(one)) for name, made in numbers.items() for one in made]
     for line, (name, digest) in zip(released, digests, strict=False):
         if line.digest != digest.hex() or not line.part.startswith(FILES[name]):
             raise IntegrityError(
@@ -95,7 +99,7 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole
         raise Unchecked(
             f"numbers of {len(digests)} releases are here, as the record has them, of {len(released)}"
         )
-    _check_meaning(files, found, record)
+    _check_meaning(files, {name: data for name, (data, _) in found.items()}, numbers, record)
     told = ", ".join(foreign(one.part) for one in record[:-1] if one.part)
     words = f"the numbers of {len(released)} releases are those of the record; what they are of follows from the terms"
     if told:
@@ -127,7 +131,7 @@ _Found = Mapping[str, tuple[Any, Sequence[Numbers]]]
 def _read(files: Mapping[str, bytes]) -> _Found:
     found = {}
     for name in FILES:
-        if name not in files or (name == EVALUATING and EVALUATED in files):
+        if name not in files:
             continue
         with reading(name, IntegrityError):
             data = parse_json(files[name], name, IntegrityError)
@@ -139,22 +143,24 @@ def _read(files: Mapping[str, bytes]) -> _Found:
     return found
 
 
-def _check_meaning(files: Mapping[str, bytes], found: _Found, record: Sequence[Ended]) -> None:
-    """Compute again what every file says beside its numbers.
+def _check_meaning(
+    files: Mapping[str, bytes],
+    said: Mapping[str, Any],
+    numbers: Mapping[str, Sequence[Numbers]],
+    record: Sequence[Ended],
+) -> None:
+    """Compute again what every file says, its numbers and all beside them.
 
     Raises:
         IntegrityError: it says something else.
     """
-    said = {
-        name: data for name, (data, _) in found.items() if name != EVALUATING
-    }  # numbers, and nothing else
-    if PREPROCESSED in found:
+    if PREPROCESSED in said:
         text = as_text(_file(files, SCHEMA), SCHEMA, IntegrityError)
-        said[SCHEMA] = parse_toml(text, SCHEMA, IntegrityError)
+        said = {**said, SCHEMA: parse_toml(text, SCHEMA, IntegrityError)}
     with reading(_TERMS, IntegrityError):
-        meant = _meant({name: made for name, (_, made) in found.items()}, record, _file(files, DECLARED))
-    for name in sorted(said.keys() | meant.keys()):
-        if not _same(said.get(name), meant.get(name)):
+        meant = _meant(numbers, record, _file(files, DECLARED))
+    for name in sorted(said.keys() | meant.keys() - {EVALUATING}):
+        if not same_but_rounded(said.get(name), meant.get(name)):
             raise IntegrityError(
                 f"{name}: not what follows from its released numbers and what the silos were asked for"
             )
@@ -163,7 +169,8 @@ def _check_meaning(files: Mapping[str, bytes], found: _Found, record: Sequence[E
 def _meant(
     numbers: Mapping[str, Sequence[Numbers]], record: Sequence[Ended], document: bytes
 ) -> dict[str, Any]:
-    """Return what files must say that have these numbers, as the silos' plans give it.
+    """Return what files must say that have these numbers, as the silos' plans give it: one may be of an evaluation that
+    was not whole yet.
 
     Args:
         numbers: by file.
@@ -172,11 +179,11 @@ def _meant(
     """
     last, (experiment, _) = record[-1], asked_in(record[-1].experiment)
     of = Declared(schema=_agreed(document, last.membership), silos=last.membership.silos)
-    for key, prepare in RELEASES.items():
-        if key in experiment:
-            prepared = prepare(experiment, of)
-            made = _sums(prepared.file, numbers, prepared.release)
-            return {prepared.file: prepared.to_json(made)}
+    kind = kind_in(experiment)
+    if kind is not None:
+        prepared = prepare_document(parse_releases(kind, experiment, _TERMS), of)
+        made = _sums(prepared.file, numbers, prepared.release)
+        return {prepared.file: prepared.to_json(made)}
     asked, meant = parse(experiment, _TERMS), dict[str, Any]()
     if PREPROCESSED in numbers:
         (*_, line) = (one for one in record if one.part.startswith("prep/"))
@@ -184,11 +191,15 @@ def _meant(
         schema = refined.schema.model_dump(mode="json", exclude_none=True)
         meant = {PREPROCESSED: refined.to_json(), SCHEMA: schema}
         of = of.refined(refined.schema, refined.clip)
-    if EVALUATED in numbers:
-        planned = _asked_for(EVALUATED, plan_evaluation(asked, of))
-        made = _sums(EVALUATED, numbers, planned.release)
-        trained = sum(not one.part for one in record)
-        meant[EVALUATED] = planned.evaluated(asked.name, trained, made).to_json()
+    for name in numbers.keys() & {EVALUATED, EVALUATING}:
+        planned = _asked_for(name, plan_evaluation(asked, of))
+        made = _sums(name, numbers, planned.release)
+        if name == EVALUATED:
+            trained = sum(not one.part for one in record)
+            meant[EVALUATED] = planned.evaluated(asked.name, trained, made).to_json()
+            made = made[:-1]  # what was there when the last was made stays beside it
+        releases = [one.to_json() for one in made]
+        meant[EVALUATING] = {"schema_version": SCHEMA_VERSION, "releases": releases}
     return meant
 
 
@@ -234,14 +245,3 @@ def _file(files: Mapping[str, bytes], name: str) -> bytes:
     if name not in files:
         raise IntegrityError(f"{name}: is missing")
     return files[name]
-
-
-def _same(found: Any, made: Any) -> bool:
-    """Return whether two JSON documents are the same, but for the rounding of another machine."""
-    if isinstance(found, dict) and isinstance(made, dict):
-        return found.keys() == made.keys() and all(_same(found[key], made[key]) for key in found)
-    if isinstance(found, list) and isinstance(made, (list, tuple)):
-        return len(found) == len(made) and all(_same(*pair) for pair in zip(found, made, strict=True))
-    if isinstance(found, float) and isinstance(made, float):
-        return math.isclose(found, made, rel_tol=1e-6, abs_tol=1e-9)
-    return bool(found == made)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from safetensors.numpy import save
 
 from fedveil.crypto.agreement import RoundId
+from fedveil.errors import RunFolderError
 from fedveil.federation.audit.run_record import attested, concluded, known_before
 from fedveil.federation.binding import check_asked, round_context, session_context, sign_asked, with_totals
 from fedveil.federation.books import Books
@@ -28,6 +29,7 @@ from fedveil.federation.own.statement import OwnCharges
 from fedveil.federation.own.work import OwnWork
 from fedveil.federation.session_plan import MODEL
 from fedveil.federation.store import RoundRecord
+from fedveil.files import reading
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import (
@@ -235,7 +237,8 @@ class OwnSession:
             self._record = last
             return self._agreement.unpack(last.given)
         self._check_follows(last, task.round)
-        before = self.work.after(last)
+        with reading("what this silo kept of its last round", RunFolderError):
+            before = self.work.after(last)
         start = self.told.start(plan, task.round, before.get(MODEL))
         drawn = self.told.drawn(plan, self._place.number)
         again = charged.count(task.round)

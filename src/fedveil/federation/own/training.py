@@ -1,4 +1,10 @@
-"""A silo's work in rounds of training: its weights, its updates, and the server's step where the silos make it."""
+"""A silo's work in rounds of training: its weights, its updates, and the server's step where the silos make it.
+
+Claim: a silo trains a round only with the weights of which its guarantee speaks: exactly 1/|S| where they are uniform,
+1 where they are one, 1 or 0 by the file of main silos that the run names (0 without it), n_su / N_u in [0, 1] from the
+totals of this session where they are by records. Enforced by :meth:`OwnTraining.event`, which is the one way to the
+event that is charged, before anything is trained.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.engine.rounds.coordinator_side import coordinate
@@ -19,10 +25,10 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.own.round import OwnTurn, as_tensor
 from fedveil.federation.own.statement import OwnCharges, check_training
 from fedveil.federation.own.work import OwnWork
-from fedveil.federation.promise import Promise
 from fedveil.federation.session_plan import MODEL, UNIT, SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
+from fedveil.protection.errors import OwnRecordsError
 from fedveil.protection.parts import Closing, Phase
 from fedveil.protection.refusals import Code
 from fedveil.server.optimizers import State, matching
@@ -70,7 +76,10 @@ class OwnTraining(OwnWork):
     ) -> None:
         self.prepared, self._seconds = prepared, seconds
         self.plan = training_plan(prepared, phase)
-        self.promise = Promise.of(prepared, event)
+        self._event = event
+        self._promised: Float64[Tensor, " m"] | None = None
+        if not prepared.method.shows_counts:
+            self._promised = prepared.method.weigh(prepared.setting.cohort.groups, prepared.population)
         rounds = prepared.experiment.rounds
         self.whole, self.rounds = (
             (prepared.guarantee.after(event, rounds), rounds) if whole is None else whole
@@ -78,8 +87,14 @@ class OwnTraining(OwnWork):
         self._past = PastSums()
 
     def event(self, number: int, *, again: bool) -> Event:
-        """Return what a round is charged as, if it is trained with the weights of its guarantee."""
-        return self.promise.of_round(self.prepared.setting, number, again=again)
+        """Return what a round is charged as, if it is trained with the weights of its guarantee.
+
+        Raises:
+            RefusalError: other weights, or none yet: not all users' totals are known.
+        """
+        if self._promised is None or not torch.equal(self.prepared.setting.weights, self._promised):
+            raise RefusalError(Code.WEIGHTS)
+        return self.prepared.guarantee.of_round(self._event, number, again=again)
 
     def workload(
         self,
@@ -105,15 +120,22 @@ class OwnTraining(OwnWork):
         return self.prepared.method.weights.scores(counts, share.n_silos)
 
     def weigh(self, totals: Int64[np.ndarray, " users"]) -> None:
-        """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos."""
+        """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos.
+
+        Raises:
+            RefusalError: totals of another number of users.
+            OwnRecordsError: a weight above 1.
+        """
         prepared, users, silos = self.prepared, self.plan.n_users, self.prepared.population.n_silos
         if len(totals) != users:
             raise RefusalError(Code.USERS, len(totals), users)
         groups = prepared.setting.cohort.groups
         scores = prepared.method.weights.scores(groups.size, silos)
-        self.promise = self.promise.by_records(groups, scores, totals)
-        assert self.promise.weights is not None
-        setting = replace(prepared.setting, weights=self.promise.weights.clone())
+        held = totals[groups.user]
+        if (held < scores).any():
+            raise OwnRecordsError("a user has fewer records over all silos than in this one")
+        self._promised = torch.from_numpy(scores / held)
+        setting = replace(prepared.setting, weights=self._promised.clone())
         self.prepared = replace(prepared, setting=setting)
 
     def check_statement(self, closing: Closing, own: OwnCharges) -> None:
