@@ -296,13 +296,7 @@ class World:
 
     def note(self, number: int, data: bytes) -> None:
         """Remember what left a silo in the open, by round of its answers."""
-        letter = SignedMessage.open(
-            data,
-            sender=number,
-            identity=self.membership.roster[number],
-            recipient=SERVER,
-            largest=LARGEST_LETTER,
-        )
+        letter = self.answer(number, data)
         for part in letter.parts:
             if not isinstance(part, Relay):
                 continue
@@ -342,9 +336,7 @@ class World:
         """The coordinator's letter to a silo, or what one that lies (``lie``) makes of its parts."""
         if self.lie is None:
             return data
-        letter = SignedMessage.open(
-            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
-        )
+        letter = self.letter(number, data)
         return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)
 
     def tell(
@@ -385,26 +377,32 @@ class World:
 
     def ask(self, letter: SignedMessage) -> tuple[Part, ...]:
         """What a silo answers to a letter."""
-        return self.opened_answer(
+        return self.answer(
             letter.recipient, self.party(letter.recipient).receive(letter.seal(self.key))
+        ).parts
+
+    def letter(self, number: int, data: bytes) -> SignedMessage:
+        """What the coordinator's letter to a silo says."""
+        return SignedMessage.open(
+            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
         )
 
-    def opened_answer(self, number: int, data: bytes) -> tuple[Part, ...]:
+    def answer(self, number: int, data: bytes) -> SignedMessage:
         """What a silo's letter says."""
         identity = self.membership.roster[number]
         return SignedMessage.open(
             data, sender=number, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
-        ).parts
+        )
 
-    def terms(self, experiment: Experiment, membership: bytes | None = None) -> Terms:
-        """The terms of an experiment, of no session yet."""
+    def terms(self, experiment: Experiment | None = None, membership: bytes | None = None) -> Terms:
+        """The terms of an experiment, by itself the world's own, of no session yet."""
         named = self.membership.digest if membership is None else membership
         return Terms(
             membership=named,
             head=NONE,
             opened=bytes(16),
             nonces=(),
-            experiment=canonical(experiment),
+            experiment=canonical(experiment or self.experiment),
         )
 
     def exchange(self, coordinator: CoordinatorParty) -> None:

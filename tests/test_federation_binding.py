@@ -24,13 +24,11 @@ from fedveil.federation.binding import (
     with_totals,
 )
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.masking.recovery_messages import RevealedShares
-from fedveil.protection.messages import SERVER, Envelope, OwnMask, RoundStart
+from fedveil.protection.messages import Envelope, OwnMask, RoundStart
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
@@ -119,13 +117,7 @@ class Left:
         note = world.note
 
         def noting(number: int, data: bytes) -> None:
-            letter = SignedMessage.open(
-                data,
-                sender=number,
-                identity=world.membership.roster[number],
-                recipient=SERVER,
-                largest=LARGEST_LETTER,
-            )
+            letter = world.answer(number, data)
             for part in letter.parts:
                 relayed = isinstance(part, Relay)
                 self.kinds.append(type(Envelope.decode(part.message).message) if relayed else type(part))

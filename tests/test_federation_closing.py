@@ -143,7 +143,7 @@ def test_a_silo_that_crashed_between_charge_and_answer_signs_what_was_charged_on
 @pytest.mark.parametrize("changes", [MASKED, RECOVER], ids=["masked", "recover"])
 def test_a_silo_that_gave_nothing_signs_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     world = World(tmp_path, asked(rounds=2, **changes), population())
-    assert isinstance(world.tell(world.terms(world.experiment), run=RUN)[0], Joined)
+    assert isinstance(world.tell(world.terms(), run=RUN)[0], Joined)
     session = session_of(world)
     assert signs(session, 0, 0)  # the run ended before its first round
     assert not signs(session, 2, 2)

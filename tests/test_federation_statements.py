@@ -105,7 +105,7 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     """A coordinator asks for a round under one experiment, and has a better one's statement signed for it."""
     secret: dict[str, Any] = {"privacy": {"insecure_seed": None}}
     world = World(tmp_path, asked(rounds=1, **secret), population())
-    world.tell(world.terms(world.experiment))
+    world.tell(world.terms())
     world.tell(Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
     assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
     if fits:

@@ -50,10 +50,9 @@ from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.report.run_data import load_run
-from tests.federation_world import World, asked, population
+from tests.federation_world import RUN, World, asked, population
 from tests.runs import Silent
 
-RUN = bytes(range(16))
 SCHEMA = """n_users = 4
 user = "patient"
 silos = ["north", "south"]
