@@ -36,7 +36,6 @@ from tests.federation_world import (
     clients,
     in_one_process,
     population,
-    statement,
 )
 from tests.runs import files, same_model
 
@@ -116,12 +115,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     experiment, held = asked(rounds=3, **changes), held_by(who)
     world = World(tmp_path, experiment, held)
     world.play()
-    assert world.outcome.stopped is None
-    here, there = files(in_one_process(experiment, held, tmp_path / "here")), files(world.run_folder.path)
-    assert same_model(here[1], there[1])
-    assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
-    assert here[0] == there[0]
-    assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
+    world.assert_as_in_one_process()
     world.close()
 
 
@@ -136,9 +130,9 @@ def test_mishaps_change_nothing_and_no_key_carries_two_messages(
     assert moments.kills + chaos.cuts >= 30
     assert moments.kills >= 5
     assert same_model(undisturbed[1], files(world.run_folder.path)[1])
-    assert [entry.round for entry in read_entries(world.run_folder / "ledger.jsonl")] == list(range(1, 9))
+    assert world.paid == list(range(1, 9))
     for number in range(3):
-        charged = [entry.round for entry in read_entries(tmp_path / f"state-{number}" / LEDGER)]
+        charged = world.charged(number)
         assert sorted(set(charged)) == list(range(1, 9))
     world.close()
 

@@ -21,10 +21,8 @@ from fedveil.federation.own import statement as own_statement
 from fedveil.federation.own.session import OwnSession
 from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.rounds import Rounds
-from fedveil.federation.silo_ledger import LEDGER
 from fedveil.local.trainer import SplitTrainer
 from fedveil.privacy.events import atoms, compose
-from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protection.parts import Attested, Closing, Joined
 from fedveil.protection.refusals import Code
@@ -199,7 +197,7 @@ def test_who_has_signed_the_end_of_a_run_gives_nothing_more_to_it(tmp_path: Path
     world.play()
     assert "has signed the end of the run" in (coordinator_of(world).outcome.stopped or "")
     assert all(party is not None and party._session is None for party in world.silos)  # and joins nothing
-    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    assert world.charged(0) == [1]
     world.close()
 
 

@@ -488,9 +488,7 @@ def played(name: str, letters: list[list[int] | None], samples: dict[Kind, Part]
                 assert isinstance(exchange.to_silo(*parts)[0], Refused | Here)
                 assert state_of(world, 0) == before
                 sent += 1
-    charges = [
-        [entry.round for entry in read_entries(world.folder / f"state-{n}" / LEDGER)] for n in range(3)
-    ]
+    charges = [world.charged(n) for n in range(3)]
     assert charges == [[1, 2]] * 3
     world.close()
 
