@@ -33,8 +33,7 @@ from fedveil.federation.opening import open_training
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo import SiloParty
-from fedveil.federation.standing import Standing
+from fedveil.federation.silo import SiloParty, Standing
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.submission import END, Submission, create_run, read_document

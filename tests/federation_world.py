@@ -286,7 +286,7 @@ class World:
         return _rounds(self.run_folder / "ledger.jsonl")
 
     def assert_as_in_one_process(self) -> None:
-        """The run ended as in one process, bit for bit: model, metrics, clips, events, statement; one charge a round."""
+        """The run is that of one process, bit for bit: model, metrics, clips, events, statement; one charge a round."""
         folder = in_one_process(self.experiment, self.held, self.folder / "here")
         here, there = files(folder), files(self.run_folder.path)
         assert self.outcome.stopped is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.side_releases import Spent
+from fedveil.engine.releases.side_releases import Charged
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import prepare
 from fedveil.federation.audit.run_record import AGREED, signed_end
@@ -62,7 +62,7 @@ def stated(session: OwnSession, rounds: int, charges: int) -> Statement:
     prepared = work.prepared
     ((atom, _),) = atoms(prepared.guarantee.event).items()
     event = compose(Counter({atom: charges} if charges else {}))
-    return state(prepared, rounds, Spent(charges=charges, beside=prepared.beside, event=event))
+    return state(prepared, rounds, Charged(charges=charges, beside=prepared.beside, event=event))
 
 
 def closing(statement: Statement, rounds: int, charges: int) -> Closing:

@@ -16,7 +16,7 @@ import pytest
 
 from fedveil.engine.experiments.experiment import Experiment, merge
 from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.side_releases import Spent
+from fedveil.engine.releases.side_releases import Charged
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, FedveilError
@@ -122,7 +122,7 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
 
 def end_after_one_round(world: World, experiment: Experiment) -> Closing:
     prepared = prepare(experiment, FixedPopulation(share_of(world.held, 0)))
-    stated = state(prepared, 1, Spent(charges=1, beside=(), event=prepared.guarantee.event))
+    stated = state(prepared, 1, Charged(charges=1, beside=(), event=prepared.guarantee.event))
     return Closing(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
 
 

@@ -792,7 +792,9 @@ def test_identities_are_not_guessed(made: Demonstration) -> None:
 
 
 @pytest.mark.slow
-def test_four_hospitals_as_real_processes_under_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_hospitals_as_real_processes_under_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("flwr")
     port = free_port()
     target = tmp_path / "demo"
@@ -800,6 +802,7 @@ def test_four_hospitals_as_real_processes_under_tls(tmp_path: Path, monkeypatch:
         "sys.argv", ["fedveil", "federation", "demo", str(target), "--rounds", "2", "--port", str(port)]
     )
     main_ends()
+    assert "What the server sees: " in capsys.readouterr().out
     run = next((target / "federation" / "coordinator" / "runs").iterdir())
     rows = json_lines(run / "metrics.jsonl")
     assert [row["round"] for row in rows] == [0, 1, 2]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.side_releases import Spent
+from fedveil.engine.releases.side_releases import Charged
 from fedveil.engine.run import run
 from fedveil.engine.run_folder.shown import FIELDS, FILES, METRICS, Kind, uncovered
 from fedveil.engine.run_folder.statement import state
@@ -136,7 +136,7 @@ def test_epsilon_stands_among_the_epsilons_with_the_grid_loss(case: str, tmp_pat
     )
     ledger = run(prepared, tmp_path, Silent()).folder / "ledger.jsonl"
     spent = ComposedEvent(events=tuple(entry.event for entry in read_entries(ledger)))
-    statement = state(prepared, 2, Spent(charges=2, beside=(), event=spent))
+    statement = state(prepared, 2, Charged(charges=2, beside=(), event=spent))
     loss = 2 * 0.01 * prepared.task.dimension
     assert statement.epsilon == pytest.approx(
         epsilon_on_grid(prepared.accountant, spent, statement.delta, loss)

@@ -7,7 +7,9 @@ did would change everybody's training when one user joins or leaves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from torch import nn
@@ -56,34 +58,23 @@ def choose_trainer(
     bounds = bound is not None and bound.bounded
     too_many = bounds and users is not None and users > MOST_WEIGHT
     if name == "auto":
-        name, cohort = _fastest(task, local, cohort, bound, span=not too_many), None
-    if name == "span":
-        if too_many:
-            raise ModelError(
-                f"trainer.name = 'span': its bound is proved for up to {MOST_WEIGHT} users, and {users} are declared; "
-                "use 'vmap' or 'loop' (or 'auto')"
-            )
-        if task.precision != "float32":
-            raise ModelError(
-                f"trainer.precision = '{task.precision}': span computes in float32; use 'vmap' or 'loop' (or 'auto')"
-            )
-        if (
-            cohort is not None
-            and bounds
-            and linear_layer(task.model)
-            and not _span_alone(task, local, cohort)
-        ):
-            raise ModelError(_NOT_ALONE.format("span"))
-        return SpanTrainer(task=task, local=local)
-    if name == "vmap":
-        if cohort is not None and not vmappable(task, cohort):
-            raise ModelError("trainer.name = 'vmap': vmap cannot batch this model; use 'loop' (or 'auto')")
-        if cohort is not None and bounds and not _vmap_alone(task, local, cohort):
-            raise ModelError(_NOT_ALONE.format("vmap"))
-        return VmapTrainer(task=task, local=local)
-    if name == "loop":
-        return LoopTrainer(task=task, local=local)
-    raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or span")
+        return _TRAINERS[_fastest(task, local, cohort, bound, span=not too_many)](task=task, local=local)
+    if name not in _TRAINERS:
+        raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or span")
+    if name == "span" and too_many:
+        raise ModelError(
+            f"trainer.name = 'span': its bound is proved for up to {MOST_WEIGHT} users, and {users} are declared; "
+            "use 'vmap' or 'loop' (or 'auto')"
+        )
+    if name == "span" and task.precision != "float32":
+        raise ModelError(
+            f"trainer.precision = '{task.precision}': span computes in float32; use 'vmap' or 'loop' (or 'auto')"
+        )
+    if name == "vmap" and cohort is not None and not vmappable(task, cohort):
+        raise ModelError("trainer.name = 'vmap': vmap cannot batch this model; use 'loop' (or 'auto')")
+    if bounds and cohort is not None and not _alone(name, task, local, cohort):
+        raise ModelError(_NOT_ALONE.format(name))
+    return _TRAINERS[name](task=task, local=local)
 
 
 def records_together(task: Task, cohort: Cohort) -> bool:
@@ -97,6 +88,9 @@ def records_together(task: Task, cohort: Cohort) -> bool:
     return alone_in_a_batch(task, cohort, (1,))
 
 
+_TRAINERS: Final[Mapping[str, type[SplitTrainer]]] = MappingProxyType(
+    {trainer.name: trainer for trainer in (SpanTrainer, VmapTrainer, LoopTrainer)}
+)
 _NOT_ALONE: Final = (
     "trainer.name = {!r}: on this machine the update of one contribution depends on those computed beside it, so "
     "bounding each bounds nothing; use 'loop' (or 'auto')"
@@ -127,6 +121,15 @@ def _fastest(task: Task, local: LocalStep, cohort: Cohort | None, bound: Bound |
 
 def _linear(task: Task) -> bool:
     return linear_layer(task.model) is not None
+
+
+def _alone(name: str, task: Task, local: LocalStep, cohort: Cohort) -> bool:
+    """Return whether a trainer leaves contributions alone; the loop computes one at a time."""
+    if name == "span":
+        return not _linear(task) or _span_alone(
+            task, local, cohort
+        )  # the trainer refuses other models itself
+    return name == "loop" or _vmap_alone(task, local, cohort)
 
 
 def _span_alone(task: Task, local: LocalStep, cohort: Cohort) -> bool:

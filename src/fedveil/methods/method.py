@@ -31,7 +31,7 @@ from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import STATELESS, Optimizer, State
 from fedveil.stage import ClosedForm, answers
-from fedveil.statistics.local import LocalStep
+from fedveil.statistics.local import PersonVector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Method:
     name: str
     contribution: Contribution
     sampler: Sampler
-    local: LocalSgd | LocalGradient | LocalDpSgd | LocalStep
+    local: LocalSgd | LocalGradient | LocalDpSgd | PersonVector
     bound: Bound
     weights: Weights
     channel: Channel

@@ -18,7 +18,7 @@ from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.noise import grid_for
 from fedveil.privacy.sampling import Everyone
 from fedveil.server.optimizers import STATELESS, Optimizer, State
-from fedveil.statistics.local import LocalStep
+from fedveil.statistics.local import PersonVector
 
 _EXACT_BITS = 52
 
@@ -42,7 +42,7 @@ class ReleaseSum(Optimizer):
 
 def statistic(
     *,
-    local: LocalStep,
+    local: PersonVector,
     n_silos: int,
     n_users: int,
     weights: Weights,

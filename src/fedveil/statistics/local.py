@@ -27,7 +27,7 @@ _CHUNK_ELEMENTS = 1 << 20  # vectors of a block of people, in numbers: 8 MiB, so
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalStep(Source):
+class PersonVector(Source):
     """A person's vector in a silo, whatever the statistic: from a convex combination of her records there.
 
     Attributes:
@@ -102,7 +102,7 @@ class LocalStep(Source):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalStatistic(LocalStep):
+class LocalStatistic(PersonVector):
     """A person's vector in a silo: a convex combination of the vectors of her records there.
 
     Attributes:
@@ -163,7 +163,7 @@ class LocalStatistic(LocalStep):
 
 
 def silo_sums(
-    step: LocalStep,
+    step: PersonVector,
     table: ColumnTable,
     weights: Float64[Tensor, " m"],
     bound: FixedVector,

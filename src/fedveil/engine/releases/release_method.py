@@ -14,7 +14,7 @@ from fedveil.errors import ConfigError
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
 from fedveil.statistics.limits import SiloWeights
-from fedveil.statistics.local import LocalStep
+from fedveil.statistics.local import PersonVector
 
 _WEIGHTS: Final[Mapping[str, Weights]] = MappingProxyType(
     {"records": Weights.BY_RECORDS, "equal": Weights.EQUAL, "uniform": Weights.UNIFORM}
@@ -27,7 +27,7 @@ def usual_silos(document: Experiment) -> SiloWeights:
 
 
 def release_builder(
-    document: Experiment | TableDocument, silos: SiloWeights, step: LocalStep, of: Declared, *, key: str
+    document: Experiment | TableDocument, silos: SiloWeights, step: PersonVector, of: Declared, *, key: str
 ) -> Callable[[float], Release]:
     """Return a release as a function of its noise multiplier.
 

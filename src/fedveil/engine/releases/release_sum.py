@@ -27,7 +27,7 @@ from fedveil.privacy.events import Event, NoGuarantee
 from fedveil.protection.driver import Driver
 from fedveil.protection.protocol import Agreement
 from fedveil.randomness import PrivacyRandomness
-from fedveil.statistics.local import LocalStep, Progress, silo_sums
+from fedveil.statistics.local import PersonVector, Progress, silo_sums
 from fedveil.statistics.stored import NoisySum
 
 
@@ -47,7 +47,7 @@ class Release:
     """
 
     method: Method
-    step: LocalStep
+    step: PersonVector
     public: PublicFacts
     number: int = 1
     name: str = ""

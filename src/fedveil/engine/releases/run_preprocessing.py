@@ -17,7 +17,7 @@ from fedveil.engine.releases.preprocessing import (
     write_preprocessed,
 )
 from fedveil.engine.releases.release_sum import Release, noisy_sum
-from fedveil.engine.releases.side_releases import Spent, charge, spent_of
+from fedveil.engine.releases.side_releases import Charged, charge, spent_of
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
@@ -63,7 +63,7 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
     return prepared
 
 
-def _check_budget(prepared: Prepared, due: Release, spent: Spent) -> None:
+def _check_budget(prepared: Prepared, due: Release, spent: Charged) -> None:
     budget = prepared.experiment.privacy.budget
     if budget is None:
         return

@@ -111,7 +111,7 @@ def together(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Spent:
+class Charged:
     """What a ledger says that a run has spent.
 
     Attributes:
@@ -129,11 +129,11 @@ class Spent:
         return (*self.beside, *(one for one in planned if one not in self.beside))
 
 
-def spent_of(ledger: Ledger, run: str, releases: Sequence[Release]) -> Spent:
+def spent_of(ledger: Ledger, run: str, releases: Sequence[Release]) -> Charged:
     """Return what a run has spent: its ledger has nothing but its rounds and its side releases."""
     charged = [entry.run for entry in ledger.entries]
     beside = tuple(one for one in releases for _ in range(charged.count(one.of_run(run))))
-    return Spent(charges=charged.count(run), beside=beside, event=ledger.spent())
+    return Charged(charges=charged.count(run), beside=beside, event=ledger.spent())
 
 
 def charge(ledger: Ledger, run: str, releases: Sequence[Release], *, repeats: bool) -> None:

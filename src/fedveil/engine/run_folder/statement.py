@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.engine.releases.side_releases import Spent, together
+from fedveil.engine.releases.side_releases import Charged, together
 from fedveil.engine.run_folder.folder import finite
 from fedveil.engine.run_folder.shown import uncovered
 from fedveil.engine.setup import Prepared
@@ -12,7 +12,7 @@ from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilo
 from fedveil.statistics.preprocessing import CLIP_QUANTILE
 
 
-def state(prepared: Prepared, rounds: int, ledger: Spent) -> Statement:
+def state(prepared: Prepared, rounds: int, ledger: Charged) -> Statement:
     """Return what a run of so many complete rounds guarantees.
 
     Args:
@@ -91,7 +91,7 @@ def _randomness(prepared: Prepared) -> str:
     return "noise and sampling drawn from the operating system's cryptographic generator by exact samplers"
 
 
-def _against(prepared: Prepared, role: Role, rounds: int, ledger: Spent) -> float | None:
+def _against(prepared: Prepared, role: Role, rounds: int, ledger: Charged) -> float | None:
     """Return the epsilon of all charges against one party; None if nothing is guaranteed."""
     if not prepared.secure:
         return None

@@ -22,7 +22,7 @@ from functools import wraps
 from typing import Final, ParamSpec
 
 from fedveil.engine.releases.release_run import PreparedReleases
-from fedveil.engine.releases.side_releases import Spent
+from fedveil.engine.releases.side_releases import Charged
 from fedveil.engine.rounds.attempts import MOST_ATTEMPTS
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared
@@ -122,7 +122,7 @@ def check_training(prepared: Prepared, closing: Closing, own: OwnCharges) -> Non
         prepared.guarantee, least, (min(rounds + 1, number), charges), _without(stated.event, beside)
     ):
         raise RefusedText
-    spent = Spent(charges=charges, beside=prepared.beside, event=stated.event)
+    spent = Charged(charges=charges, beside=prepared.beside, event=stated.event)
     _compare(stated, state(prepared, rounds, spent))
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedveil.population.columns import ColumnTable
 from fedveil.statistics.inference.design import Design
 from fedveil.statistics.inference.families import Family
-from fedveil.statistics.local import LocalStep
+from fedveil.statistics.local import PersonVector
 
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -77,7 +77,7 @@ class Sums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Equation(LocalStep):
+class Equation(PersonVector):
     """The vectors of one release of a regression.
 
     Attributes:
