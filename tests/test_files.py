@@ -63,10 +63,9 @@ from fedveil.statistics.evaluation.evaluated import read_evaluated
 from fedveil.statistics.inference.fitted import read_fitted
 from tests import test_inference_runs as odds
 from tests import test_preprocessing as refined
-from tests.federation_world import World, asked, population
+from tests.federation_world import RUN, World, asked, population
 from tests.runs import Silent
 
-RUN = bytes(range(16))
 SCHEMA = """n_users = 4
 user = "patient"
 silos = ["north", "south"]
