@@ -28,22 +28,25 @@ from fedveil.methods.derive import derive
 from fedveil.methods.paraaegis import dp_fedavg, paraaegis
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.claims import Role
+from fedveil.privacy.claims import Role, Tells
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
     ConcentratedEvent,
     GaussianEvent,
     NoGuarantee,
+    SampledWithoutReplacementEvent,
     SelfComposedEvent,
 )
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.messages import Envelope, RoundStart
 from fedveil.protection.partial import workers
 from fedveil.protection.partial.sums import PartialSums
 from fedveil.protection.protocol import Place
+from fedveil.protection.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.children import forking
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
@@ -578,3 +581,27 @@ def test_dp_fedavg_measures_its_noise_in_a_client_or_as_published() -> None:
     assert dp_fedavg(**given).channel.noise_multiplier == 28.6
     published = dp_fedavg(**given, calibration="as-published")
     assert published.channel.noise_multiplier == pytest.approx(28.6 * 2 / 947)
+
+
+def test_a_client_that_reads_who_else_is_in_its_round_has_no_epsilon_of_a_secret_sample() -> None:
+    """The start of a round names the drawn clients to each of them, so that nothing is amplified against one."""
+    sampled = {"client_sampling": "uniform", "client_sampling_rate": 0.6}
+    prepared = asked(
+        {"name": "dp-fed", "noise_multiplier": 2.0, **sampled},
+        {"partition": "released", "ratio": 0.5, "he_noise": 1.0},
+        privacy={"insecure_seed": 1, "delta": 1e-5},
+    )
+    named = set()
+
+    class Read(Transcript):
+        def record(self, data: bytes) -> None:
+            message = Envelope.decode(data).message
+            if isinstance(message, RoundStart):
+                named.add(message.cohort)
+
+    play_round(turn_of(prepared), parties_of(prepared, PrivacyRandomness.insecure(1), Read()))
+    assert [len(cohort) for cohort in named] == [3]
+    (silo,) = (view for view in prepared.guarantee.views if view.role is Role.SILO)
+    assert Tells.DRAWN.value in silo.sees
+    assert isinstance(silo.event, GaussianEvent)
+    assert isinstance(prepared.guarantee.event, SampledWithoutReplacementEvent)

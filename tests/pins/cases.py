@@ -196,6 +196,7 @@ def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
     """Run a case; return its pin."""
     with (
         mock.patch("fedveil.protection.partial.encryption.secret_order", _natural),  # equal votes: the first
+        mock.patch("fedveil.protection.partial.ballots.secret_order", _natural),  # equal values: the first
         mock.patch("fedveil.protection.weighting.silo.derive", _known),  # whom the silos draw in private ...
         mock.patch("fedveil.protection.weighting.server.drawn_places", _first),  # ... and the server hides
     ):

@@ -55,6 +55,11 @@ INTENDED = {
         lines=frozenset({"silo"}),
         methods=lambda method: method.sampler.rate < 1 and not method.contribution.drawn_alone,
     ),
+    "a client is told who else is in its round": Intended(
+        why="under partial encryption drawn clients play the protocol, whose start names all of them to each",
+        lines=frozenset({"silo"}),
+        methods=lambda method: method.draws and method.channel.by_clients and method.protection.agrees,
+    ),
     "what a user holds elsewhere": Intended(
         why="a silo that knows its share of the noise carries its share of the weight too: the rest moves less",
         lines=SENDERS,

@@ -211,13 +211,17 @@ class PartialEncryption(ProtectionStage):
     # --- what is sent, and what it claims ----------------------------------------------------------------------
 
     def sends(self, method: Any) -> Sends:
-        """Return the messages of the setup and of a round; the coordinator gives no model, silos keep their own."""
+        """Return the messages of the setup and of a round; the coordinator gives no model, silos keep their own.
+
+        Where clients are drawn, the cohort that a round starts with is who was drawn.
+        """
+        drawn = {Tells.NOTHING: Tells.DRAWN} if method.draws and method.channel.by_clients else {}
         found = [*plain_round(method)[1:], Sent(Relay, _UP | _DOWN), Sent(Learned, _UP)]
         found += [
             Sent(Announcement, _UP),
             Sent(Directory, _DOWN),
             Sent(SealedKeys, _UP | _DOWN),
-            Sent(RoundStart, _DOWN),
+            Sent(RoundStart, _DOWN, drawn),
         ]
         if self.asks:
             found.append(Sent(Partition, _DOWN))

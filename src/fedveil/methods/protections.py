@@ -331,6 +331,13 @@ class PrivateWeighting(ProtectionStage):
         reveal = (Sent(EncryptedSum, _UP), Sent(RevealRequest, _DOWN), Sent(OwnMask, _UP))
         return (model, task, Sent(Relay, _UP | _DOWN), *setup, *weights, *reveal)
 
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what holds only while everybody follows the protocol: nobody can look into a ciphertext."""
+        return (
+            "private weighting takes a server and silos that follow the protocol: another weight from the server, or a "
+            "false count from one silo, makes another silo's user count for more than epsilon says, and nobody sees it",
+        )
+
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return the cipher and the grid."""
         cipher = f"Paillier, {self.modulus_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"

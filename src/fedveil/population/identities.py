@@ -36,9 +36,15 @@ def alike(ids: Iterable[str]) -> list[set[str]]:
 
 
 def numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
-    """Return the sorted distinct names, and the place of each name among them."""
-    distinct, place = np.unique(np.array(names, dtype=np.str_), return_inverse=True)
-    return distinct.tolist(), place.astype(np.int32)
+    r"""Return the sorted distinct names, and the place of each name among them.
+
+    >>> distinct, place = numbered(["b", "a", "a\0"])  # an array of text would drop the last character
+    >>> len(distinct), place.tolist()
+    (3, [2, 0, 1])
+    """
+    distinct = sorted(set(names))
+    places = {name: place for place, name in enumerate(distinct)}
+    return distinct, np.array([places[name] for name in names], dtype=np.int32)
 
 
 def keys_of(users: list[str]) -> Int64[np.ndarray, "users"]:

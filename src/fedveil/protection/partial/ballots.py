@@ -1,7 +1,9 @@
 """Votes for coordinates: secret orders of the coordinates, the largest of a vector, bitmaps as bytes, counts.
 
 A ballot is a bitmap of d bits in an order that the voters share and the counter lacks. A fresh order for every round
-and attempt makes a ballot a uniformly random set to the counter: it sees how ballots overlap, and no coordinate.
+and attempt makes a ballot a uniformly random set to the counter: it sees how ballots overlap, and no coordinate. Of
+equal values, such as the zeros of a voter without records, each voter takes those that come first in an order of its
+own: the first in the order of all would be seen in a ballot, and with them how many values are not zero.
 """
 
 from __future__ import annotations
@@ -41,9 +43,14 @@ def secret_order(key: bytes, length: int) -> Order:
 
 
 def largest(
-    values: Float64[np.ndarray, " d"] | Int64[np.ndarray, " d"], count: int
+    values: Float64[np.ndarray, " d"] | Int64[np.ndarray, " d"], count: int, key: bytes | None = None
 ) -> Bool[np.ndarray, " d"]:
     """Return which ``count`` values are the largest; of equal ones those that come first.
+
+    Args:
+        values: any numbers.
+        count: how many, at most d.
+        key: 32 bytes that stand for an order of equal values; None: the order of the values.
 
     >>> largest(np.array([5, 7, 5, 9, 5]), 3).astype(int).tolist()
     [1, 1, 0, 1, 0]
@@ -52,8 +59,10 @@ def largest(
         return np.zeros(len(values), dtype=np.bool_)
     least = np.partition(values, len(values) - count)[len(values) - count]
     chosen: np.ndarray = values > least
-    ties = np.flatnonzero(values == least)
-    chosen[ties[: count - int(chosen.sum())]] = True
+    ties, left = np.flatnonzero(values == least), count - int(chosen.sum())
+    if key is not None and left < len(ties):
+        ties = ties[secret_order(key, len(ties))]
+    chosen[ties[:left]] = True
     return chosen
 
 

@@ -47,6 +47,7 @@ from fedveil.protection.protocol import SECRET_BYTES, Place
 KEY_PURPOSE = "partial encryption"
 _SEAL, _MASK = "partial encryption: common keys", "partial encryption: ballot mask"
 _ORDER, _TAG = "partial encryption: order", "partial encryption: key check"
+_TIES = "partial encryption: equal values of"
 _RESULT = "partial encryption: result check"
 
 
@@ -175,8 +176,10 @@ class PartialSilo(KeyedSilo[PartialGiven, PartialResult]):
             self._divide(np.full(plan.length, count > 0))
             return []
         sizes = np.abs(values)[self._order]
-        chosen = largest(sizes if plan.pick == "largest" else -sizes, count)
-        if not plan.votes(self._round_id.round):
+        asked = plan.votes(self._round_id.round)
+        own = derive(self.order_secret, f"{_TIES} {self.index}", round_id) if asked else None
+        chosen = largest(sizes if plan.pick == "largest" else -sizes, count, own)
+        if not asked:
             self._divide(chosen)
             return []
         self._phase = Phase.PARTITION
