@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 from scipy.optimize import brentq
@@ -62,6 +63,7 @@ def released(accountant: Accountant, event: Event) -> Counter[Event]:
     return counts
 
 
+@lru_cache(maxsize=256)  # a run asks for the same before a round, after it, for each party and at its end
 def epsilon_on_grid(accountant: Accountant, event: Event, delta: float, loss: float) -> float:
     """Return the epsilon of an event whose noise lies on a grid.
 
