@@ -93,9 +93,13 @@ def test_every_party_states_what_the_simulation_states(name: str) -> None:
     [
         ({"method": {"noise_multiplier": 10.0}}, False),
         ({"protection": {"name": "secure-aggregation"}}, False),  # the same charge, and another reader
+        (
+            {"server": {"average": {"name": "tail"}}},
+            False,
+        ),  # the same charge and readers, chosen after a look
         ({}, True),
     ],
-    ids=["more noise", "another protection", "renewed membership"],
+    ids=["more noise", "another protection", "another average", "renewed membership"],
 )
 def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     tmp_path: Path, changes: dict[str, Any], fits: bool
