@@ -16,7 +16,11 @@ from fedveil.privacy.events import Adjacency, Event, atoms
 
 @runtime_checkable
 class Accountant(Protocol):
-    """What every accountant offers: upper bounds, for ``delta`` in (0, 1) and ``epsilon`` >= 0."""
+    """What every accountant offers: upper bounds, for ``delta`` in (0, 1) and ``epsilon`` >= 0; a frozen value."""
+
+    def __hash__(self) -> int:
+        """Equal accountants answer alike, so that an answer can be kept."""
+        ...
 
     @property
     def name(self) -> str:
