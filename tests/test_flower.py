@@ -51,6 +51,7 @@ from fedveil.statistics.figures import rows
 from fedveil.statistics.released import read_released
 from tests.federation_world import small_keys
 from tests.runs import Silent, json_lines
+from tests.user_lists import write_list
 
 COHORT = """
 name = "cohort"
@@ -193,16 +194,13 @@ def test_a_table_that_does_not_fit_is_named_without_its_values(made: Demonstrati
         inspect_silo(SiloFolder(path))
 
 
-def test_users_may_be_known_by_a_list_that_the_silos_share(made: Demonstration) -> None:
-    path = made.provisioned.silos[2]
-    settings = SiloFolder(path).settings
-    (path / "users.txt").write_text("\n".join(str(number) for number in reversed(range(50))) + "\n")
-    before = open_silo(SiloFolder(path))
-    before.close()
-    settings.model_copy(update={"users": Path("users.txt")}).write(path / "silo.toml")
-    after = open_silo(SiloFolder(path))
-    after.close()
-    assert (before._share.train.user + after._share.train.user == 49).all()
+def test_a_list_of_users_that_the_schema_does_not_name_is_refused(made: Demonstration) -> None:
+    silo = SiloFolder(made.provisioned.silos[2])
+    assert inspect_silo(silo)["list of users"] == "none: ids are numbers"
+    write_list(silo / "users.txt", map(str, reversed(range(50))))
+    silo.settings.model_copy(update={"users": Path("users.txt")}).write(silo / "silo.toml")
+    with pytest.raises(DataError, match="and the schema names none"):
+        open_silo(silo)
 
 
 def test_a_silo_reads_the_file_of_main_silos_that_its_settings_name(made: Demonstration) -> None:
