@@ -63,10 +63,10 @@ from fedveil.statistics.evaluation.evaluated import read_evaluated
 from fedveil.statistics.inference.fitted import read_fitted
 from tests import test_inference_runs as odds
 from tests import test_preprocessing as refined
-from tests.federation_world import World, asked, population
+from tests.federation_world import RUN, World, asked, population
 from tests.runs import Silent
+from tests.user_lists import write_list
 
-RUN = bytes(range(16))
 SCHEMA = """n_users = 4
 user = "patient"
 silos = ["north", "south"]
@@ -239,7 +239,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
     (folder / "table.csv").write_text(CSV)
     columns = {"patient": [0, 1, 2], "age": [1.0, 2.0, 3.0], "place": ["a", "b", "a"], "ill": [0, 1, 1]}
     pa_parquet.write_table(pa.table(columns), folder / "table.parquet")
-    (folder / "users.txt").write_text("0\n1\n2\n3\n")
+    digest = write_list(folder / "users.txt", "0123")
     save_file({"weight": torch.ones(1, 3), "bias": torch.zeros(1)}, folder / "model.safetensors")
     schema = read_schema(folder / "schema.toml")
     founder, identity = IdentityKey.generate(), IdentityKey.generate()
@@ -260,6 +260,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
     def asked_for(at: Path) -> Any:
         Request.read(at).check(charter.digest)
 
+    listing = schema.model_copy(update={"users": digest})
     membership = Membership(
         silos=("north", "south"),
         roster=tuple(IdentityKey.generate().public for _ in range(2)),
@@ -286,7 +287,8 @@ def alone(folder: Path) -> dict[str, FileKind]:
         "table.parquet, drafted": FileKind(path=folder / "table.parquet", read=draft_schema),
         "users.txt": FileKind(
             path=folder / "users.txt",
-            read=lambda at: silo_share(schema, folder / "table.csv", membership, 0, at),
+            read=lambda at: silo_share(listing, folder / "table.csv", membership, 0, at).train.user.tolist(),
+            sealed=True,
         ),
         "model.safetensors": FileKind(path=folder / "model.safetensors", read=tensors),
         "model.initial": FileKind(

@@ -36,7 +36,8 @@ from tests.runs import Silent, experiment, files, same_model
     ids=lambda method: f"{method['name']}-{method.get('group_size', '')}",
 )
 def test_every_method_runs_end_to_end_and_states_its_privacy(method: dict[str, Any], tmp_path: Path) -> None:
-    document = experiment().model_dump(exclude_none=True) | {"method": method, "rounds": 2, "privacy": {}}
+    quick = experiment(local={"epochs": 1, "batch_size": 32}).model_dump(exclude_none=True)
+    document = quick | {"method": method, "rounds": 2, "privacy": {}}
     if method["name"] == "uldp-sgd":
         del document["local"]
     outcome = run(prepare(parse(document, "test")), tmp_path, Silent())
