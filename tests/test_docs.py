@@ -158,6 +158,18 @@ def test_every_threat_names_its_test_or_is_not_promised() -> None:
         assert named <= defined, (path, named - defined)
 
 
+def test_every_file_of_the_source_that_a_page_names_exists() -> None:
+    rooms = ("src", "tests", "benchmarks", "examples")
+    files = [
+        f"/{path.relative_to(ROOT).as_posix()}" for room in rooms for path in (ROOT / room).rglob("*.py")
+    ]
+    for path in {*DOCS.rglob("*.md")} - {
+        *(DOCS / "tutorial").glob("*.md")
+    }:  # those have the reader write files
+        for name in re.findall(r"`([\w/]+\.py)`", path.read_text(encoding="utf-8")):
+            assert any(file.endswith(f"/{name}") for file in files), (path, name)
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = set(
         re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)

@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.experiments.experiment import merge
+from fedveil.engine.experiments.experiment import Experiment, merge
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.side_releases import Charged
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, FedveilError
 from fedveil.federation.deployable import check_deployable
-from fedveil.federation.silo_ledger import LEDGER
-from fedveil.privacy.ledger import read_entries
 from fedveil.protection.parts import Attested, Closing, Joined, Model, Over, Refused, Task
 from fedveil.protection.refusals import Code
 from fedveil.registry import HOUSE
@@ -95,9 +93,13 @@ def test_every_party_states_what_the_simulation_states(name: str) -> None:
     [
         ({"method": {"noise_multiplier": 10.0}}, False),
         ({"protection": {"name": "secure-aggregation"}}, False),  # the same charge, and another reader
+        (
+            {"server": {"average": {"name": "tail"}}},
+            False,
+        ),  # the same charge and readers, chosen after a look
         ({}, True),
     ],
-    ids=["more noise", "another protection", "renewed membership"],
+    ids=["more noise", "another protection", "another average", "renewed membership"],
 )
 def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     tmp_path: Path, changes: dict[str, Any], fits: bool
@@ -105,9 +107,9 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     """A coordinator asks for a round under one experiment, and has a better one's statement signed for it."""
     secret: dict[str, Any] = {"privacy": {"insecure_seed": None}}
     world = World(tmp_path, asked(rounds=1, **secret), population())
-    world.tell(world.terms(world.experiment))
+    world.tell(world.terms())
     world.tell(Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
-    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    assert world.charged(0) == [1]
     if fits:
         world.membership = replace(world.membership, serial=1)
         world.restart()
@@ -141,5 +143,5 @@ def test_a_session_that_is_open_gives_nothing_once_the_end_was_signed(tmp_path: 
     (refused,) = world.tell(model, Task(round=2), session=2, number=1)
     assert isinstance(refused, Refused)
     assert refused.why.code is Code.RUN_OVER
-    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    assert world.charged(0) == [1]
     world.close()

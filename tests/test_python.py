@@ -463,8 +463,8 @@ def test_what_is_handed_over_beside_the_records_is_named_and_not_covered(tmp_pat
     for given, named in (({"loss": counted}, True), ({"loss": "cross_entropy"}, False), ({}, False)):
         statement = train(tmp_path, rounds=1, **given).statement
         lines = statement.uncovered
-        assert "Whatever else is released from the same data, by another run too, adds to this" in str(
-            statement
+        assert "Whatever else is released from the same data, by another run too, adds to this" in " ".join(
+            statement.sentences()
         )
         assert any("the loss session:CrossEntropyLoss comes from outside" in line for line in lines) == named
     assert not any("when the run ended" in line for line in lines)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedveil.commands.coordinator import open_party
+from fedveil.commands.figures import print_statement
 from fedveil.commands.link import end_by_terminate
 from fedveil.commands.options import OUT, Json
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.commands.released import RELEASES
 from fedveil.console import observer, print_json, transposed_table
+from fedveil.engine.run_folder.documents import read_statement
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.charter import CHARTER
@@ -47,7 +49,9 @@ def found_command(
     ],
     host: Annotated[str, typer.Option(help="the coordinator, as silos reach it")],
     name: Annotated[str, typer.Option(help="of the federation")] = "federation",
-    schema: Annotated[Path, typer.Option(help="the public schema of all tables")] = Path("schema.toml"),
+    schema: Annotated[
+        Path, typer.Option(help="the public schema of all tables; it names the list of users by its sha256")
+    ] = Path("schema.toml"),
     port: Annotated[int, typer.Option(min=1, max=65535, help="its one port")] = 9443,
     descriptor: Descriptor = None,
     unprotected: Unprotected = False,
@@ -156,7 +160,7 @@ def run_command(
     resume: Annotated[Path | None, typer.Option("--resume", help="go on with this run folder")] = None,
     as_json: Json = False,
 ) -> None:
-    """Submit a run to the coordinator, watch it, and end with its run folder and report."""
+    """Submit a run to the coordinator, watch it, and end with its statement, run folder and report."""
     coordinator = CoordinatorFolder(home)
     if (experiment is None) == (resume is None):
         raise ConfigError("give an experiment to run, or --resume and the folder of a run")
@@ -219,6 +223,8 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     else:
         if stopped is not None:
             OUT.print(f"stopped: {stopped}")
+        if (folder / "privacy.json").exists():  # none where no round was released
+            print_statement(read_statement(folder / "privacy.json"))
         OUT.print(f"run folder: {folder.path}")
         OUT.print(f"report: {report}")
     _refuse_silence(home, folder)

@@ -1,4 +1,4 @@
-"""How figures of releases are printed: estimate, interval, and where its width comes from."""
+"""How figures of releases are printed (estimate, interval, and where its width comes from), and a statement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from fedveil.console import ends, number, rows_table
 from fedveil.statistics.limits import TOO_FEW
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
+    from fedveil.privacy.statement import Statement
     from fedveil.statistics.figures import Row
+
+
+def print_statement(statement: Statement) -> None:
+    """Print the sentences of a statement, the claim first."""
+    for sentence in statement.sentences():
+        OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
 
 
 def print_rows(found: Sequence[Row], here: bool = False) -> None:

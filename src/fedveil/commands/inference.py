@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedveil.commands.figures import print_statement
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import ends, number, print_json, rows_table
 from fedveil.engine.experiments.release_document import INFERENCE, read_inference_document
@@ -49,8 +50,7 @@ def print_inference(folder: Path, as_json: bool) -> None:
         print_json({"folder": folder, **found, "statement": statement.to_json(), "report": report})
         return
     print_effects(fitted)
-    for sentence in statement.sentences():
-        OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
+    print_statement(statement)
     OUT.print(f"report: {report}")
 
 

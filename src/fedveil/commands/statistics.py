@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.commands.figures import print_rows
+from fedveil.commands.figures import print_rows, print_statement
 from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import print_json, rows_table
@@ -78,8 +78,7 @@ def print_release(folder: Path, as_json: bool, here: bool = False) -> None:
         )
         return
     print_rows(found, here)
-    for sentence in statement.sentences():
-        OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
+    print_statement(statement)
     OUT.print(f"report: {report}")
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.commands.data import print_report
-from fedveil.commands.figures import print_rows
+from fedveil.commands.figures import print_rows, print_statement
 from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
 from fedveil.commands.released import GO_ON
 from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
@@ -234,6 +234,5 @@ def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
         if (said := advice_of(one.folder)) is not None:
             OUT.print(f"{one.folder.name}: {said}", highlight=False)
     if len(outcomes) == 1:
-        for sentence in outcomes[0].statement.sentences():
-            OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
+        print_statement(outcomes[0].statement)
     OUT.print(f"report: {report}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,6 +46,10 @@ from fedveil.protection.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.1
 _AGAIN_SECONDS: Final = 3.0
+_BUSY: Final = 503
+_ANSWER_SECONDS: Final = 30.0
+_KEPT_SECONDS: Final = 20.0
+"""More than between two signs of life, and less than the link keeps a connection that is idle."""
 _log = logging.getLogger("fedveil.silo")
 
 Answer = Callable[[bytes], bytes]
@@ -85,32 +90,58 @@ class Node:
     def serve(self, ended: Callable[[], bool]) -> None:
         """Answer letters until ``ended()``, or until the link has taken no sign of life for a minute.
 
-        The link keeps a question for letters waiting until there is one.
+        The link keeps a question for letters waiting until there is one. A link that is too busy to answer is asked
+        again, and one that is left for another reason is told so: for a minute it lets no node in twice.
 
         Raises:
             httpx.HTTPError: the connection is broken, or the link does not know this node.
         """
-        signing = NodeAuthHttpInterceptor(self.key, self.key.public_key())
-        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-        connected = FleetHttpClient.from_server_address(
-            self.coordinator, False, self.authority, [version, signing]
-        )
-        with connected as link:
+        with self._connected() as link:
             activation = ActivateNodeRequest(
                 public_key=public_key_to_bytes(self.key.public_key()),
                 heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL,
             )
             node = NodeMessage(node_id=link.ActivateNode(activation).node_id)
             sign_of_life = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-            with beating(lambda: link.SendNodeHeartbeat(sign_of_life).success, _log) as lost:
-                while not (ended() or lost.is_set()):
-                    letters = link.PullMessages(PullMessagesRequest(node=node)).messages_list
-                    if letters:
-                        self._carry(link, node, message_from_proto(letters[0]))
-                    else:
-                        time.sleep(_LOOK_SECONDS)
-            with contextlib.suppress(httpx.HTTPError):
-                link.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+            try:
+                with beating(lambda: link.SendNodeHeartbeat(sign_of_life).success, _log) as lost:
+                    while not (ended() or lost.is_set()):
+                        self._look(link, node)
+            finally:
+                with contextlib.suppress(httpx.HTTPError):
+                    link.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+    def _connected(self) -> FleetHttpClient:
+        """Return a client of Flower's whose connections last from one sign of life to the next.
+
+        A new one costs the link more than the sign, and a place.
+        """
+        signing = NodeAuthHttpInterceptor(self.key, self.key.public_key())
+        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        client = FleetHttpClient.from_server_address(
+            self.coordinator, False, self.authority, [version, signing]
+        )
+        client._client.close()
+        trusted = ssl.create_default_context(cadata=self.authority.decode())
+        kept = httpx.Limits(keepalive_expiry=_KEPT_SECONDS)
+        client._client = httpx.Client(verify=trusted, timeout=_ANSWER_SECONDS, limits=kept)
+        return client
+
+    def _look(self, link: FleetHttpClient, node: NodeMessage) -> None:
+        """Answer the next letter, if there is one."""
+        try:
+            letters = link.PullMessages(PullMessagesRequest(node=node)).messages_list
+        except httpx.TimeoutException:
+            return
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != _BUSY:
+                raise
+            time.sleep(_AGAIN_SECONDS)
+            return
+        if letters:
+            self._carry(link, node, message_from_proto(letters[0]))
+        else:
+            time.sleep(_LOOK_SECONDS)
 
     def _carry(self, link: FleetHttpClient, node: NodeMessage, message: Message) -> None:
         """Answer a letter. An answer that the link does not take is lost: its run is over, or it is asked for again."""
