@@ -55,6 +55,10 @@ def test_run_report_resume_compare_one_after_the_other(toml: Path) -> None:
     assert resumed["runs"][0]["rounds"] == 2
     compared = as_json("compare", str(folder.parent))
     assert len(compared["rows"]) == 1
+    shown = output("compare", str(folder.parent))
+    assert all(
+        word in shown for word in ("tiny", "to server", "test accuracy", "comparison: comparison.html")
+    )
 
 
 def test_run_prints_one_json_object(toml: Path) -> None:
