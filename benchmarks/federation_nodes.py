@@ -31,13 +31,14 @@ _LONGEST_SECONDS = 1500.0
 
 def rows(quick: bool) -> Iterator[Row]:
     """Measure; see the module's text."""
-    for silos in (4,) if quick else (10, 25, 50):
+    for silos in (4,) if quick else (10, 25, 50, 100, 200):
         with tempfile.TemporaryDirectory() as folder:
             found = _measure(Path(folder), silos)
         place = Place(plot="silos", curve="coordinator's memory, MB", x=silos)
         yield Row(case=f"{silos} silos", unit="rounds/min", ours=found.rounds_per_minute)
         yield Row(case=f"{silos} silos, coordinator's memory", unit="MB", ours=found.megabytes, place=place)
         yield Row(case=f"{silos} silos, coordinator's CPU", unit="s/round", ours=found.cpu_seconds)
+        yield Row(case=f"{silos} silos, their own CPU together", unit="s/round", ours=found.silos_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class _Found:
     rounds_per_minute: float
     megabytes: float
     cpu_seconds: float
+    silos_seconds: float
 
 
 def _measure(folder: Path, silos: int) -> _Found:
@@ -60,7 +62,8 @@ def _measure(folder: Path, silos: int) -> _Found:
 
 def _watch(run: RunFolder, coordinator: int) -> _Found:
     """Wait for the run's end; return the pace of the rounds after the first, which waits for the nodes."""
-    begin, most, spent = time.monotonic(), 0.0, {}
+    begin, most, spent = time.monotonic(), 0.0, dict[int, float]()
+    own = time.process_time()
     while not (run / END).exists():
         if time.monotonic() - begin > _LONGEST_SECONDS:
             raise TimeoutError(f"{run.path}: the run does not end")
@@ -73,7 +76,12 @@ def _watch(run: RunFolder, coordinator: int) -> _Found:
     if end["error"] or end["stopped"] or rounds[-1]["round"] != _ROUNDS:
         raise RuntimeError(f"the run ended early: {end}")
     pace = float(np.median([row["seconds"] for row in rounds[2:]]))
-    return _Found(rounds_per_minute=60 / pace, megabytes=most, cpu_seconds=sum(spent.values()) / _ROUNDS)
+    return _Found(
+        rounds_per_minute=60 / pace,
+        megabytes=most,
+        cpu_seconds=sum(spent.values()) / _ROUNDS,
+        silos_seconds=(time.process_time() - own) / _ROUNDS,
+    )
 
 
 def _tree(root: int) -> list[int]:

@@ -32,9 +32,11 @@ from fedveil.federation.sessions import session_name, session_run
 from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
 from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
+from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
@@ -43,7 +45,7 @@ from fedveil.protection.sealed_sums import SealedMessage, SealedServer
 from fedveil.protection.weighting import ciphers
 from fedveil.protection.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
-from tests.runs import Silent
+from tests.runs import Silent, files, same_model
 
 RUN = bytes(range(16))
 OPEN: dict[str, Any] = {"epsilon": 1e6, "clip": 1.0, "protections": ("none", "secure-aggregation")}
@@ -211,6 +213,10 @@ def statement(folder: Path) -> Any:
     return json.loads((folder / "privacy.json").read_text())
 
 
+def _rounds(path: Path) -> list[int]:
+    return [entry.round for entry in read_entries(path)]
+
+
 def _letter(run: bytes, session: bytes, number: int, silo: int, parts: tuple[Part, ...]) -> SignedMessage:
     return SignedMessage(run=run, session=session, number=number, sender=SERVER, recipient=silo, parts=parts)
 
@@ -270,6 +276,28 @@ class World:
         assert self.coordinator.outcome is not None
         return self.coordinator.outcome
 
+    def charged(self, number: int) -> list[int]:
+        """The rounds of the charges in a silo's ledger."""
+        return _rounds(self.folder / f"state-{number}" / LEDGER)
+
+    @property
+    def paid(self) -> list[int]:
+        """The rounds of the charges in the run's ledger."""
+        return _rounds(self.run_folder / "ledger.jsonl")
+
+    def assert_as_in_one_process(self) -> None:
+        """The run is that of one process, bit for bit: model, metrics, clips, events, statement; one charge a round."""
+        folder = in_one_process(self.experiment, self.held, self.folder / "here")
+        here, there = files(folder), files(self.run_folder.path)
+        assert self.outcome.stopped is None
+        assert same_model(here[1], there[1])
+        for told in ("test", "clip"):
+            assert [row.get(told) for row in here[2]] == [row.get(told) for row in there[2]]
+        assert here[0] == there[0]
+        assert statement(folder) == statement(self.run_folder.path)
+        for number in range(len(self.silos)):
+            assert self.charged(number) == list(range(1, self.experiment.rounds + 1))
+
     def share(self, number: int) -> Share:
         return share_of(self.held, number)
 
@@ -296,13 +324,7 @@ class World:
 
     def note(self, number: int, data: bytes) -> None:
         """Remember what left a silo in the open, by round of its answers."""
-        letter = SignedMessage.open(
-            data,
-            sender=number,
-            identity=self.membership.roster[number],
-            recipient=SERVER,
-            largest=LARGEST_LETTER,
-        )
+        letter = self.answer(number, data)
         for part in letter.parts:
             if not isinstance(part, Relay):
                 continue
@@ -342,9 +364,7 @@ class World:
         """The coordinator's letter to a silo, or what one that lies (``lie``) makes of its parts."""
         if self.lie is None:
             return data
-        letter = SignedMessage.open(
-            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
-        )
+        letter = self.letter(number, data)
         return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)
 
     def tell(
@@ -385,26 +405,32 @@ class World:
 
     def ask(self, letter: SignedMessage) -> tuple[Part, ...]:
         """What a silo answers to a letter."""
-        return self.opened_answer(
+        return self.answer(
             letter.recipient, self.party(letter.recipient).receive(letter.seal(self.key))
+        ).parts
+
+    def letter(self, number: int, data: bytes) -> SignedMessage:
+        """What the coordinator's letter to a silo says."""
+        return SignedMessage.open(
+            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
         )
 
-    def opened_answer(self, number: int, data: bytes) -> tuple[Part, ...]:
+    def answer(self, number: int, data: bytes) -> SignedMessage:
         """What a silo's letter says."""
         identity = self.membership.roster[number]
         return SignedMessage.open(
             data, sender=number, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
-        ).parts
+        )
 
-    def terms(self, experiment: Experiment, membership: bytes | None = None) -> Terms:
-        """The terms of an experiment, of no session yet."""
+    def terms(self, experiment: Experiment | None = None, membership: bytes | None = None) -> Terms:
+        """The terms of an experiment, by itself the world's own, of no session yet."""
         named = self.membership.digest if membership is None else membership
         return Terms(
             membership=named,
             head=NONE,
             opened=bytes(16),
             nonces=(),
-            experiment=canonical(experiment),
+            experiment=canonical(experiment or self.experiment),
         )
 
     def exchange(self, coordinator: CoordinatorParty) -> None:

@@ -3,8 +3,9 @@
     python -m tests.fuzz 1000000            all of them, in this process
     python -m tests.fuzz 250000 500000      a slice: 250,000 from number 500,000
 
-Input number i is a function of i alone, so slices add up. The last line tells how many were refused, the slowest, and
-by how much the process grew.
+Input number i is a function of i alone, so slices add up. Files are written anew for every input: TMPDIR=/dev/shm
+spares the disk, and an input takes half a millisecond of a processor. The last line tells how many were refused, the
+slowest, and by how much the process grew.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from tests.federation_world import asked
 from tests.test_coder_fuzz import LENGTH, STREAMS
 from tests.test_coder_fuzz import seeds as coded_messages
 from tests.test_federation_silo import EXAMPLES as PART_EXAMPLES
-from tests.test_files import FileKind, alone, federation
+from tests.test_files import FileKind, alone, federation, of_releases
 from tests.test_protection_fuzz import EXAMPLES, envelope
 
 SECONDS: Final = 2.0
@@ -99,7 +100,7 @@ def decoders(folder: Path) -> tuple[Decoder, ...]:
     hidden = CkksKey(ckks).encrypt(np.arange(5))
     weighted = WeightedGiven(contributions=np.arange(6).reshape(2, 3), noise=np.arange(3), dither=bytes(32))
     partial = PartialGiven(values=np.arange(9.0), message=np.arange(9.0))
-    files = federation(folder / "run") | alone(folder / "alone")
+    files = federation(folder / "run") | alone(folder / "alone") | of_releases(folder / "releases")
     (terms,) = (folder / "run").rglob(TERMS)
     return (
         Decoder(name="envelope", read=Envelope.decode, good=tuple(envelope(one) for one in EXAMPLES)),

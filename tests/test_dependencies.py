@@ -6,7 +6,8 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -59,15 +60,20 @@ def _last(called: ast.expr) -> str:
     return getattr(called, "attr", getattr(called, "id", ""))
 
 
+@cache
+def distributions() -> Mapping[str, list[str]]:
+    """Return which distributions bring a module."""
+    return packages_distributions()
+
+
 def imported(*folders: str) -> dict[str, set[str]]:
     """Return the distributions that files below the folders import, each with those files."""
-    distributions = packages_distributions()
     found: dict[str, set[str]] = {}
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for module in modules(parsed(path)):
                 if module not in sys.stdlib_module_names and module not in OURS | PEERS:
-                    for name in distributions.get(module, [module]):
+                    for name in distributions().get(module, [module]):
                         found.setdefault(normal(name), set()).add(str(path.relative_to(ROOT)))
     return found
 

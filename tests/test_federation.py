@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from fedveil.federation.silo_ledger import LEDGER
-from fedveil.privacy.ledger import read_entries
 from tests.federation_world import (
     ADAPTIVE,
     MOVING,
@@ -19,7 +17,6 @@ from tests.federation_world import (
     asked,
     in_one_process,
     population,
-    statement,
 )
 from tests.runs import files, same_model
 
@@ -39,10 +36,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def rounds(path: Path) -> list[int]:
-    return [entry.round for entry in read_entries(path)]
-
-
 @pytest.mark.parametrize(
     ("method", "protection"),
     CASES,
@@ -54,15 +47,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     experiment, held = asked(method=method, **protection), population()
     world = World(tmp_path, experiment, held)
     world.play()
-    here = files(in_one_process(experiment, held, tmp_path / "here"))
-    there = files(world.run_folder.path)
-    assert same_model(here[1], there[1])
-    for told in ("test", "clip"):
-        assert [row[told] for row in here[2]] == [row[told] for row in there[2]]
-    assert here[0] == there[0]
-    assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
-    for number in range(3):
-        assert rounds(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3, 4]
+    world.assert_as_in_one_process()
     world.close()
 
 
@@ -88,9 +73,9 @@ def test_a_hundred_mishaps_change_nothing(
     assert moments.kills + chaos.cuts >= 100
     assert moments.kills >= 20
     assert same_model(undisturbed[1], files(world.run_folder.path)[1])
-    assert rounds(world.run_folder / "ledger.jsonl") == list(range(1, 13))
+    assert world.paid == list(range(1, 13))
     for number in range(3):
-        charged = rounds(tmp_path / f"state-{number}" / LEDGER)
+        charged = world.charged(number)
         assert sorted(set(charged)) == list(range(1, 13))
         assert len(charged) - 12 <= moments.kills  # a crash may waste a charge
     world.close()

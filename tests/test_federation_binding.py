@@ -24,13 +24,9 @@ from fedveil.federation.binding import (
     with_totals,
 )
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.privacy.ledger import read_entries
 from fedveil.protection.masking.recovery_messages import RevealedShares
-from fedveil.protection.messages import SERVER, Envelope, OwnMask, RoundStart
+from fedveil.protection.messages import Envelope, OwnMask, RoundStart
 from fedveil.protection.parts import (
     Asked,
     AskedOfAll,
@@ -119,23 +115,13 @@ class Left:
         note = world.note
 
         def noting(number: int, data: bytes) -> None:
-            letter = SignedMessage.open(
-                data,
-                sender=number,
-                identity=world.membership.roster[number],
-                recipient=SERVER,
-                largest=LARGEST_LETTER,
-            )
+            letter = world.answer(number, data)
             for part in letter.parts:
                 relayed = isinstance(part, Relay)
                 self.kinds.append(type(Envelope.decode(part.message).message) if relayed else type(part))
             note(number, data)
 
         world.note = noting  # type: ignore[method-assign]
-
-
-def charges(world: World, silo: int) -> list[int]:
-    return [entry.round for entry in read_entries(world.folder / f"state-{silo}" / LEDGER)]
 
 
 def cases() -> list[Any]:
@@ -173,11 +159,11 @@ def test_a_coordinator_that_lies_to_one_silo_opens_no_sum(
     stopped = outcome.stopped or ""
     if LIES[lie][0] is Terms:  # the setup does not come about
         assert Code.PROTOCOL.template in stopped or "belongs to another run" in stopped
-        assert not any(charges(world, silo) for silo in range(3))
+        assert not any(world.charged(silo) for silo in range(3))
     elif "NaN" not in lie or "silo silo1" not in stopped:
         assert "was asked something else in this round than this silo" in stopped
         given = [] if name == "recovering" else [1]  # there it is seen before anything is given
-        assert all(charges(world, silo) == given for silo in range(3))
+        assert all(world.charged(silo) == given for silo in range(3))
     world.close()
 
 
@@ -233,7 +219,7 @@ def test_a_lie_to_half_of_the_silos_or_to_one_after_another_opens_no_sum(
         world.coordinator.close()
     assert not [one for one in left.kinds if one in OPENING]
     if name != "recovering":  # there it is seen before anything is given
-        assert all(set(charges(world, silo)) == {1} for silo in range(3))
+        assert all(set(world.charged(silo)) == {1} for silo in range(3))
     world.close()
 
 
@@ -278,7 +264,7 @@ def test_without_signatures_masks_do_not_cancel(
     by_chance = (2 * plan.largest_sum + 1) / 2.0 ** (8 * plan.word.itemsize)
     assert by_chance**plan.length < 1e-6
     assert "the masks did not cancel" in (world.outcome.stopped or "")
-    assert all(charges(world, silo) == [1] for silo in range(3))
+    assert all(world.charged(silo) == [1] for silo in range(3))
     world.close()
 
 

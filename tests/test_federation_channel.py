@@ -13,9 +13,7 @@ import pytest
 from fedveil.crypto.agreement import AgreementKey, RoundId
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.federation.audit.run_record import attested
-from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
-from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore
 from fedveil.methods.sending import Coded
@@ -23,13 +21,14 @@ from fedveil.population.records import Population
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER, Envelope
+from fedveil.protection.messages import Envelope
 from fedveil.protection.parts import Attested, Joined, Model, Part, Refused, Relay, Task
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums
 from tests.federation_world import (
     MOVING,
     OPEN,
+    RUN,
     Chaos,
     Moments,
     World,
@@ -37,11 +36,9 @@ from tests.federation_world import (
     clients,
     in_one_process,
     population,
-    statement,
 )
 from tests.runs import files, same_model
 
-RUN = bytes(range(16))
 LRSUQ = {"channel": {"name": "lrsuq"}}
 GAUSSIAN = {"clip": 0.5, "noise_multiplier": 2.0, "learning_rate": 20.0}
 THREE = {"data": {"n_users": 3}}
@@ -74,11 +71,6 @@ def held_by(who: str) -> Population:
     return clients() if who == "clients" else population()
 
 
-def told(world: World, *parts: Part, session: int = 1, number: int = 0) -> tuple[Part, ...]:
-    """What silo 0 answers to a letter of the coordinator."""
-    return world.tell(*parts, session=session, number=number)
-
-
 class Session:
     """The coordinator's end of a session with silo 0, which has joined.
 
@@ -89,9 +81,9 @@ class Session:
 
     def __init__(self, world: World, number: int = 1) -> None:
         self._world, self._number = world, number
-        terms = world.terms(world.experiment)
+        terms = world.terms()
         agreed = SealedSums(clients=3, length=4, decode=lambda given, number: np.zeros(4))
-        accepted, offer = told(world, terms, session=number)
+        accepted, offer = world.tell(terms, session=number)
         self.server = SealedServer(agreed, world.runs[0, RUN, number])
         assert isinstance(accepted, Joined)
         assert isinstance(offer, Relay)
@@ -101,7 +93,7 @@ class Session:
         """What the silo sends when it is asked for round 1 in an exchange."""
         model, task = Model(values=np.zeros(4, dtype=np.float32)), Task(round=1)
         keys = (Relay(message=self.key),) if first else ()
-        return sealed(told(self._world, *keys, model, task, session=self._number, number=number))
+        return sealed(self._world.tell(*keys, model, task, session=self._number, number=number))
 
     def open(self, envelope: Envelope) -> bytes:
         return self.server.unsealed(0, envelope)
@@ -123,12 +115,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     experiment, held = asked(rounds=3, **changes), held_by(who)
     world = World(tmp_path, experiment, held)
     world.play()
-    assert world.outcome.stopped is None
-    here, there = files(in_one_process(experiment, held, tmp_path / "here")), files(world.run_folder.path)
-    assert same_model(here[1], there[1])
-    assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
-    assert here[0] == there[0]
-    assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
+    world.assert_as_in_one_process()
     world.close()
 
 
@@ -143,9 +130,9 @@ def test_mishaps_change_nothing_and_no_key_carries_two_messages(
     assert moments.kills + chaos.cuts >= 30
     assert moments.kills >= 5
     assert same_model(undisturbed[1], files(world.run_folder.path)[1])
-    assert [entry.round for entry in read_entries(world.run_folder / "ledger.jsonl")] == list(range(1, 9))
+    assert world.paid == list(range(1, 9))
     for number in range(3):
-        charged = [entry.round for entry in read_entries(tmp_path / f"state-{number}" / LEDGER)]
+        charged = world.charged(number)
         assert sorted(set(charged)) == list(range(1, 9))
     world.close()
 
@@ -220,9 +207,7 @@ def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_
             party = world.party(number)
             reply = party.receive(data)
             if party._last is not None and party._session is not None and party._last.number == 2:
-                letter = SignedMessage.open(
-                    data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
-                )
+                letter = world.letter(number, data)
                 client = party._session.client
                 assert isinstance(client, SealedClient)
                 round_id = RoundId(run=client._setup.run, round=1, attempt=0)
@@ -251,7 +236,7 @@ def test_who_does_not_trust_the_coordinator_refuses(
         )
         world = World(tmp_path, experiment, held_by(who), policy)
         terms = world.terms(experiment)
-        answer = told(world, terms)[0]
+        answer = world.tell(terms)[0]
         assert isinstance(answer, Joined if trusts else Refused)
         if isinstance(answer, Refused):
             assert answer.why.code is Code.NOT_AGAINST_COORDINATOR
@@ -291,7 +276,7 @@ def refused(experiment: Experiment, held: Population, folder: Path) -> None:
     """The coordinator says why; a silo sends a code, and says why in its own log."""
     world = World(folder, experiment, held)
     terms = world.terms(experiment)
-    answer = told(world, terms)[0]
+    answer = world.tell(terms)[0]
     assert isinstance(answer, Refused)
     assert answer.why == Refusal(Code.EXPERIMENT)
     world.close()
@@ -302,7 +287,7 @@ def test_a_client_holds_her_own_records(tmp_path: Path) -> None:
     swapped = replace(held, train=replace(held.train, user=(held.train.user + 1) % 3))
     experiment = asked(**of_clients("cepam-gaussian"))
     world = World(tmp_path, experiment, swapped)
-    answer = told(world, world.terms(experiment))[0]
+    answer = world.tell(world.terms(experiment))[0]
     assert isinstance(answer, Refused)
     assert answer.why == Refusal(Code.OWN_RECORDS)
     world.close()

@@ -21,10 +21,8 @@ from fedveil.federation.own import statement as own_statement
 from fedveil.federation.own.session import OwnSession
 from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.rounds import Rounds
-from fedveil.federation.silo_ledger import LEDGER
 from fedveil.local.trainer import SplitTrainer
 from fedveil.privacy.events import atoms, compose
-from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protection.parts import Attested, Closing, Joined
 from fedveil.protection.refusals import Code
@@ -143,7 +141,7 @@ def test_a_silo_that_crashed_between_charge_and_answer_signs_what_was_charged_on
 @pytest.mark.parametrize("changes", [MASKED, RECOVER], ids=["masked", "recover"])
 def test_a_silo_that_gave_nothing_signs_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     world = World(tmp_path, asked(rounds=2, **changes), population())
-    assert isinstance(world.tell(world.terms(world.experiment), run=RUN)[0], Joined)
+    assert isinstance(world.tell(world.terms(), run=RUN)[0], Joined)
     session = session_of(world)
     assert signs(session, 0, 0)  # the run ended before its first round
     assert not signs(session, 2, 2)
@@ -199,7 +197,7 @@ def test_who_has_signed_the_end_of_a_run_gives_nothing_more_to_it(tmp_path: Path
     world.play()
     assert "has signed the end of the run" in (coordinator_of(world).outcome.stopped or "")
     assert all(party is not None and party._session is None for party in world.silos)  # and joins nothing
-    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    assert world.charged(0) == [1]
     world.close()
 
 

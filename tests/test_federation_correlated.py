@@ -46,7 +46,7 @@ def task(number: int, value: float = 0.0) -> tuple[Part, ...]:
 
 def played(world: World, last: int, *before: Part) -> None:
     """Have silo 0 play rounds up to this one in session 1."""
-    world.tell(world.terms(world.experiment))
+    world.tell(world.terms())
     for number in range(1, last + 1):
         first = before if number == 1 else ()
         answer, signed = world.tell(*first, *task(number, number / 8), number=number)
@@ -94,7 +94,7 @@ def test_a_round_whose_answer_was_lost_in_a_crash_is_paid_as_another_row(
         world.tell(*task(2, 0.25), number=2)
     monkeypatch.setattr(RecordStore, "write", write)
     world.restart()
-    world.tell(world.terms(world.experiment), session=2)
+    world.tell(world.terms(), session=2)
     answer, _ = world.tell(*task(2, 0.25), session=2, number=1)
     assert isinstance(answer, Relay)
     first, second, again = charges(world)
@@ -122,7 +122,7 @@ def test_what_a_silo_sent_before_is_trained_again_and_in_no_file(
             played(world, 4)
             if cut:
                 world.restart()
-                world.tell(world.terms(world.experiment), session=2)
+                world.tell(world.terms(), session=2)
             answer, _ = world.tell(*task(5, 0.625), session=1 + cut, number=5)
         assert isinstance(answer, Relay)
         record = RecordStore(world.folder / "state-0" / "answers").read(RUN)
@@ -146,7 +146,7 @@ def test_a_silo_plays_no_stream_in_which_a_user_weighs_otherwise_than_before(tmp
     played(world, 2, Totals(counts=np.full(6, 50)))
     charged = len(charges(world))
     for session, totals, allowed in ((2, np.full(6, 40), False), (3, np.full(6, 50), True)):
-        world.tell(world.terms(world.experiment), session=session)
+        world.tell(world.terms(), session=session)
         answer = world.tell(Totals(counts=totals), *task(3, 0.375), session=session, number=1)[0]
         assert isinstance(answer, Relay if allowed else Refused)
         if isinstance(answer, Refused):
@@ -169,7 +169,7 @@ def test_a_silo_plays_no_stream_over_other_records_or_under_other_ids(tmp_path: 
     for session, table, allowed in ((2, other, False), (3, train, True)):
         world.held = replace(held, train=table)
         world.restart()
-        world.tell(world.terms(world.experiment), session=session)
+        world.tell(world.terms(), session=session)
         answer = world.tell(*task(3, 0.375), session=session, number=1)[0]
         assert isinstance(answer, Relay if allowed else Refused)
         if isinstance(answer, Refused):
@@ -192,7 +192,7 @@ def test_a_silo_whose_kept_round_lacks_something_says_so_and_charges_nothing(
         RUN, replace(record, before={key: record.before[key] for key in record.before if key != missing})
     )
     world.restart()
-    world.tell(world.terms(world.experiment), session=2)
+    world.tell(world.terms(), session=2)
     (answer,) = world.tell(*task(2, 0.25), session=2, number=1)
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.STORAGE
@@ -231,7 +231,7 @@ def test_no_round_of_a_stream_is_left_out_or_comes_twice(tmp_path: Path) -> None
     world = world_of(tmp_path)
     played(world, 1)
     for session, number, code in ((2, 3, Code.ROUND_AHEAD), (3, 1, Code.ASKED_OTHERWISE)):
-        world.tell(world.terms(world.experiment), session=session)
+        world.tell(world.terms(), session=session)
         (answer,) = world.tell(*task(number, 0.5), session=session, number=1)
         assert isinstance(answer, Refused)
         assert answer.why.code is code

@@ -125,10 +125,6 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return one.keys() == other.keys() and all(one[key].tobytes() == other[key].tobytes() for key in one)
 
 
-def charged(path: Path) -> list[int]:
-    return [entry.round for entry in read_entries(path)]
-
-
 @pytest.mark.usefixtures("same_orders")
 @pytest.mark.parametrize(("who", "changes"), CASES, ids=lambda part: part if isinstance(part, str) else "")
 def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
@@ -141,8 +137,8 @@ def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
     expected = here(experiment, held, tmp_path)
     assert all(equal(model, expected) for model in models(tmp_path))
     for number in range(3):
-        assert charged(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3]
-    assert charged(world.run_folder / "ledger.jsonl") == [1, 2, 3]
+        assert world.charged(number) == [1, 2, 3]
+    assert world.paid == [1, 2, 3]
     assert not (world.run_folder / "model.safetensors").exists()
     assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
     world.close()
@@ -161,7 +157,7 @@ def test_mishaps_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     expected = here(experiment, held, tmp_path)
     assert all(equal(model, expected) for model in models(tmp_path))
     for number in range(3):
-        assert sorted(set(charged(tmp_path / f"state-{number}" / LEDGER))) == list(range(1, 7))
+        assert sorted(set(world.charged(number))) == list(range(1, 7))
     assert len((world.run_folder / "metrics.jsonl").read_bytes().splitlines()) == 7
     world.close()
 

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.federation.grammar import ENDINGS, OPENINGS, OUTSIDE, SIGNS, Grammar
-from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.records import Population
@@ -49,7 +48,6 @@ from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import MOVING, TESTING, World, asked, clients, population, small_keys
 from tests.runs import files, same_model
 
-RUN = bytes(range(16))
 MASKED = {"protection": {"name": "secure-aggregation"}}
 BY_RECORDS = {"name": "uldp-avg-w"}
 SAMPLED = BY_RECORDS | {"user_sampling_rate": 0.5}
@@ -86,18 +84,9 @@ def _small_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     small_keys(monkeypatch)
 
 
-def told(world: World, *parts: Part, silo: int = 0, session: int = 1, number: int = 0) -> tuple[Part, ...]:
-    """What a silo answers to a letter of the coordinator."""
-    return world.tell(*parts, silo=silo, session=session, number=number)
-
-
-def terms(world: World) -> Terms:
-    return world.terms(world.experiment)
-
-
 def guessed(world: World, users: int) -> tuple[list[int], int]:
     """A silo's counts by bisection over totals that it takes or refuses, and how many letters that took."""
-    told(world, terms(world))
+    world.tell(world.terms())
     found, letters = [], 0
     for user in range(users):
         low, high = 0, 64
@@ -107,7 +96,7 @@ def guessed(world: World, users: int) -> tuple[list[int], int]:
             totals = np.full(users, 1000)
             totals[user] = middle
             taken = not any(
-                isinstance(part, Refused) for part in told(world, Totals(counts=totals), number=letters)
+                isinstance(part, Refused) for part in world.tell(Totals(counts=totals), number=letters)
             )
             low, high = (low, middle) if taken else (middle + 1, high)
         found.append(low)
@@ -140,11 +129,11 @@ def test_totals_change_no_weight_of_a_method_without_them(tmp_path: Path) -> Non
         task = (Model(values=np.zeros(4, dtype=np.float32)), Task(round=1))
         total = np.zeros(4)
         for silo in range(3):
-            told(world, terms(world), silo=silo)
+            world.tell(world.terms(), silo=silo)
             own = np.bincount(held.train.user[held.train.silo == silo], minlength=6)
             if name == "lying":
-                told(world, Totals(counts=own), silo=silo, number=1)
-            part, _ = told(world, *task, silo=silo, number=2)
+                world.tell(Totals(counts=own), silo=silo, number=1)
+            part, _ = world.tell(*task, silo=silo, number=2)
             assert isinstance(part, Relay)
             content = Envelope.decode(part.message).message
             assert isinstance(content, OpenVector)
@@ -158,11 +147,11 @@ def test_totals_change_no_weight_of_a_method_without_them(tmp_path: Path) -> Non
 def test_other_weights_than_the_promised_ones_are_not_trained_with(tmp_path: Path) -> None:
     """The second lock: whatever changed the weights, a round is charged and trained with those of its guarantee."""
     world = World(tmp_path, asked(), population())
-    told(world, terms(world))
+    world.tell(world.terms())
     party = world.party()
     assert party._session is not None
     party._session.work.prepared.setting.weights.mul_(1.0 + 2.0**-52)
-    (answer,) = told(world, Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
+    (answer,) = world.tell(Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.WEIGHTS
     assert not list(read_entries(tmp_path / "state-0" / LEDGER))
@@ -186,17 +175,16 @@ class Exchange:
 
     def __init__(self, world: World, silo: int, data: bytes) -> None:
         self.world, self.silo, self.data = world, silo, data
-        self.letter = SignedMessage.open(
-            data, sender=SERVER, identity=world.key.public, recipient=silo, largest=LARGEST_LETTER
-        )
+        self.letter = world.letter(silo, data)
         self.answered: SignedMessage | None = None
         assert world.coordinator is not None
         self.round = world.coordinator._rounds.checkpoint.round + 1
 
     def to_silo(self, *parts: Part) -> tuple[Part, ...]:
         """What the silo says to another letter in this one's place."""
-        return self._open(
-            self.world.party(self.silo).receive(replace(self.letter, parts=parts).seal(self.world.key))
+        return self.world.answer(
+            self.silo,
+            self.world.party(self.silo).receive(replace(self.letter, parts=parts).seal(self.world.key)),
         ).parts
 
     def from_silo(self, *parts: Part) -> None:
@@ -208,18 +196,12 @@ class Exchange:
     def deliver(self) -> bytes:
         """Carry the letter; return the answer, not yet carried."""
         reply = self.world.party(self.silo).receive(self.data)
-        self.answered = self._open(reply)
+        self.answered = self.world.answer(self.silo, reply)
         return reply
-
-    def _open(self, data: bytes) -> SignedMessage:
-        identity = self.world.membership.roster[self.silo]
-        return SignedMessage.open(
-            data, sender=self.silo, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
-        )
 
     @cached_property
     def terms(self) -> Terms:
-        return terms(self.world)
+        return self.world.terms()
 
     @cached_property
     def session(self) -> bytes:
@@ -506,9 +488,7 @@ def played(name: str, letters: list[list[int] | None], samples: dict[Kind, Part]
                 assert isinstance(exchange.to_silo(*parts)[0], Refused | Here)
                 assert state_of(world, 0) == before
                 sent += 1
-    charges = [
-        [entry.round for entry in read_entries(world.folder / f"state-{n}" / LEDGER)] for n in range(3)
-    ]
+    charges = [world.charged(n) for n in range(3)]
     assert charges == [[1, 2]] * 3
     world.close()
 

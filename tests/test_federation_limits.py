@@ -26,13 +26,11 @@ from fedveil.federation.exchange import Heard
 from fedveil.federation.heads import NONE
 from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.policy import Policy
-from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries, read_lines
 from fedveil.privacy.ledger_lines import Note
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Here, Joined, Knock, Part, Refused, Working
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.registry import names
@@ -81,7 +79,7 @@ def test_a_run_of_more_work_than_the_policy_allows_is_not_joined(
     policy: dict[str, Any], changes: dict[str, Any], expected: Refusal, tmp_path: Path
 ) -> None:
     world = World(tmp_path, asked(**changes), population(), TESTING.model_copy(update=policy))
-    assert why(world.tell(world.terms(world.experiment))) == expected
+    assert why(world.tell(world.terms())) == expected
     assert not read_entries(tmp_path / "state-0" / LEDGER)
     world.close()
 
@@ -97,7 +95,7 @@ def test_training_beyond_its_deadline_ends_the_session_and_stays_charged(tmp_pat
     world = World(tmp_path, asked(), population(), TESTING.model_copy(update={"round_seconds": 1e-6}))
     world.play()
     assert "the round took longer than" in (world.outcome.stopped or "")
-    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    assert world.charged(0) == [1]
     world.close()
 
 
@@ -246,9 +244,7 @@ def test_a_run_that_is_played_costs_nothing_of_it(tmp_path: Path) -> None:
 
 def answer_of(world: World, silo: int, data: bytes, *parts: Part) -> bytes:
     """What a silo that lies answers to a letter."""
-    letter = SignedMessage.open(
-        data, sender=SERVER, identity=world.key.public, recipient=silo, largest=1 << 20
-    )
+    letter = world.letter(silo, data)
     return letter.answer(*parts).seal(world.keys[silo])
 
 
@@ -320,9 +316,7 @@ def test_a_silo_at_work_says_so_and_nothing_of_its_work(world: World) -> None:
     (number, data), *others = coordinator.letters()
     party = world.party(number)
     word = party.working(data)
-    opened = SignedMessage.open(
-        word, sender=number, identity=world.membership.roster[number], recipient=SERVER, largest=1 << 20
-    )
+    opened = world.answer(number, word)
     assert opened.parts == (Working(),)
     assert opened.head == NONE
     assert not read_entries(world.folder / f"state-{number}" / LEDGER)
@@ -366,11 +360,11 @@ def standing_of(world: World, read: Callable[[], Standing]) -> None:
 def test_a_stricter_policy_holds_from_the_next_session(world: World) -> None:
     now = [world.policy]
     standing_of(world, lambda: Standing(membership=world.membership, policy=now[0]))
-    assert isinstance(world.tell(world.terms(world.experiment))[0], Joined)
+    assert isinstance(world.tell(world.terms())[0], Joined)
     now[0] = world.policy.model_copy(update={"clip": 0.1})
-    assert why(world.tell(world.terms(world.experiment), session=2)).code is Code.CLIP
+    assert why(world.tell(world.terms(), session=2)).code is Code.CLIP
     now[0] = world.policy.model_copy(update={"clip": 0.75})
-    assert isinstance(world.tell(world.terms(world.experiment), session=3)[0], Joined)
+    assert isinstance(world.tell(world.terms(), session=3)[0], Joined)
     noted = [line for line in read_lines(world.folder / "state-0" / LEDGER) if isinstance(line, Note)]
     policies = [json.loads(note.text)["clip"] for note in noted if note.kind == "policy"]
     assert policies == [1.0, 0.75]  # nothing was joined under the one between
@@ -389,11 +383,11 @@ def test_a_membership_that_does_not_hold_any_more_ends_what_a_served_silo_joins(
         return Standing(membership=sealed[0], policy=world.policy)
 
     standing_of(world, read)
-    assert isinstance(world.tell(world.terms(world.experiment))[0], Joined)
+    assert isinstance(world.tell(world.terms())[0], Joined)
     sealed[:] = (
         [] if fault == "unreadable" else [replace(world.membership, serial=world.membership.serial + 1)]
     )
-    assert why(world.tell(world.terms(world.experiment), session=2)).code is Code.STANDING
+    assert why(world.tell(world.terms(), session=2)).code is Code.STANDING
     assert not read_entries(world.folder / "state-0" / LEDGER)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.run import run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
+from fedveil.errors import DataError
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.parts_due import has_trained
@@ -23,6 +23,7 @@ from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import open_silo
+from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.joining import DraftedPolicy
 from fedveil.flower.provisioning import provision
 from fedveil.flower.submission import create_run, due_parts, read_document
@@ -33,6 +34,7 @@ from tests import test_evaluation_targets
 from tests.hospitals import table_in
 from tests.runs import Silent
 from tests.test_preprocessing import tables
+from tests.user_lists import listed, write_list
 
 ASKED: dict[str, Any] = {
     "name": "hospitals",
@@ -69,7 +71,7 @@ class Study:
         assert asked.data.table is not None
         files = [path.stem for path in asked.data.table.files]
         (folder / "experiment.toml").write_text(asked.to_toml())
-        (folder / "users.txt").write_text("".join(f"p{number}\n" for number in range(people_of(folder))))
+        users = listed(folder / "schema.toml")
         made = provision(
             folder / "federation",
             files,
@@ -81,7 +83,7 @@ class Study:
         self.paths = list(made.silos)
         for path in made.silos:
             settings = SiloFolder(path).settings
-            table, users = folder / f"{settings.name}.csv", folder / "users.txt"
+            table = folder / f"{settings.name}.csv"
             settings.model_copy(update={"table": table, "users": users}).write(path / "silo.toml")
             policy = path / "policy.toml"
             policy.write_text(POLICY.format(releases=releases) + policy.read_text())
@@ -111,11 +113,6 @@ class Study:
         return [(entry.run[32:], entry.round) for entry in entries]
 
 
-def people_of(folder: Path) -> int:
-    """How many people a folder's schema declares."""
-    return int(tomllib.loads((folder / "schema.toml").read_text())["n_users"])
-
-
 def carried(party: CoordinatorParty[Any], silos: list[SiloParty], *, signs: bool = True) -> str | None:
     """Carry every letter of a part, and the silos' signatures of the end; return why it ended early."""
     while party.outcome is None:
@@ -131,6 +128,7 @@ def carried(party: CoordinatorParty[Any], silos: list[SiloParty], *, signs: bool
 
 def alone(folder: Path, base: dict[str, Any] = ASKED) -> Path:
     """The run folder of the same experiment with all tables in this process."""
+    listed(folder / "schema.toml")
     experiment: Experiment = parse(base, "test").anchored(folder)
     return run(prepare(experiment), folder / "alone", Silent()).folder
 
@@ -140,6 +138,21 @@ def test_a_silo_without_the_file_of_main_silos_takes_no_part_and_is_charged_for_
     study = Study(tmp_path, method={"name": "uldp-avg-w", "power": {"main_silos": "ab" * 32}})
     assert [Code.MAIN_SILOS.template in (ended or "") for ended in study.play(parts=1)] == [True]
     assert [study.charges(silo) for silo in range(3)] == [[], [], []]
+
+
+def test_a_silo_with_another_list_of_users_takes_no_part_and_nobody_is_charged(tmp_path: Path) -> None:
+    tables(tmp_path, people=PEOPLE)
+    study = Study(tmp_path)
+    other = write_list(tmp_path / "other.txt", (f"p{number}" for number in reversed(range(PEOPLE))))
+    silo = SiloFolder(study.paths[1])
+    assert (
+        inspect_silo(silo)["list of users"].removeprefix("sha256 ") in (tmp_path / "schema.toml").read_text()
+    )
+    silo.settings.model_copy(update={"users": tmp_path / "other.txt"}).write(silo / "silo.toml")
+    with pytest.raises(DataError, match=f"a list of users with the sha256 {other}"):
+        study.play(parts=1)
+    assert study.charges(0) == []
+    assert not any((path / "state" / LEDGER).exists() for path in study.paths[1:])
 
 
 def test_a_run_of_all_parts_is_the_simulations_and_survives_restarts(tmp_path: Path) -> None:

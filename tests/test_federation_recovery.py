@@ -19,7 +19,6 @@ from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.own.round import Told
 from fedveil.federation.rounds import _DRAWN
 from fedveil.federation.silo_ledger import LEDGER, adopt
-from fedveil.privacy.ledger import read_entries
 from fedveil.protection.driver import NOBODY, Dropouts
 from fedveil.protection.masking.recovery_server import RecoverableServer
 from fedveil.protection.masking.recovery_silo import RecoverableSilo
@@ -87,14 +86,6 @@ def reach(world: World, coordinator: CoordinatorParty, number: int, at: str) -> 
     raise AssertionError("the run does not come so far")
 
 
-def charged(world: World, silo: int) -> list[int]:
-    return [entry.round for entry in read_entries(world.folder / f"state-{silo}" / LEDGER)]
-
-
-def paid(world: World) -> list[int]:
-    return [entry.round for entry in read_entries(world.run_folder / "ledger.jsonl")]
-
-
 def summed(world: World) -> list[int]:
     return [row["summed"] for row in files(world.run_folder.path)[2][1:]]
 
@@ -132,7 +123,7 @@ def test_the_model_is_that_of_the_run_in_one_process_where_the_same_silos_vanish
     _, model, rows = files(in_one_process(simulated, world.held, tmp_path / "here"))
     assert [row["summed"] for row in rows[1:]] == summed(world) == [5, 3, 5, 5, 4, 5, 3, 5]
     assert same_model(model, files(world.run_folder.path)[1])
-    assert paid(world) == list(range(1, 9))
+    assert world.paid == list(range(1, 9))
     world.close()
 
 
@@ -140,8 +131,8 @@ def test_the_others_go_on_without_a_silo_that_never_comes_back(tmp_path: Path) -
     world = world_of(tmp_path, recovering(rounds=6))
     play(world, lambda number, at: (2,) if number > 3 or (number, at) == (3, "SHARES") else ())
     assert summed(world) == [5, 5, 4, 4, 4, 4]
-    assert charged(world, 2) == [1, 2]
-    assert charged(world, 0) == paid(world) == [1, 2, 3, 4, 5, 6]
+    assert world.charged(2) == [1, 2]
+    assert world.charged(0) == world.paid == [1, 2, 3, 4, 5, 6]
     world.close()
 
 
@@ -152,7 +143,7 @@ def test_a_silo_that_was_away_is_in_the_next_round(at: str, tmp_path: Path) -> N
     play(world, lambda *now: (1,) if now == (number, at) else ())
     later = at == "REVEAL"  # its vector was in, and the next round has begun when it is heard
     assert summed(world) == [4 if turn == number + later and at != "SIGN" else 5 for turn in range(1, 5)]
-    assert paid(world) == [1, 2, 3, 4]
+    assert world.paid == [1, 2, 3, 4]
     world.close()
 
 
@@ -165,7 +156,7 @@ def test_a_silo_that_was_restarted_costs_the_others_nothing(at: str, tmp_path: P
     while not coordinator.finished:
         exchange(world, coordinator)
     assert summed(world) == [5, 5 if at in ("SIGN", "REVEAL") else 4, 5, 5]
-    assert paid(world) == charged(world, 0) == [1, 2, 3, 4]
+    assert world.paid == world.charged(0) == [1, 2, 3, 4]
     world.close()
 
 
@@ -183,10 +174,10 @@ def test_another_attempt_is_another_release(at: str, tmp_path: Path, monkeypatch
     assert (world.run_folder / _DRAWN).read_bytes() != drawn
     again.close()
     play(world)
-    assert paid(world) == [1, 2, 2, 2, 3, 4]
-    assert charged(world, 0) == [1, 2, 2, 3, 4]
+    assert world.paid == [1, 2, 2, 2, 3, 4]
+    assert world.charged(0) == [1, 2, 2, 3, 4]
     for silo, given in inputs.given.items():
-        assert len(given) == len(set(given)) == len(charged(world, silo))
+        assert len(given) == len(set(given)) == len(world.charged(silo))
     world.close()
 
 
@@ -211,7 +202,7 @@ def test_too_few_are_waited_for_and_begin_again_with_those_that_are_back(tmp_pat
     while not coordinator.finished:
         exchange(world, coordinator, () if 2 in coordinator._absent else (2,))
     assert summed(world) == [4, 4, 4, 4]
-    assert paid(world) == [1, 1, 2, 3, 4]
+    assert world.paid == [1, 1, 2, 3, 4]
     world.close()
 
 
@@ -249,7 +240,7 @@ def test_an_attempt_that_was_charged_twice_ends_the_run_where_the_budget_ends(tm
     assert coordinator.outcome is not None
     assert "refuses (budget): the round would bring" in (coordinator.outcome.stopped or "")
     assert summed(world) == [5, 4, 5]
-    assert charged(world, 0) == [1, 1, 2, 3]
+    assert world.charged(0) == [1, 1, 2, 3]
     world.close()
 
 
@@ -271,7 +262,7 @@ def test_a_silo_that_dies_in_every_attempt_does_not_spend_what_the_others_have(t
             break
     assert coordinator.outcome is not None
     assert "silos vanished in each of 10 attempts at round 1" in (coordinator.outcome.stopped or "")
-    assert len(paid(world)) == len(charged(world, 3)) == MOST_ATTEMPTS
+    assert len(world.paid) == len(world.charged(3)) == MOST_ATTEMPTS
     world.close()
 
 
@@ -303,7 +294,7 @@ def test_a_round_that_the_run_does_not_have_is_neither_charged_nor_answered(
     session.told.add(Model(values=coordinator._rounds.checkpoint.model.numpy()))
     with pytest.raises(RefusalError, match="the run has rounds 1 to 4"):
         session._given(Task(round=number))
-    assert charged(world, 0) == []
+    assert world.charged(0) == []
     world.close()
 
 
@@ -339,13 +330,11 @@ def test_no_noisy_vector_is_in_two_sums_whatever_goes_wrong(
     assert len(summed(world)) == 12
     assert set(summed(world)) <= {3, 4, 5}
     assert min(summed(world)) < 5
-    assert sorted(set(paid(world))) == list(range(1, 13))
+    assert sorted(set(world.paid)) == list(range(1, 13))
     for silo in range(SILOS):
         given = inputs.given[silo]
-        assert len(given) == len(set(given)) <= len(charged(world, silo))
-        assert not Counter(charged(world, silo)) - Counter(
-            paid(world)
-        )  # else it would not sign an honest end
+        assert len(given) == len(set(given)) <= len(world.charged(silo))
+        assert not Counter(world.charged(silo)) - Counter(world.paid)  # else it would not sign an honest end
     world.close()
 
 

@@ -48,6 +48,7 @@ from tests import test_inference_runs, test_releases
 from tests.commands import as_json
 from tests.federation_world import small_keys
 from tests.test_run_audit import unnoticed_values
+from tests.user_lists import listed
 
 SILOS = ("north", "south", "west")
 SEEDED = 'epsilon = 8.0\naccountant = "rdp"\ninsecure_seed = 1'
@@ -77,6 +78,7 @@ class Hospitals:
         assert document.data.table is not None
         table = document.data.table
         self.folder, self.document, self.policy = folder, document, policy
+        self.users = listed(table.schema_file)
         self.schema = read_schema(table.schema_file)
         self.files = {path.stem: path for path in table.files}
         self.keys = [IdentityKey.generate() for _ in self.files]
@@ -87,8 +89,6 @@ class Hospitals:
             coordinator=self.key.public,
             schema_digest=hashlib.sha256(table.schema_file.read_bytes()).digest(),
         )
-        self.users = folder / "users.txt"
-        self.users.write_text("".join(f"p{number}\n" for number in range(self.schema.n_users)))
         self.run = RunFolder.create(folder / "federated", document)
         self.run.write(DECLARED, table.schema_file.read_bytes())
         self.silos = [self.silo(number) for number in range(len(self.keys))]
@@ -167,7 +167,9 @@ def statistics(folder: Path, **changes: Any) -> TableDocument:
         "privacy": SEEDED,
         "statistics": 'silos = "uniform"\nlargest_error = 1e6',
     }
-    return read_release_document(test_releases.written(folder, **asked | changes))
+    path = test_releases.written(folder, **asked | changes)
+    listed(folder / "schema.toml")
+    return read_release_document(path)
 
 
 WEIGHTED = {
@@ -203,6 +205,7 @@ def test_a_regression_between_institutions_is_the_simulations_and_survives_resta
     """Every release by parties that were opened again: the bytes of the simulation, and three charges at every silo."""
     test_inference_runs.tables(tmp_path, odd=False)
     document = read_inference_document(test_inference_runs.written(tmp_path, privacy=SEEDED))
+    listed(tmp_path / "schema.toml")
     alone = make_releases(prepare_inference(document), tmp_path / "alone")
     world = Hospitals(tmp_path, document)
     for _ in range(3):

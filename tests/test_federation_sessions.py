@@ -15,11 +15,9 @@ from fedveil.federation import sessions
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.rounds import STATE
 from fedveil.federation.sessions import LEASE_SECONDS, Reception, session_name, session_run
-from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import parse_json
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Here, Joined, Knock, Model, Over, Part, Refused, Relay, Task
 from tests.federation_world import RUN, World, asked, population
 from tests.test_federation_grammar import state_of
@@ -107,13 +105,7 @@ def test_no_old_letter_changes_a_silo(tmp_path: Path) -> None:
     while not coordinator.finished:
         before = state_of(world, 0)
         for data in old:
-            letter = SignedMessage.open(
-                party.receive(data),
-                sender=0,
-                identity=world.membership.roster[0],
-                recipient=SERVER,
-                largest=1 << 20,
-            )
+            letter = world.answer(0, party.receive(data))
             assert party._last is not None
             joined = party._last.run == coordinator.run
             assert (
@@ -245,9 +237,7 @@ def test_what_answers_a_knock_with_something_else_ends_the_run(tmp_path: Path) -
     world = World(tmp_path, asked(), population())
     coordinator = world.coordinate()
     number, data = coordinator.letters()[0]
-    letter = SignedMessage.open(
-        data, sender=SERVER, identity=world.key.public, recipient=number, largest=1 << 20
-    )
+    letter = world.letter(number, data)
     coordinator.receive(number, letter.answer(Joined(heads=())).seal(world.keys[number]))
     assert coordinator.outcome is not None
     assert "silo0: sent a letter of another shape" in (coordinator.outcome.stopped or "")

@@ -62,9 +62,8 @@ from fedveil.protection.parts import (
 )
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.wire import Writer
-from tests.federation_world import MOVING, OPEN, TESTING, World, asked, clients, population, small_keys
+from tests.federation_world import MOVING, OPEN, RUN, TESTING, World, asked, clients, population, small_keys
 
-RUN = bytes(range(16))
 CASES = 20_000
 EXAMPLES: list[Part] = [
     Terms(
@@ -104,18 +103,6 @@ def world(tmp_path: Path) -> Any:
     made = World(tmp_path, asked(), population())
     yield made
     made.close()
-
-
-def told(world: World, *parts: Part, session: int = 1, number: int = 0, run: bytes = RUN) -> tuple[Part, ...]:
-    """What silo 0 answers to a letter of the coordinator."""
-    return world.tell(*parts, session=session, number=number, run=run)
-
-
-def opened(world: World, data: bytes) -> tuple[Part, ...]:
-    identity = world.membership.roster[0]
-    return SignedMessage.open(
-        data, sender=0, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
-    ).parts
 
 
 def terms(world: World, **changes: Any) -> Terms:
@@ -171,7 +158,7 @@ def test_a_policy_is_a_limit(
     )
     world = World(tmp_path, secure, population(), LIMITED.model_copy(update=policy))
     asked_for = world.terms(secure)
-    answer = told(world, asked_for)[0]
+    answer = world.tell(asked_for)[0]
     assert isinstance(answer, Refused)
     assert answer.why.code is expected
     assert not (tmp_path / "state-0" / "answers").exists()
@@ -188,7 +175,7 @@ def refused_by_all(world: World) -> None:
 
 def test_noise_from_a_known_seed_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path, asked(), population(), LIMITED)
-    answer = told(world, terms(world))[0]
+    answer = world.tell(terms(world))[0]
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.KNOWN_SEED
     world.close()
@@ -206,12 +193,12 @@ def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
     first.play()
     assert first.outcome.stopped is None
     offer = first.terms(secure)
-    while isinstance(told(first, offer, run=os.urandom(16))[0], Joined):
+    while isinstance(first.tell(offer, run=os.urandom(16))[0], Joined):
         identity = os.urandom(16)
-        told(first, offer, run=identity)
+        first.tell(offer, run=identity)
         for number in (1, 2, 3):
-            told(first, *task(first, number), run=identity, number=number)
-    assert cause(told(first, offer, run=os.urandom(16))) == "budget"
+            first.tell(*task(first, number), run=identity, number=number)
+    assert cause(first.tell(offer, run=os.urandom(16))) == "budget"
     party = first.party()
     budget = first.policy.budget
     assert budget is not None
@@ -227,14 +214,14 @@ def test_a_refused_offer_of_another_run_leaves_the_one_that_goes_on(tmp_path: Pa
     limited = LIMITED.model_copy(update={"epsilon": 2.0, "trust_coordinator": True})
     world = World(tmp_path, secure, population(), limited)
     identity, dear = os.urandom(16), secure.model_copy(update={"rounds": 5000})
-    told(world, world.terms(secure), run=identity)
+    world.tell(world.terms(secure), run=identity)
     refused = world.terms(dear)
-    assert cause(told(world, refused, run=os.urandom(16))) == "budget"
-    told(world, *task(world, 1), run=identity, number=1)
+    assert cause(world.tell(refused, run=os.urandom(16))) == "budget"
+    world.tell(*task(world, 1), run=identity, number=1)
     assert isinstance(
-        told(world, refused, run=os.urandom(16))[0], Here
+        world.tell(refused, run=os.urandom(16))[0], Here
     )  # in the middle of a run: not even read
-    answer = told(world, *task(world, 2), run=identity, number=2)
+    answer = world.tell(*task(world, 2), run=identity, number=2)
     assert not any(isinstance(part, Refused) for part in answer)
     world.close()
 
@@ -251,14 +238,14 @@ def test_the_budget_counts_a_round_that_is_paid_twice(tmp_path: Path) -> None:
         exact = prepare(secure, FixedPopulation(population())).epsilon_after(3) * (1 + 1e-9)
         limits = LIMITED.model_copy(update={"epsilon": epsilon or exact, "trust_coordinator": True})
         world = World(folder, secure, population(), limits)
-        told(world, world.terms(secure))
-        told(world, *task(world), number=1)
-        told(world, *task(world, number=2), number=2)
+        world.tell(world.terms(secure))
+        world.tell(*task(world), number=1)
+        world.tell(*task(world, number=2), number=2)
         kept = next((folder / "state-0" / "answers").iterdir())
         content = kept.read_bytes()
-        assert isinstance(told(world, *task(world, number=3), number=3)[0], Relay)
+        assert isinstance(world.tell(*task(world, number=3), number=3)[0], Relay)
         kept.write_bytes(content)
-        answer = told(world, *task(world, number=3), number=4)
+        answer = world.tell(*task(world, number=3), number=4)
         assert (cause(answer) == "budget") if refused else isinstance(answer[0], Relay)
         assert len(read_entries(folder / "state-0" / LEDGER)) == (3 if refused else 4)
         world.close()
@@ -268,33 +255,33 @@ def test_metrics_and_files_of_the_coordinator_are_not_touched_by_a_silo(world: W
     offered = asked(
         model={"name": "linear", "loss": "binary_cross_entropy", "metrics": ["this_module:is_not_there"]}
     )
-    answer = told(world, world.terms(offered))
+    answer = world.tell(world.terms(offered))
     assert isinstance(answer[0], Joined)
     assert "this_module" not in sys.modules
 
 
 def test_a_round_is_answered_once(world: World) -> None:
-    told(world, terms(world))
-    first = vector(told(world, *task(world), number=1))
-    again = vector(told(world, *task(world), number=2))
+    world.tell(terms(world))
+    first = vector(world.tell(*task(world), number=1))
+    again = vector(world.tell(*task(world), number=2))
     assert np.array_equal(first, again)
-    assert isinstance(told(world, *task(world, number=2), number=3)[0], Relay)
+    assert isinstance(world.tell(*task(world, number=2), number=3)[0], Relay)
     for session, wrong in enumerate(
         (task(world, number=2, value=1.0), task(world, number=1), task(world, number=4)), start=2
     ):
-        told(world, terms(world), session=session)
-        assert cause(told(world, *wrong, session=session, number=1)) == "replay"
+        world.tell(terms(world), session=session)
+        assert cause(world.tell(*wrong, session=session, number=1)) == "replay"
 
 
 def test_a_refusal_ends_its_session(world: World) -> None:
     """A letter that was begun and not finished may have taken effect in part, so none can follow it."""
-    told(world, terms(world))
-    wrong = told(world, *task(world, length=9), number=1)
+    world.tell(terms(world))
+    wrong = world.tell(*task(world, length=9), number=1)
     assert cause(wrong) == "request"
-    assert told(world, *task(world, length=9), number=1) == wrong
-    assert isinstance(told(world, *task(world), number=2)[0], Here)
-    told(world, terms(world), session=2)
-    assert isinstance(told(world, *task(world), session=2, number=1)[0], Relay)
+    assert world.tell(*task(world, length=9), number=1) == wrong
+    assert isinstance(world.tell(*task(world), number=2)[0], Here)
+    world.tell(terms(world), session=2)
+    assert isinstance(world.tell(*task(world), session=2, number=1)[0], Relay)
 
 
 def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
@@ -306,13 +293,13 @@ def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
         raise RuntimeError("record 17 of the table")
 
     monkeypatch.setattr(CohortWork, "give", fail)
-    told(world, terms(world))
-    answer = told(world, *task(world), number=1)
+    world.tell(terms(world))
+    answer = world.tell(*task(world), number=1)
     assert cause(answer) == "request"
     assert isinstance(answer[0], Refused)
     assert answer[0].why == Refusal(Code.OWN_RECORDS)
-    assert told(world, *task(world), number=1) == answer
-    assert isinstance(told(world, *task(world), number=2)[0], Here)
+    assert world.tell(*task(world), number=1) == answer
+    assert isinstance(world.tell(*task(world), number=2)[0], Here)
     assert len(read_entries(tmp_path / "state-0" / LEDGER)) == 1
     world.close()
     world.silos[:] = [world.silo(number) for number in range(3)]
@@ -323,23 +310,23 @@ def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
 
 def test_a_stored_sum_is_sent_under_its_own_terms_alone(world: World) -> None:
     """A sum that was charged as one under masks is not sent in the open, nor one of other weights, for free."""
-    told(world, terms(world))
-    first = vector(told(world, *task(world), number=1))
-    assert cause(told(world, terms(world, rounds=5), session=2)) == "replay"
-    assert cause(told(world, terms(world, method={"noise_multiplier": 4.0}), session=3)) == "replay"
-    told(world, terms(world), session=4)
-    again = vector(told(world, *task(world), session=4, number=1))
+    world.tell(terms(world))
+    first = vector(world.tell(*task(world), number=1))
+    assert cause(world.tell(terms(world, rounds=5), session=2)) == "replay"
+    assert cause(world.tell(terms(world, method={"noise_multiplier": 4.0}), session=3)) == "replay"
+    world.tell(terms(world), session=4)
+    again = vector(world.tell(*task(world), session=4, number=1))
     assert np.array_equal(first, again)
 
 
 def test_old_letters_are_not_answered_again(world: World) -> None:
-    told(world, terms(world), session=2)
-    told(world, *task(world), session=2, number=3)
-    assert cause(told(world, *task(world, number=2), session=2, number=2)) == "replay"
-    assert cause(told(world, *task(world, number=2), session=2, number=3)) == "replay"
+    world.tell(terms(world), session=2)
+    world.tell(*task(world), session=2, number=3)
+    assert cause(world.tell(*task(world, number=2), session=2, number=2)) == "replay"
+    assert cause(world.tell(*task(world, number=2), session=2, number=3)) == "replay"
     for stranger in (
-        told(world, *task(world, number=2), session=1, number=9),
-        told(world, *task(world), run=bytes(16)),
+        world.tell(*task(world, number=2), session=1, number=9),
+        world.tell(*task(world), run=bytes(16)),
     ):
         assert isinstance(stranger[0], Here)
 
@@ -361,8 +348,8 @@ def test_a_task_must_fit(world: World) -> None:
         ),
         start=1,
     ):
-        told(world, terms(world, method={"name": "uldp-avg-w"}), session=session)
-        (answer,) = told(world, *wrong, session=session, number=1)
+        world.tell(terms(world, method={"name": "uldp-avg-w"}), session=session)
+        (answer,) = world.tell(*wrong, session=session, number=1)
         assert isinstance(answer, Refused)
         assert answer.why == expected
 
@@ -382,10 +369,10 @@ def test_a_clip_must_be_one_that_its_course_comes_to(
     world: World, number: int, length: float, allowed: bool
 ) -> None:
     """The first is given and the others have limits; a silo charges nothing for another one."""
-    told(world, terms(world, method={"clip": MOVING}))
+    world.tell(terms(world, method={"clip": MOVING}))
     if number == 2:
-        vector(told(world, RoundClip(length=0.05), *task(world), number=1))
-    answers = told(world, RoundClip(length=length), *task(world, number=number), number=2)
+        vector(world.tell(RoundClip(length=0.05), *task(world), number=1))
+    answers = world.tell(RoundClip(length=length), *task(world, number=number), number=2)
     if allowed:
         assert np.isfinite(vector(answers)).all()
     else:
@@ -395,47 +382,47 @@ def test_a_clip_must_be_one_that_its_course_comes_to(
     charged = list(read_entries(world.folder / "state-0" / LEDGER))
     assert len(charged) == number - (not allowed)
     if allowed and number == 2:
-        told(world, terms(world, method={"clip": MOVING}), session=2)
+        world.tell(terms(world, method={"clip": MOVING}), session=2)
         again = (RoundClip(length=2 * length), *task(world, number=2))
-        assert cause(told(world, *again, session=2, number=1)) == "replay"
+        assert cause(world.tell(*again, session=2, number=1)) == "replay"
 
 
 def test_a_clip_that_stays_is_not_told(world: World) -> None:
-    told(world, terms(world))
-    (answer,) = told(world, RoundClip(length=0.5), *task(world), number=1)
+    world.tell(terms(world))
+    (answer,) = world.tell(RoundClip(length=0.5), *task(world), number=1)
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.SHAPE
 
 
 def test_another_membership_is_refused(world: World) -> None:
-    assert cause(told(world, world.terms(asked(), bytes(32)))) == "schema"
-    assert cause(told(world, replace(world.terms(asked()), experiment="a = ["))) == "request"
+    assert cause(world.tell(world.terms(asked(), bytes(32)))) == "schema"
+    assert cause(world.tell(replace(world.terms(asked()), experiment="a = ["))) == "request"
 
 
 def test_a_state_that_was_put_back_is_noticed(world: World, tmp_path: Path) -> None:
-    told(world, terms(world))
-    told(world, *task(world), number=1)
+    world.tell(terms(world))
+    world.tell(*task(world), number=1)
     kept = next((tmp_path / "state-0" / "answers").iterdir())
     content = kept.read_bytes()
-    told(world, *task(world, number=2), number=2)
-    told(world, *task(world, number=3), number=3)
+    world.tell(*task(world, number=2), number=2)
+    world.tell(*task(world, number=3), number=3)
     kept.write_bytes(content)
-    assert cause(told(world, *task(world, number=2), number=4)) == "state"
-    told(world, terms(world), session=2)
+    assert cause(world.tell(*task(world, number=2), number=4)) == "state"
+    world.tell(terms(world), session=2)
     kept.write_bytes(content[:-1])
-    assert cause(told(world, *task(world, number=2), session=2, number=1)) == "storage"
+    assert cause(world.tell(*task(world, number=2), session=2, number=1)) == "storage"
 
 
 def test_new_noise_is_never_free(world: World, tmp_path: Path) -> None:
     """Without its last answer a silo cannot repeat it: it draws again, and pays again."""
-    told(world, terms(world))
-    told(world, *task(world), number=1)
-    told(world, *task(world, number=2), number=2)
+    world.tell(terms(world))
+    world.tell(*task(world), number=1)
+    world.tell(*task(world, number=2), number=2)
     kept = next((tmp_path / "state-0" / "answers").iterdir())
     content = kept.read_bytes()
-    told(world, *task(world, number=3), number=3)
+    world.tell(*task(world, number=3), number=3)
     kept.write_bytes(content)
-    assert isinstance(told(world, *task(world, number=3), number=4)[0], Relay)
+    assert isinstance(world.tell(*task(world, number=3), number=4)[0], Relay)
     charges = [(entry.round, entry.attempt) for entry in read_entries(tmp_path / "state-0" / LEDGER)]
     assert charges == [(1, 0), (2, 0), (3, 0), (3, 1)]
 
@@ -446,13 +433,13 @@ def test_a_full_disk_stops_a_round_before_it_is_answered(
     def full(*arguments: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    told(world, terms(world))
+    world.tell(terms(world))
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        assert cause(told(world, *task(world), number=1)) == "storage"
-    assert isinstance(told(world, *task(world), number=2)[0], Here)
-    told(world, terms(world), session=2)
-    assert isinstance(told(world, *task(world), session=2, number=1)[0], Relay)
+        assert cause(world.tell(*task(world), number=1)) == "storage"
+    assert isinstance(world.tell(*task(world), number=2)[0], Here)
+    world.tell(terms(world), session=2)
+    assert isinstance(world.tell(*task(world), session=2, number=1)[0], Relay)
 
 
 def test_a_coordinator_with_a_full_disk_goes_on_later(
@@ -536,9 +523,7 @@ def test_a_vector_that_is_none_ends_the_run_with_the_model(
     world.exchange(coordinator)
     world.exchange(coordinator)
     for number, data in coordinator.letters():
-        letter = SignedMessage.open(
-            data, sender=SERVER, identity=world.key.public, recipient=number, largest=LARGEST_LETTER
-        )
+        letter = world.letter(number, data)
         round_id = RoundId(run=coordinator._session_run, round=1, attempt=0)
         sent = Envelope(round_id=round_id, sender=number, recipient=SERVER, message=OpenVector(values=values))
         terms = coordinator._record._terms
@@ -685,17 +670,15 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     world.exchange(coordinator)
     world.exchange(coordinator)
     data = dict(coordinator.letters())[0]
-    letter = SignedMessage.open(
-        data, sender=SERVER, identity=world.key.public, recipient=0, largest=LARGEST_LETTER
-    )
+    letter = world.letter(0, data)
     heads, directory, start, *asked_for = letter.parts
     assert isinstance(start, Relay)
     envelope = Envelope.decode(start.message)
     fewer = Relay(message=replace(envelope, message=RoundStart(cohort=(0, 1))).encode())
     party = world.party()
-    (answer,) = opened(
-        world, party.receive(replace(letter, parts=(heads, directory, fewer, *asked_for)).seal(world.key))
-    )
+    (answer,) = world.answer(
+        0, party.receive(replace(letter, parts=(heads, directory, fewer, *asked_for)).seal(world.key))
+    ).parts
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.PROTOCOL
     coordinator.close()
@@ -717,9 +700,7 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
     for silo, data in coordinator.letters():
         reply = world.party(silo).receive(data)
         if silo == 2:
-            letter = SignedMessage.open(
-                data, sender=SERVER, identity=world.key.public, recipient=2, largest=LARGEST_LETTER
-            )
+            letter = world.letter(2, data)
             reply = letter.answer(
                 Joined(heads=((NONE, bytes(64)),) * 3), Counts(counts=np.minimum(wrapping, 2**32 - 1))
             ).seal(world.keys[2])
@@ -791,7 +772,7 @@ def test_all_silos_of_a_sum_play_the_same_round(
     else:
         assert Code.PROTOCOL.template in (outcome.stopped or "")
         assert "silo 0: round 1, attempt 0 has not begun" in caplog.text
-    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    assert world.charged(0) == [1]
     world.close()
 
 
@@ -839,7 +820,7 @@ def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tm
     world = World(tmp_path, experiment, clients(), policy)
     with pytest.raises(CompositionError, match="institutions"):
         world.coordinate()
-    answer = told(world, world.terms(experiment))[0]
+    answer = world.tell(world.terms(experiment))[0]
     assert isinstance(answer, Refused)
     assert answer.why.code is Code.EXPERIMENT
     world.close()

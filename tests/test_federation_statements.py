@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedveil.engine.experiments.experiment import merge
+from fedveil.engine.experiments.experiment import Experiment, merge
 from fedveil.engine.experiments.sections import ModelSection
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.side_releases import Charged
@@ -27,9 +27,7 @@ from fedveil.federation.audit.run_record import TERMS, read_terms, signed_end
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.document import as_silos_see
 from fedveil.federation.proposals import own_work
-from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.catalogue.files import digest_of
-from fedveil.privacy.ledger import read_entries
 from fedveil.protection.parts import Attested, Closing, Joined, Model, Over, Refused, Task
 from fedveil.protection.refusals import Code
 from fedveil.registry import HOUSE
@@ -111,9 +109,13 @@ def test_every_party_states_what_the_simulation_states(name: str) -> None:
     [
         ({"method": {"noise_multiplier": 10.0}}, False),
         ({"protection": {"name": "secure-aggregation"}}, False),  # the same charge, and another reader
+        (
+            {"server": {"average": {"name": "tail"}}},
+            False,
+        ),  # the same charge and readers, chosen after a look
         ({}, True),
     ],
-    ids=["more noise", "another protection", "renewed membership"],
+    ids=["more noise", "another protection", "another average", "renewed membership"],
 )
 def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     tmp_path: Path, changes: dict[str, Any], fits: bool
@@ -121,9 +123,9 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     """A coordinator asks for a round under one experiment, and has a better one's statement signed for it."""
     secret: dict[str, Any] = {"privacy": {"insecure_seed": None}}
     world = World(tmp_path, asked(rounds=1, **secret), population())
-    world.tell(world.terms(world.experiment))
+    world.tell(world.terms())
     world.tell(Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
-    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    assert world.charged(0) == [1]
     if fits:
         world.membership = replace(world.membership, serial=1)
         world.restart()
@@ -157,7 +159,7 @@ def test_a_session_that_is_open_gives_nothing_once_the_end_was_signed(tmp_path: 
     (refused,) = world.tell(model, Task(round=2), session=2, number=1)
     assert isinstance(refused, Refused)
     assert refused.why.code is Code.RUN_OVER
-    assert [entry.round for entry in read_entries(tmp_path / "state-0" / LEDGER)] == [1]
+    assert world.charged(0) == [1]
     world.close()
 
 

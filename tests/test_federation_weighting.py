@@ -22,9 +22,7 @@ from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
-from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.records import Population, Records
-from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Counts, Drawn, DrawnUsers, Joined, OwnDraw, Part, Task, Totals
@@ -44,7 +42,6 @@ from tests.federation_world import (
     in_one_process,
     population,
     small_keys,
-    statement,
 )
 from tests.runs import files, same_model
 
@@ -73,10 +70,6 @@ def secret(experiment: Experiment) -> Experiment:
     return experiment.model_copy(
         update={"privacy": experiment.privacy.model_copy(update={"insecure_seed": None})}
     )
-
-
-def rounds(path: Path) -> list[int]:
-    return [entry.round for entry in read_entries(path)]
 
 
 def complete(world: World) -> None:
@@ -133,15 +126,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     experiment, held = weighted(method, protection, rounds=3), population()
     world = World(tmp_path, experiment, held, POLICY)
     world.play()
-    complete(world)
-    here = files(in_one_process(experiment, held, tmp_path / "here"))
-    there = files(world.run_folder.path)
-    assert same_model(here[1], there[1])
-    assert [row["test"] for row in here[2]] == [row["test"] for row in there[2]]
-    assert here[0] == there[0]
-    assert statement(tmp_path / "here" / "try") == statement(world.run_folder.path)
-    for number in range(3):
-        assert rounds(tmp_path / f"state-{number}" / LEDGER) == [1, 2, 3]
+    world.assert_as_in_one_process()
     world.close()
 
 
@@ -165,9 +150,9 @@ def test_a_hundred_mishaps_change_nothing(
     assert moments.kills + chaos.cuts >= 100
     assert moments.kills >= 15
     assert same_model(undisturbed[1], files(world.run_folder.path)[1])
-    assert rounds(world.run_folder / "ledger.jsonl") == list(range(1, 6))
+    assert world.paid == list(range(1, 6))
     for number in range(3):
-        charged = rounds(tmp_path / f"state-{number}" / LEDGER)
+        charged = world.charged(number)
         assert sorted(set(charged)) == list(range(1, 6))
         assert len(charged) - 5 <= moments.kills  # a crash may waste a charge
     assert max(len(inputs) for inputs in record.given.values()) > 1
@@ -199,11 +184,7 @@ def test_a_round_that_is_asked_for_in_two_sessions_shows_one_number(
     assert {number: len(sums) for number, sums in record.learned.items()} == dict.fromkeys((1, 2, 3, 4), 2)
     assert {len(set(sums)) for sums in record.learned.values()} == {1}
     assert {len({one.encode() for one in inputs}) for inputs in record.given.values()} == {1}
-    for path in (
-        *(tmp_path / f"state-{number}" / LEDGER for number in range(3)),
-        world.run_folder / "ledger.jsonl",
-    ):
-        assert rounds(path) == [1, 2, 3, 4]
+    assert [world.paid, *map(world.charged, range(3))] == [[1, 2, 3, 4]] * 4
     world.close()
 
 
@@ -223,11 +204,11 @@ def test_under_oblivious_transfer_every_session_draws_and_pays_anew(
     for (silo, number), inputs in record.given.items():
         assert len({one.noise.tobytes() for one in inputs}) == len(inputs)
         assert len({one.dither for one in inputs}) == len(inputs)
-        charged = rounds(tmp_path / f"state-{silo}" / LEDGER)
+        charged = world.charged(silo)
         assert charged.count(number) >= len(inputs)
     for number, sums in record.learned.items():
-        assert rounds(world.run_folder / "ledger.jsonl").count(number) >= len(sums)
-    charges = len(rounds(world.run_folder / "ledger.jsonl"))
+        assert world.paid.count(number) >= len(sums)
+    charges = len(world.paid)
     last = files(world.run_folder.path)[2][-1]
     assert last["epsilon"] == prepare(experiment, FixedPopulation(population())).epsilon_after(charges)
     world.close()

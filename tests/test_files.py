@@ -24,9 +24,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from safetensors.torch import save_file
 
+from fedveil.bundle.archive import SUMS, BundleError, sums
+from fedveil.bundle.bundle import load_bundle
+from fedveil.bundle.card import model_card
+from fedveil.bundle.writing import bundle_run
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
+from fedveil.engine.experiments.release_document import read_inference_document
 from fedveil.engine.populations import FixedPopulation
+from fedveil.engine.releases.inference import prepare_inference
+from fedveil.engine.releases.preprocessing import read_preprocessed
+from fedveil.engine.releases.release_run import make_releases
 from fedveil.engine.run import run
 from fedveil.engine.run_folder.diagnostics import require_same_records
 from fedveil.engine.run_folder.documents import read_rows
@@ -37,6 +45,7 @@ from fedveil.federation.audit.ledger_audit import LedgerExport, _signed, export_
 from fedveil.federation.charter import Charter
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.membership import Membership
+from fedveil.federation.parts_due import evaluating
 from fedveil.federation.policy import Policy
 from fedveil.federation.rounds import STATE, Rounds, identify
 from fedveil.federation.share import silo_share
@@ -50,10 +59,14 @@ from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.report.run_data import load_run
-from tests.federation_world import World, asked, population
+from fedveil.statistics.evaluation.evaluated import read_evaluated
+from fedveil.statistics.inference.fitted import read_fitted
+from tests import test_inference_runs as odds
+from tests import test_preprocessing as refined
+from tests.federation_world import RUN, World, asked, population
 from tests.runs import Silent
+from tests.user_lists import write_list
 
-RUN = bytes(range(16))
 SCHEMA = """n_users = 4
 user = "patient"
 silos = ["north", "south"]
@@ -226,7 +239,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
     (folder / "table.csv").write_text(CSV)
     columns = {"patient": [0, 1, 2], "age": [1.0, 2.0, 3.0], "place": ["a", "b", "a"], "ill": [0, 1, 1]}
     pa_parquet.write_table(pa.table(columns), folder / "table.parquet")
-    (folder / "users.txt").write_text("0\n1\n2\n3\n")
+    digest = write_list(folder / "users.txt", "0123")
     save_file({"weight": torch.ones(1, 3), "bias": torch.zeros(1)}, folder / "model.safetensors")
     schema = read_schema(folder / "schema.toml")
     founder, identity = IdentityKey.generate(), IdentityKey.generate()
@@ -247,6 +260,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
     def asked_for(at: Path) -> Any:
         Request.read(at).check(charter.digest)
 
+    listing = schema.model_copy(update={"users": digest})
     membership = Membership(
         silos=("north", "south"),
         roster=tuple(IdentityKey.generate().public for _ in range(2)),
@@ -273,7 +287,8 @@ def alone(folder: Path) -> dict[str, FileKind]:
         "table.parquet, drafted": FileKind(path=folder / "table.parquet", read=draft_schema),
         "users.txt": FileKind(
             path=folder / "users.txt",
-            read=lambda at: silo_share(schema, folder / "table.csv", membership, 0, at),
+            read=lambda at: silo_share(listing, folder / "table.csv", membership, 0, at).train.user.tolist(),
+            sealed=True,
         ),
         "model.safetensors": FileKind(path=folder / "model.safetensors", read=tensors),
         "model.initial": FileKind(
@@ -282,7 +297,54 @@ def alone(folder: Path) -> dict[str, FileKind]:
     }
 
 
+def of_releases(folder: Path) -> dict[str, FileKind]:
+    """What releases leave beside and without rounds, and the bundle of such a run: read, and all that follows of it.
+
+    The manifest of a bundle and its statement are tried under a list of digests that fits.
+    """
+    folder.mkdir()
+    refined.tables(folder, people=400)
+    prepared = refined.prepared_in(folder, evaluation={}, data={"table": {"test_share": 0.5}})
+    here = run(prepared, folder / "runs", Silent()).folder
+    begun = here / "checkpoint" / "evaluation.json"
+    begun.write_bytes((here / "evaluation.json").read_bytes())
+    (folder / "odds").mkdir()
+    odds.tables(folder / "odds", people=60)
+    document = read_inference_document(odds.written(folder / "odds", people=60, privacy="epsilon = 200.0"))
+    fitted = make_releases(prepare_inference(document), folder / "runs")
+    packed, unpacked = (bundle_run(here, folder / name) for name in ("bundle.zip", "bundle"))
+
+    def listed(at: Path) -> Any:
+        names = [path for path in at.parent.iterdir() if path.name != SUMS]
+        files = {path.name: read_content(path, BundleError) for path in names}
+        (at.parent / SUMS).write_bytes(sums(files))
+        bundle = load_bundle(at.parent)
+        return model_card(bundle.manifest, bundle.statement), bundle.model.state_dict()
+
+    def told(found: Any) -> Any:
+        return None if found is None else found.to_json()
+
+    return {
+        "evaluation.json": FileKind(
+            path=here / "evaluation.json", read=lambda at: told(read_evaluated(at.parent))
+        ),
+        "evaluation.json, begun": FileKind(path=begun, read=lambda _: evaluating(RunFolder(here))),
+        "preprocessing.json": FileKind(
+            path=here / "preprocessing.json", read=lambda at: told(read_preprocessed(at.parent))
+        ),
+        "inference.json": FileKind(
+            path=fitted / "inference.json", read=lambda at: told(read_fitted(at.parent))
+        ),
+        "bundle.zip": FileKind(path=packed, read=load_bundle, sealed=True),
+        "bundle.json, listed": FileKind(path=unpacked / "bundle.json", read=listed),
+        "privacy.json, listed": FileKind(path=unpacked / "privacy.json", read=listed),
+        "model, listed": FileKind(path=unpacked / "model.safetensors", read=listed),
+    }
+
+
 NAMES = (
+    *("evaluation.json", "evaluation.json, begun", "preprocessing.json", "inference.json", "bundle.zip"),
+    *("bundle.json, listed", "privacy.json, listed", "model, listed"),
     *("charter.toml", "north.request", "heads.jsonl", "audit.json", "audit.json, signed"),
     *("membership.toml", "policy.toml", "ledger.jsonl", "ledger.jsonl, sealed", "answer", "answer, sealed"),
     *("weighted input", "federation.json", "participants.json", "experiment.toml", "metrics.jsonl"),
@@ -296,7 +358,7 @@ NAMES = (
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FileKind]:
     folder = tmp_path_factory.mktemp("files")
-    return federation(folder / "federation") | alone(folder / "alone")
+    return federation(folder / "federation") | alone(folder / "alone") | of_releases(folder / "releases")
 
 
 # --- mutations -----------------------------------------------------------------------------------------------
@@ -422,7 +484,10 @@ def test_every_name_has_its_kind(kinds: dict[str, FileKind]) -> None:
     assert set(NAMES) == set(kinds)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name.endswith("listed") else name for name in NAMES],
+)
 def test_a_malformed_file_is_a_value_or_an_error_of_ours(name: str, kinds: dict[str, FileKind]) -> None:
     kind = kinds[name]
     content, mode = kind.path.read_bytes(), kind.path.stat().st_mode

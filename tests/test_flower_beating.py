@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+pytest.importorskip("flwr")
+
+import httpx
 
 from fedveil.flower import beating as beats
+from fedveil.flower import node as nodes
 
 
 def test_a_sign_of_life_that_failed_is_told_by_its_kind_and_tried_again(
@@ -49,3 +58,38 @@ def test_who_is_taken_for_gone_is_told_after_a_minute(failed: int, monkeypatch: 
     with beats.beating(beat, logging.getLogger("fedveil.test")) as lost:
         assert over.wait(20)
         assert lost.is_set() == (failed == 6)
+
+
+def failing(status: int) -> Exception:
+    return httpx.HTTPStatusError("", request=None, response=SimpleNamespace(status_code=status))
+
+
+@pytest.mark.parametrize("last", [None, httpx.ConnectError("gone"), failing(401)])
+def test_a_link_that_is_busy_is_asked_again_and_one_that_is_left_is_told(
+    last: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a node begins anew without a word, the link lets it in after a minute at the earliest."""
+    asked, busy = list[str](), [httpx.ReadTimeout("slow"), failing(503), last]
+
+    class Link:
+        def __getattr__(self, name: str) -> Any:
+            def answer(_: Any) -> Any:
+                asked.append(name)
+                if name == "PullMessages" and (error := busy.pop(0)):
+                    raise error
+                return SimpleNamespace(node_id=1, success=True, messages_list=[])
+
+            return answer
+
+    fake = SimpleNamespace(from_server_address=lambda *_: contextlib.nullcontext(Link()))
+    monkeypatch.setattr(nodes, "FleetHttpClient", fake)
+    monkeypatch.setattr(nodes, "_AGAIN_SECONDS", 0.0)
+    key = ec.generate_private_key(ec.SECP384R1())
+    node = nodes.Node(coordinator="host:1", authority=b"", key=key, answer=bytes)
+    with contextlib.nullcontext() if last is None else pytest.raises(type(last)):
+        node.serve(lambda: not busy)
+    assert [name for name in asked if name != "SendNodeHeartbeat"] == [
+        "ActivateNode",
+        *["PullMessages"] * 3,
+        "DeactivateNode",
+    ]

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Message
 from flwr.common.serde import fab_to_proto
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest, StopRunRequest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.node_pb2 import Node as NodeMessage
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -60,6 +61,7 @@ from fedveil.flower.relay import send_frame
 from fedveil.flower.silo import ServedSilo
 from fedveil.flower.sockets import DOOR, SECRET, address
 from fedveil.flower.submission import Submission
+from fedveil.flower.tasks import Post
 from tests.strangers import Stranger
 
 CLOSED = {"register-node", "unregister-node", "get-run", "get-fab"} | {
@@ -417,6 +419,27 @@ def test_a_task_that_waits_is_no_strangers(served: Served) -> None:
         without.AcquireTask(request)
     assert status_of(served, run).startswith("pending")
     assert tasks._token(run)
+
+
+def test_a_task_that_the_link_took_back_ends_no_run_of_ours(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the link was too busy to take signs of life for a minute: another task follows."""
+    tasks, known = served.party._tasks, list[int]()
+    party: Any = SimpleNamespace(finished=False)
+
+    def carried(post: Post, *_: Any) -> tuple[str, ...]:
+        known.append(len(post.get_nodes()))
+        party.finished = len(known) == 2
+        for run in () if party.finished else served.state()[0]:
+            tasks._control.StopRun(StopRunRequest(run_id=run))
+        post.get_nodes()
+        return ("north",)
+
+    monkeypatch.setattr("fedveil.flower.party.carry", carried)
+    assert served.party._carry(party) == ("north",)
+    assert known[0] == known[1] > 0
+    assert "the link has taken the task back" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a pattern library, in Flower's own bundling

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
+import zipfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,7 @@ from fedveil.errors import (
 )
 from fedveil.federation.errors import RefusalError
 from fedveil.flower.demonstration import Demonstration, write_demonstration
-from fedveil.flower.deployment import TEMPLATES, Hosting, write_deployment
+from fedveil.flower.deployment import CONTAINERS, PACKAGES, REQUIREMENTS, SERVICES, Hosting, write_deployment
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import open_silo
 from fedveil.flower.metrics import as_metrics
@@ -44,11 +47,11 @@ from fedveil.foreign import LogFormat, LogLevel, show_log
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger_lines import Origin
 
+IMAGE = "python:3.12-slim@sha256:" + "5e" * 32
 ANSWERS: dict[str, Any] = {
     "host": "learn.example.org",
     "port": 9443,
     "link": 9443,
-    "silo": "north",
     "memory": "8G",
     "program": "/opt/fedveil/bin/fedveil",
 }
@@ -218,23 +221,100 @@ def test_a_run_that_silence_ends_names_the_silos(
 
 
 def test_every_placeholder_is_filled_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    made = write_deployment(tmp_path / "deploy", Hosting(**ANSWERS))
-    assert sorted(path.name for path in made) == sorted(TEMPLATES)
+    wheels(tmp_path / "deploy" / PACKAGES)
+    made = write_deployment(tmp_path / "deploy", Hosting(**ANSWERS, image=IMAGE))
+    assert {path.name for path in made} == {*SERVICES, *CONTAINERS, REQUIREMENTS}
     for path in made:
         assert not re.search(r"@[A-Z]+@", path.read_text()), path
-    assert f"fedveil[federation]=={__version__}" in made[0].read_text()
     with pytest.raises(ConfigError, match="exists already"):
-        write_deployment(tmp_path / "deploy", Hosting(**ANSWERS))
+        write_deployment(tmp_path / "deploy", Hosting(**ANSWERS, image=IMAGE))
+    made = write_deployment(tmp_path / "hosts", Hosting(**ANSWERS))
+    assert {path.name for path in made} == set(SERVICES)
+
+
+def wheels(folder: Path, version: str = __version__) -> dict[str, str]:
+    """Write wheels of fedveil and of what it needs in its place; return their digests."""
+    folder.mkdir(parents=True)
+    found = {}
+    for name, needs in (("fedveil", "Requires-Dist: some-need; extra == 'federation'\n"), ("some_need", "")):
+        path = folder / f"{name}-{version}-py3-none-any.whl"
+        about = f"{name}-{version}.dist-info"
+        with zipfile.ZipFile(path, "w") as archive:
+            extra = "Provides-Extra: federation\n" if needs else ""
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{extra}{needs}"
+            archive.writestr(f"{about}/METADATA", metadata)
+            archive.writestr(
+                f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            archive.writestr(f"{about}/RECORD", "")
+        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def test_a_container_is_built_of_the_wheels_beside_it_and_of_nothing_from_an_index(tmp_path: Path) -> None:
+    """A name of this project that somebody else registered is asked of nobody; a base image is named by its digest."""
+    folder = tmp_path / "deploy"
+    digests = wheels(folder / PACKAGES)
+    assert run("deploy", "write", folder, "--image", IMAGE).exit_code == 0
+    assert (folder / REQUIREMENTS).read_text().splitlines() == [
+        f"fedveil[federation]=={__version__} --hash=sha256:{digests['fedveil']}",
+        f"some-need=={__version__} --hash=sha256:{digests['some_need']}",
+    ]
+    docker = (folder / "Dockerfile").read_text()
+    installs = [line for line in docker.splitlines() if "install" in line]
+    assert len(installs) == 1
+    assert {"--no-index", "--require-hashes"} <= set(installs[0].split())
+    assert re.findall(r"^FROM (\S+)", docker, re.MULTILINE) == [IMAGE, IMAGE]
+
+
+@pytest.mark.slow
+def test_pip_takes_those_wheels_and_no_other(tmp_path: Path) -> None:
+    """By the command of the Dockerfile: the same wheels, one of them with another byte, one of them missing."""
+    folder = tmp_path / "deploy"
+    wheels(folder / PACKAGES)
+    write_deployment(folder, Hosting(**ANSWERS, image=IMAGE))
+    (command,) = re.findall(r"pip (install .*)$", (folder / "Dockerfile").read_text(), re.MULTILINE)
+    asked = [*command.replace(" /", f" {folder}/").split(), "--target", str(tmp_path / "there")]
+
+    def pip() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pip", *asked, "--upgrade"]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert pip().returncode == 0
+    need = folder / PACKAGES / f"some_need-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(need, "a") as archive:
+        archive.writestr("some_need.py", "")
+    changed = pip()
+    assert changed.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in changed.stderr
+    need.unlink()
+    assert "No matching distribution found for some-need" in pip().stderr
+
+
+@pytest.mark.parametrize("spoiled", ["no folder", "a source archive", "another version", "two versions"])
+def test_packages_of_which_no_container_can_be_built_are_refused(spoiled: str, tmp_path: Path) -> None:
+    folder, reason = tmp_path / "deploy", "one wheel of fedveil"
+    if spoiled == "no folder":
+        reason = "no such file"
+    else:
+        wheels(folder / PACKAGES, "0.0.1" if spoiled == "another version" else __version__)
+    if spoiled == "a source archive":
+        reason = "is no wheel"
+        (folder / PACKAGES / "some-need-1.tar.gz").touch()
+    if spoiled == "two versions":
+        (folder / PACKAGES / f"fedveil-{__version__}-1-py3-none-any.whl").touch()
+    with pytest.raises(ConfigError, match=reason):
+        write_deployment(folder, Hosting(**ANSWERS, image=IMAGE))
+    assert not (folder / "Dockerfile").exists()
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"host": "a\nb"},
-        {"silo": "../x"},
         {"memory": "8G\nUser=root"},
         {"program": "fedveil; rm"},
-        {"silo": "a: b"},
+        {"image": "python:3.12-slim"},
     ],
     ids=str,
 )
@@ -247,7 +327,8 @@ def test_a_value_that_does_not_fit_is_refused(change: dict[str, Any], tmp_path: 
 def test_services_are_read_by_who_runs_them(tmp_path: Path) -> None:
     """Containers by their schema's words; units by systemd's own verifier, and the proxy by its own, where they are."""
     folder = tmp_path / "deploy"
-    assert run("deploy", "write", folder, "--behind", "10.0.0.2:9443").exit_code == 0
+    wheels(folder / PACKAGES)
+    assert run("deploy", "write", folder, "--behind", "10.0.0.2:9443", "--image", IMAGE).exit_code == 0
     compose = yaml.safe_load((folder / "compose.yaml").read_text())
     assert set(compose) == {"services", "secrets"}
     for one in compose["services"].values():

@@ -205,6 +205,7 @@ def test_the_statement_comes_first_in_words(tmp_path: Path) -> None:
     ]
     claim = re.search(r'<div class="claim guaranteed">(.*?)</div>', page)
     assert claim is not None
+    assert "Against readers of the models, each user is protected with" in claim[1]
     assert "ε = 1.00, δ = 1e-5" in claim[1]
     assert "Adding or removing one user (all her records in every silo) changes" in claim[1]
     assert "Not covered: the learning rate was chosen by hand." in claim[1]

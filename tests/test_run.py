@@ -36,7 +36,8 @@ from tests.runs import Silent, experiment, files, same_model
     ids=lambda method: f"{method['name']}-{method.get('group_size', '')}",
 )
 def test_every_method_runs_end_to_end_and_states_its_privacy(method: dict[str, Any], tmp_path: Path) -> None:
-    document = experiment().model_dump(exclude_none=True) | {"method": method, "rounds": 2, "privacy": {}}
+    quick = experiment(local={"epochs": 1, "batch_size": 32}).model_dump(exclude_none=True)
+    document = quick | {"method": method, "rounds": 2, "privacy": {}}
     if method["name"] == "uldp-sgd":
         del document["local"]
     outcome = run(prepare(parse(document, "test")), tmp_path, Silent())
@@ -246,16 +247,28 @@ def test_another_versions_folder_is_refused(tmp_path: Path) -> None:
         resume(tmp_path, Silent())
 
 
-@pytest.mark.parametrize(("was", "now"), [("rounds = 1", "rounds = 2"), ("beta = 0.8", "beta = 0.5")])
-def test_a_changed_experiment_does_not_resume(was: str, now: str, tmp_path: Path) -> None:
-    """Nor does another average, chosen after a look at the metrics that a run shows while it trains."""
-    asked = experiment(rounds=1, server={"average": {"name": "ema"}})
-    outcome = run(prepare(asked), tmp_path, Silent())
+def test_a_changed_experiment_does_not_resume(tmp_path: Path) -> None:
+    outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
     path = outcome.folder / "experiment.toml"
-    assert was in path.read_text()
-    path.write_text(path.read_text().replace(was, now))
+    path.write_text(path.read_text().replace("rounds = 1", "rounds = 2"))
     with pytest.raises(RunFolderError, match="was changed since the run began"):
         resume(outcome.folder, Silent())
+
+
+@pytest.mark.parametrize("began", [None, {"name": "ema", "beta": 0.8}, {"name": "tail"}])
+@pytest.mark.parametrize("wanted", [{"name": "ema", "beta": 0.5}, {"name": "tail", "share": 0.9}])
+def test_an_average_is_not_chosen_after_a_look_at_the_metrics(
+    began: dict[str, Any] | None, wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    """The run has shown its metrics; neither is one added, nor another one taken, and nothing is written or charged."""
+    outcome = run(prepare(experiment(rounds=1, server={"average": began})), tmp_path, Silent())
+    kept = {name: (outcome.folder / name).read_bytes() for name in ("ledger.jsonl", "privacy.json")}
+    path = outcome.folder / "experiment.toml"
+    path.write_text(experiment(rounds=1, server={"average": wanted}).to_toml())
+    reason, instead = "metrics have shown may have chosen the change .another average", "a folder of its own"
+    with pytest.raises(RunFolderError, match=f"{reason}.*{instead}, with a ledger and an epsilon of its own"):
+        resume(outcome.folder, Silent())
+    assert kept == {name: (outcome.folder / name).read_bytes() for name in kept}
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:

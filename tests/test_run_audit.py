@@ -371,7 +371,7 @@ def test_silos_do_not_sign_a_statement_that_promises_more(tmp_path: Path) -> Non
     for number, data in world.coordinator.farewells:
         world.lie = flatter
         letter = world.altered(number, data)
-        told.append(world.opened_answer(number, world.party(number).receive(letter)))
+        told.append(world.answer(number, world.party(number).receive(letter)).parts)
     assert all(isinstance(parts[0], Refused) and parts[0].why.code is Code.STATEMENT for parts in told)
     world.close()
 

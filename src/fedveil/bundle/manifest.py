@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedveil.bundle.archive import BundleError
 from fedveil.files import parse_json
@@ -86,6 +86,13 @@ class Manifest(_Part):
     metrics: dict[str, Reached]
     ledger: LedgerPart
     experiment: dict[str, Any]
+
+    @field_validator("experiment")
+    @classmethod
+    def _data_are_keys(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(value.get("data", {}), dict):
+            raise ValueError("data: not a table of keys")
+        return value
 
     @model_validator(mode="after")
     def _classes_fit(self) -> Self:

@@ -49,7 +49,9 @@ def found_command(
     ],
     host: Annotated[str, typer.Option(help="the coordinator, as silos reach it")],
     name: Annotated[str, typer.Option(help="of the federation")] = "federation",
-    schema: Annotated[Path, typer.Option(help="the public schema of all tables")] = Path("schema.toml"),
+    schema: Annotated[
+        Path, typer.Option(help="the public schema of all tables; it names the list of users by its sha256")
+    ] = Path("schema.toml"),
     port: Annotated[int, typer.Option(min=1, max=65535, help="its one port")] = 9443,
     descriptor: Descriptor = None,
     unprotected: Unprotected = False,

@@ -65,14 +65,17 @@ def write_command(
     behind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="the coordinator's link, behind the proxy")
     ] = "127.0.0.1:9444",
-    silo: Annotated[str, typer.Option(help="name of the silo's folder")] = "silo",
     memory: Annotated[str, typer.Option(help="the most that a party takes")] = "8G",
     program: Annotated[str, typer.Option(help="path of fedveil on the host")] = "/opt/fedveil/bin/fedveil",
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="NAME@sha256:DIGEST", help="base image of containers, built of DIR/packages"),
+    ] = None,
 ) -> None:
-    """Write Dockerfile, compose.yaml, systemd units and nginx.conf, every placeholder filled."""
+    """Write systemd units and nginx.conf, and with --image what builds containers; every placeholder filled."""
     host, _, link = behind.rpartition(":")
     if not host or not link.isdecimal():
         raise ConfigError(f"--behind {behind}: HOST:PORT is needed, such as 127.0.0.1:9444")
-    hosting = Hosting(host=host, port=port, link=int(link), silo=silo, memory=memory, program=program)
+    hosting = Hosting(host=host, port=port, link=int(link), memory=memory, program=program, image=image)
     for path in write_deployment(folder, hosting):
         OUT.print(str(path))

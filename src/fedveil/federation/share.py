@@ -12,10 +12,10 @@ import numpy as np
 from fedveil.engine.experiments.declared import Declared
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership
-from fedveil.files import LARGEST_FILE, read_text
 from fedveil.population.columns import ColumnTable, read_own_columns
 from fedveil.population.main_silos import MainSilos, read_main_silos
 from fedveil.population.records import Population, Records
+from fedveil.population.salted_file import read_salted
 from fedveil.population.schema import Label, Schema, Survival
 from fedveil.population.tables import TASKS, held_out, read_own, read_test
 
@@ -124,6 +124,7 @@ class OwnTable:
             n_classes=len(schema.target.classes) if isinstance(schema.target, Label) else None,
             notes=(
                 "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records.",
+                *schema.matching,
             ),
         )
 
@@ -165,19 +166,41 @@ def silo_share(
         table: the silo's own file.
         membership: the federation.
         silo: the silo's number.
-        users: a file of all users' ids, one a line; None: ids are numbers from 0. Known to the silos alone.
+        users: the list of all users' ids that the schema names; None: it names none. Known to the silos alone.
         main_silos: a file of all users' main silos; None: no run asks for it.
 
     Raises:
-        DataError: a table that does not fit the schema; named by file, record and column.
+        DataError: a table that does not fit the schema; named by file, record and column. Another list of users than
+            the schema names.
+
+    Guarantees:
+        With the same schema, which all members sealed, every silo has the same list, byte for byte, or none: an id has
+        one number in all silos, so that no user is two.
     """
-    listed = None if users is None else tuple(read_text(users, DataError, largest=LARGEST_FILE).splitlines())
+    listed = _listed(schema, users)
     declared = Declared(schema=schema, silos=membership.silos)
     found = None
     if main_silos is not None:
         ids = tuple(map(str, range(schema.n_users))) if listed is None else listed
         found = read_main_silos(main_silos, ids, membership.silos)
     return OwnTable(declared=declared, silo=silo, path=table, users=listed, main_silos=found).share()
+
+
+def _listed(schema: Schema, path: Path | None) -> tuple[str, ...] | None:
+    """Return all users' ids, in the order of their numbers; None: ids are numbers."""
+    if path is None and schema.users is not None:
+        raise DataError(
+            f"silo.toml: the schema names a list of users (sha256 {schema.users}); name that file (users)"
+        )
+    if path is None:
+        return None
+    found = read_salted(path)
+    if found.digest != schema.users:
+        raise DataError(
+            f"{path}: a list of users with the sha256 {found.digest}, and the schema names "
+            + ("none: ids are numbers from 0 then" if schema.users is None else f"that with {schema.users}")
+        )
+    return found.lines
 
 
 def public_table(schema: Schema, test: Path | None, membership: Membership) -> OwnTable:

@@ -55,7 +55,7 @@ class SiloSettings(Settings):
         name: of the silo.
         coordinator: host and port of the coordinator.
         table: the silo's own table, CSV, Parquet or Excel.
-        users: a file of all users' ids, one a line, agreed among the silos; none: ids are numbers from 0.
+        users: the list of all users' ids, where the schema names one by its digest; none: ids are numbers from 0.
         main_silos: a file of each user's main silo, agreed among the silos, for runs that name it by its digest.
         metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
     """

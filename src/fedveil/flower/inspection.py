@@ -50,6 +50,9 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         "records per user: least, median, most (shown here only)": (
             f"{present.min()}, {np.median(present):g}, {present.max()}" if len(present) else "nobody has any"
         ),
+        "list of users": "none: ids are numbers"
+        if silo.schema.users is None
+        else f"sha256 {silo.schema.users}",
         "main silos' file": "none" if share.main_silos is None else f"sha256 {share.main_silos.digest}",
         "spent over all runs": _spent(silo),
         "allowed over all runs": f"epsilon {policy.epsilon:g} at delta {policy.delta:g}",

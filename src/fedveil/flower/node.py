@@ -45,6 +45,7 @@ from fedveil.protection.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.1
 _AGAIN_SECONDS: Final = 3.0
+_BUSY: Final = 503
 _log = logging.getLogger("fedveil.silo")
 
 Answer = Callable[[bytes], bytes]
@@ -85,7 +86,8 @@ class Node:
     def serve(self, ended: Callable[[], bool]) -> None:
         """Answer letters until ``ended()``, or until the link has taken no sign of life for a minute.
 
-        The link keeps a question for letters waiting until there is one.
+        The link keeps a question for letters waiting until there is one. A link that is too busy to answer is asked
+        again, and one that is left for another reason is told so: for a minute it lets no node in twice.
 
         Raises:
             httpx.HTTPError: the connection is broken, or the link does not know this node.
@@ -102,15 +104,29 @@ class Node:
             )
             node = NodeMessage(node_id=link.ActivateNode(activation).node_id)
             sign_of_life = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-            with beating(lambda: link.SendNodeHeartbeat(sign_of_life).success, _log) as lost:
-                while not (ended() or lost.is_set()):
-                    letters = link.PullMessages(PullMessagesRequest(node=node)).messages_list
-                    if letters:
-                        self._carry(link, node, message_from_proto(letters[0]))
-                    else:
-                        time.sleep(_LOOK_SECONDS)
-            with contextlib.suppress(httpx.HTTPError):
-                link.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+            try:
+                with beating(lambda: link.SendNodeHeartbeat(sign_of_life).success, _log) as lost:
+                    while not (ended() or lost.is_set()):
+                        self._look(link, node)
+            finally:
+                with contextlib.suppress(httpx.HTTPError):
+                    link.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+    def _look(self, link: FleetHttpClient, node: NodeMessage) -> None:
+        """Answer the next letter, if there is one."""
+        try:
+            letters = link.PullMessages(PullMessagesRequest(node=node)).messages_list
+        except httpx.TimeoutException:
+            return
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != _BUSY:
+                raise
+            time.sleep(_AGAIN_SECONDS)
+            return
+        if letters:
+            self._carry(link, node, message_from_proto(letters[0]))
+        else:
+            time.sleep(_LOOK_SECONDS)
 
     def _carry(self, link: FleetHttpClient, node: NodeMessage, message: Message) -> None:
         """Answer a letter. An answer that the link does not take is lost: its run is over, or it is asked for again."""

@@ -16,10 +16,11 @@ import socket
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import FedveilError
+from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.certificates import node_key_pem
 from fedveil.flower.folders import CoordinatorFolder
@@ -29,7 +30,7 @@ from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.flower.sockets import RunningFolder, listen
 from fedveil.flower.status import party_status
 from fedveil.flower.submission import END, SOCKET, due_parts
-from fedveil.flower.tasks import Tasks
+from fedveil.flower.tasks import TaskLostError, Tasks
 from fedveil.flower.transport import carry
 from fedveil.protection.errors import ProtocolError
 
@@ -130,6 +131,17 @@ class Party:
                     self._play(submitted.run)
             self._waiting.task_done()
 
+    def _carry(self, party: CoordinatorParty[Any]) -> tuple[str, ...]:
+        """Carry letters until a part of a run ends, in as many runs of Flower's as it takes; return who was silent."""
+        silent: tuple[str, ...] = ()
+        while not party.finished:
+            try:
+                with self._tasks.playing() as post:
+                    silent = carry(post, party, self._home, self._meter, lambda: self._stopping)
+            except TaskLostError as lost:
+                _log.warning("%s: the letters that are under way are sent again", lost)
+        return silent
+
     def _play(self, path: Path) -> None:
         """Play a run from its last complete round, and leave in its folder how it ended."""
         error: str | None = None
@@ -138,9 +150,7 @@ class Party:
         try:
             for party in due_parts(self._home, path):
                 with contextlib.closing(party):
-                    while not party.finished:
-                        with self._tasks.playing() as post:
-                            silent = carry(post, party, self._home, self._meter, lambda: self._stopping)
+                    silent = self._carry(party)
                 if party.refused is not None:
                     self._meter.refused(party.refused)
                 assert party.outcome is not None

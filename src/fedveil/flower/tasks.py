@@ -43,9 +43,14 @@ from fedveil.flower.sockets import address
 _SECONDS: Final = 120.0
 _PUSHED_BYTES: Final = 1 << 28
 _VERSION: Final = RuntimeVersionHttpInterceptor(component_name="fedveil")
+_NO_TASK: Final = 401
 _ACQUIRE: Final = "/flwr.proto.Runtime/AcquireTask"
 _log = logging.getLogger("fedveil.coordinator")
 _Client = TypeVar("_Client", bound=ProtobufClient)
+
+
+class TaskLostError(Exception):
+    """The link took the task of a run of Flower's back, or is too busy to answer: nothing is lost but that run."""
 
 
 class Post:
@@ -123,6 +128,7 @@ class Tasks:
 
         Raises:
             ProcessError: the link did not start it.
+            TaskLostError: the link took no sign of life for too long, or did not answer in time; begin another.
             httpx.HTTPError: the link is gone.
         """
         fab = Fab(self._bundle.digest, self._bundle.content, {})
@@ -134,6 +140,12 @@ class Tasks:
             ):
                 self._begin(client, run)
                 yield Post(client)
+        except httpx.TimeoutException as error:
+            raise TaskLostError("the link did not answer in time") from error
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != _NO_TASK:
+                raise
+            raise TaskLostError("the link has taken the task back") from error
         finally:
             with contextlib.suppress(httpx.HTTPError):
                 self._control.StopRun(StopRunRequest(run_id=run))

@@ -31,6 +31,10 @@ _PULLED_BYTES: Final = 1 << 30
 _log = quiet_log("fedveil.coordinator")
 
 
+_Nodes = dict[int, tuple[int, str]]
+"""Of every silo that is online, its node, and when its carrier began."""
+
+
 @dataclass(kw_only=True)
 class _UnderWay:
     """A letter under way.
@@ -40,7 +44,8 @@ class _UnderWay:
         keys: Flower's numbers of the messages that carry it, and whether each only reminds of it; an answer to any will
             do.
         first: when it was sent first.
-        again: when it is sent again; the intervals double up to an hour, and are short again once something is heard.
+        again: when it is sent again; the intervals double up to an hour, and are short again once something is heard,
+            or the silo's carrier has begun anew.
         wait: seconds between the last two sendings.
         sent: whether it is under way or there, so that a reminder does instead; not if the silo does not have it.
     """
@@ -116,7 +121,7 @@ def carry(
     keys = {node_key_pem(public): number for number, public in enumerate(home.membership.nodes)}
     enough = min(settings.go_on_after, settings.patience)
     under_way: dict[bytes, _UnderWay] = {}
-    nodes: dict[int, int] = {}
+    nodes: _Nodes = {}
     silence, look_again, pushed = Silence(settings.longest_work), 0.0, 0
     while not party.finished:
         if pushed > _MOST_LETTERS:
@@ -125,7 +130,12 @@ def carry(
             raise ProcessError("the coordinator's process was stopped")
         now = time.monotonic()
         if now >= look_again:
-            nodes = _online(post, keys)
+            before, nodes = nodes, _online(post, keys)
+            for sent in under_way.values():
+                if nodes.get(sent.silo) != before.get(
+                    sent.silo
+                ):  # what its last carrier was asked may be lost
+                    sent.again = now
             look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after)
         pushed += _push(post, party, nodes, under_way, settings.resend_after)
         heard = _pull(post, party, under_way, (silence, meter), settings.resend_after)
@@ -141,14 +151,14 @@ def carry(
     return missing
 
 
-def _bid_farewell(post: Post, party: CoordinatorParty[Any], nodes: dict[int, int]) -> None:
+def _bid_farewell(post: Post, party: CoordinatorParty[Any], nodes: _Nodes) -> None:
     """Push the last letters, and wait a little for the answers: silos sign the statement with them.
 
     What is lost of them costs others a wait, and the run a signature.
     """
     letters = [(silo, letter) for silo, letter in party.farewells if silo in nodes]
     messages = [
-        Message(content_of(letter), dst_node_id=nodes[silo], message_type=MessageType.QUERY)
+        Message(content_of(letter), dst_node_id=nodes[silo][0], message_type=MessageType.QUERY)
         for silo, letter in letters
     ]
     pushed = post.push_messages(messages) if messages else []
@@ -166,9 +176,13 @@ def _bid_farewell(post: Post, party: CoordinatorParty[Any], nodes: dict[int, int
         time.sleep(_LOOK_SECONDS if silos else 0.0)
 
 
-def _online(post: Post, keys: dict[bytes, int]) -> dict[int, int]:
+def _online(post: Post, keys: dict[bytes, int]) -> _Nodes:
     """Return the node of each silo that is online."""
-    found = {keys[node.public_key]: node.node_id for node in post.get_nodes() if node.public_key in keys}
+    found = {
+        keys[node.public_key]: (node.node_id, node.last_activated_at)
+        for node in post.get_nodes()
+        if node.public_key in keys
+    }
     _log.info("%d of %d silos are online", len(found), len(keys))
     return found
 
@@ -176,7 +190,7 @@ def _online(post: Post, keys: dict[bytes, int]) -> dict[int, int]:
 def _push(
     post: Post,
     party: CoordinatorParty[Any],
-    nodes: dict[int, int],
+    nodes: _Nodes,
     under_way: dict[bytes, _UnderWay],
     resend_after: float,
 ) -> int:
@@ -202,7 +216,7 @@ def _push(
     messages = [
         Message(
             reminder_of(letter) if reminds else content_of(letter),
-            dst_node_id=nodes[silo],
+            dst_node_id=nodes[silo][0],
             message_type=MessageType.QUERY,
         )
         for (silo, letter), reminds in zip(due, reminded, strict=True)

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedveil.errors import DataError
 from fedveil.files import parse_toml, read_text
 from fedveil.foreign import foreign
+from fedveil.population.identities import AS_TEXT
 from fedveil.validation import explained
 
 MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
@@ -230,6 +231,11 @@ class Schema(_Part):
     then takes part like any other. Columns that the schema does not name are not read. Cells equal to one of
     ``missing_values`` are missing.
 
+    ``users`` is the SHA-256 of the list of ids that institutions share among themselves
+    (:mod:`fedveil.population.salted_file`): one id a line, in the order of the users' numbers. A silo with another
+    list, or none, takes no part. Where it is left out, ids are numbers from 0 between institutions. In one process ids
+    are matched as they are, and no list is read.
+
     ``invalid`` says what happens to a cell that its column's declaration does not allow: no number, not declared,
     missing without a rule for it. By "error" the tables are refused, and everybody sees that there is such a cell. By
     "bin" every feature's column gets one more feature, its last, which is 1 there, while the others are 0; and a record
@@ -242,6 +248,7 @@ class Schema(_Part):
 
     n_users: Annotated[int, Field(ge=1)]
     user: str
+    users: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     silo: str | None = None
     silos: Annotated[tuple[str, ...] | None, Field(strict=False)] = None
     missing_values: Annotated[tuple[str, ...], Field(strict=False)] = MISSING_VALUES
@@ -291,6 +298,19 @@ class Schema(_Part):
     def width(self) -> int:
         """Number of features of a record."""
         return sum(feature.width + self.binned for feature in self.features.values())
+
+    @property
+    def matching(self) -> tuple[str, str]:
+        """How one user's records are known for hers, as statements say it: what is checked of it, and what is not."""
+        how = (
+            "a user's id is her number"
+            if self.users is None
+            else f"users are numbered by one list of ids (sha256 {self.users}), without which none takes part"
+        )
+        return AS_TEXT, (
+            f"Between institutions {how}: that an id is the same person at all of them is their word, which nobody "
+            "checks."
+        )
 
     @property
     def binned(self) -> bool:

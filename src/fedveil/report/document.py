@@ -71,7 +71,8 @@ def statement_claim(statement: Statement) -> Markup:
     """The claim in one line, and in the statement's own sentences."""
     guaranteed = statement.epsilon is not None
     bound = f"ε = {show_epsilon(statement.epsilon)}, δ = {show(statement.delta)}"
-    headline = f"Each {statement.unit} is protected with" if guaranteed else "No privacy guarantee"
+    readers = f"Against readers of the {statement.released}, each {statement.unit} is protected with"
+    headline = readers if guaranteed else "No privacy guarantee"
     return _part("claim", headline, bound if guaranteed else "", statement.sentences(), guaranteed)
 
 

@@ -91,7 +91,7 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
     return PreparedInference(
         document=document,
         declared=of,
-        notes=NOTES,
+        notes=(*NOTES, *of.schema.matching),
         figures=frozenset({f"{fitted.family.name}-regression"}),
         by_silo=False,
         fitted=fitted,

@@ -7,7 +7,7 @@ The privacy event of the round is charged to the ledger by the run, before :func
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float32, Float64
@@ -76,7 +76,7 @@ def _shown(
     work: Workload, parties: Parties, round_number: int, *, attempts: int, summed: int
 ) -> RoundDiagnostics:
     """Return what a simulation may show of a round that has come to its end."""
-    trained, transcript = asdict(work.trained()), parties.transcript
+    trained, transcript = vars(work.trained()), parties.transcript
     if transcript is not None:
         sent = transcript.bytes_up(round_number)
         return RoundDiagnostics(**trained, bytes_up=sent, attempts=attempts, summed=summed)

@@ -213,8 +213,9 @@ class RunFolder:
             }
             if metadata["experiment"] != self._experiment_digest:
                 raise RunFolderError(
-                    f"{self / 'experiment.toml'}: was changed since the run began; put it back, or run the changed "
-                    "experiment in a folder of its own"
+                    f"{self / 'experiment.toml'}: was changed since the run began, and what its metrics have shown may "
+                    "have chosen the change (another average, say); put it back, or run the changed experiment in a "
+                    "folder of its own, with a ledger and an epsilon of its own"
                 )
             number, charges = int(metadata["round"]), int(metadata["ledger_count"])
             row = parse_json(metadata["row"], path, RunFolderError)

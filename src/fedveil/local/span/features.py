@@ -23,7 +23,7 @@ _RUN_ROWS: Final = _RUN * BLOCK_ROWS
 ADDITIONS: Final = _RUN + 40
 """On the way from a block to the total: 2^40 runs of blocks are more than any silo has."""
 
-_GRAM_BYTES: Final = 4 << 20
+_GRAM_BYTES: Final = 1 << 20
 _KEPT_BYTES: Final = 16 << 20
 _COLUMNS: Final = 8
 

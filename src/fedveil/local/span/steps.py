@@ -165,10 +165,10 @@ def train_batches(
     drift = torch.zeros_like(scale)
     ball = None if sgd.projection is None else Ball(sgd, count, stack.start_norm, device)
     all_rows = grams.flatten(0, 1)
-    moved = [(coefficients[: len(step.present)], coefficients[: step.active]) for step in steps]
+    moved = [(coefficients[: step.present.shape[0]], coefficients[: step.active]) for step in steps]
     turns = zip(cycle(zip(steps, moved, strict=True)), _batches(sgd, stack, logits, targets), strict=False)
     for (step, (own, moving)), batch in turns:
-        active, taken = step.active, len(own)
+        active, taken = step.active, own.shape[0]
         started = batch.logits[:taken]
         batch_logits = started * scale[:taken].float() if sgd.weight_decay else started
         read = all_rows.index_select(0, batch.rows[:taken].flatten()).view(taken, -1, longest)
