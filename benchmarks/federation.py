@@ -29,7 +29,7 @@ from fedveil.engine.setup import prepare
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.opening import open_training
+from fedveil.federation.opening import open_training, record_of
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
@@ -96,14 +96,9 @@ class World(Unwatched):
             )
         prepared = prepare(experiment, FixedPopulation(shares[0]))
         self.agreed = prepared.agreed
-        self.coordinator = open_training(
-            prepared=prepared,
-            membership=self.membership,
-            identity=self.key,
-            folder=RunFolder.create(folder, experiment),
-            heads=HeadsSeen(folder / HEADS, self.membership.charter),
-            observer=self,
-        )
+        record = record_of(RunFolder.create(folder, experiment), self.membership, self.key)
+        heads = HeadsSeen(folder / HEADS, self.membership.charter)
+        self.coordinator = open_training(prepared, record, heads, self)
         self.letters = self.content = 0
         self.marks: list[tuple[int, int]] = []
 

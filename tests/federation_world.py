@@ -26,7 +26,7 @@ from fedveil.federation.document import canonical
 from fedveil.federation.heads import HEADS, NONE, HeadsSeen, heads_for, sign_heads
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.opening import open_training
+from fedveil.federation.opening import open_training, record_of
 from fedveil.federation.policy import Policy
 from fedveil.federation.sessions import session_name, session_run
 from fedveil.federation.share import Share
@@ -313,13 +313,12 @@ class World:
         )
 
     def coordinate(self) -> CoordinatorParty:
+        record = record_of(self.run_folder, self.membership, self.key)
         return open_training(
-            prepared=prepare(self.experiment, FixedPopulation(public_share_of(self.held))),
-            membership=self.membership,
-            identity=self.key,
-            folder=self.run_folder,
-            heads=HeadsSeen(self.folder / HEADS, bytes(32)),
-            observer=Silent(),
+            prepare(self.experiment, FixedPopulation(public_share_of(self.held))),
+            record,
+            HeadsSeen(self.folder / HEADS, bytes(32)),
+            Silent(),
         )
 
     def note(self, number: int, data: bytes) -> None:

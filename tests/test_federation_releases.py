@@ -32,7 +32,7 @@ from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.opening import open_release
+from fedveil.federation.opening import open_release, record_of
 from fedveil.federation.parts_due import due_of_document
 from fedveil.federation.policy import RELEASES, Policy
 from fedveil.federation.share import silo_share
@@ -112,14 +112,8 @@ class Hospitals:
         declared = Declared(schema=self.schema, silos=self.membership.silos)
         due = due_of_document(PREPARE[self.document.file](self.document, declared), self.run, again=again)
         assert due is not None
-        return open_release(
-            due=due,
-            document=self.document,
-            membership=self.membership,
-            identity=self.key,
-            folder=self.run,
-            heads=HeadsSeen(self.folder / HEADS, bytes(32)),
-        )
+        record = record_of(self.run, self.membership, self.key)
+        return open_release(due, self.document, record, HeadsSeen(self.folder / HEADS, bytes(32)))
 
     def play(self) -> str | None:
         """Play the next release; return why it ended early."""

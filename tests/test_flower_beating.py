@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import ssl
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 pytest.importorskip("flwr")
 
 import httpx
 
 from fedveil.flower import beating as beats
+from fedveil.flower import link
 from fedveil.flower import node as nodes
+from fedveil.flower.certificates import Authority
 
 
 def test_a_sign_of_life_that_failed_is_told_by_its_kind_and_tried_again(
@@ -60,6 +64,24 @@ def test_who_is_taken_for_gone_is_told_after_a_minute(failed: int, monkeypatch: 
         assert lost.is_set() == (failed == 6)
 
 
+def test_a_connection_lasts_from_one_sign_of_life_to_the_next() -> None:
+    """New ones for each, of 200 silos, took all places of a busy link, and most of its time."""
+    assert beats._BEAT_SECONDS < nodes._KEPT_SECONDS < link._IDLE_SECONDS
+    authority = Authority.create("here").certificate.public_bytes(Encoding.PEM)
+    node = nodes.Node(
+        coordinator="host:1",
+        authority=authority,
+        key=ec.generate_private_key(ec.SECP384R1()),
+        answer=bytes,
+    )
+    with node._connected() as connected:
+        pool: Any = connected._client._transport
+        assert pool._pool._keepalive_expiry == nodes._KEPT_SECONDS
+        assert pool._pool._ssl_context.verify_mode is ssl.CERT_REQUIRED
+        assert pool._pool._ssl_context.check_hostname
+        assert len(pool._pool._ssl_context.get_ca_certs()) == 1
+
+
 def failing(status: int) -> Exception:
     return httpx.HTTPStatusError("", request=None, response=SimpleNamespace(status_code=status))
 
@@ -81,8 +103,7 @@ def test_a_link_that_is_busy_is_asked_again_and_one_that_is_left_is_told(
 
             return answer
 
-    fake = SimpleNamespace(from_server_address=lambda *_: contextlib.nullcontext(Link()))
-    monkeypatch.setattr(nodes, "FleetHttpClient", fake)
+    monkeypatch.setattr(nodes.Node, "_connected", lambda _: contextlib.nullcontext(Link()))
     monkeypatch.setattr(nodes, "_AGAIN_SECONDS", 0.0)
     key = ec.generate_private_key(ec.SECP384R1())
     node = nodes.Node(coordinator="host:1", authority=b"", key=key, answer=bytes)

@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import Any, Generic
 
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
-from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import IntegrityError, ModelError
 from fedveil.federation.audit.run_record import RunRecord, known_before
 from fedveil.federation.binding import misled, proposed, round_context, session_context, signed, with_totals
@@ -39,7 +38,6 @@ from fedveil.federation.exchange import (
 )
 from fedveil.federation.grammar import Conversation, Grammar, ends, works
 from fedveil.federation.heads import NONE, HeadsSeen
-from fedveil.federation.membership import Membership
 from fedveil.federation.session_plan import CoordinatorRounds, EndingT
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
@@ -67,8 +65,6 @@ class CoordinatorParty(Generic[EndingT]):
     Args:
         rounds: what is played, as the run folder has it.
         offered: the document that silos are sent.
-        membership: the federation.
-        identity: the coordinator's long-term key.
         record: what the parties sign of the run.
         heads: the ends of the silos' ledgers, over all runs.
 
@@ -89,13 +85,11 @@ class CoordinatorParty(Generic[EndingT]):
         *,
         rounds: CoordinatorRounds[EndingT],
         offered: str,
-        membership: Membership,
-        identity: IdentityKey,
         record: RunRecord,
         heads: HeadsSeen,
     ) -> None:
         self._rounds, self._plan, self._offered = rounds, rounds.plan, offered
-        self._membership, self._identity = membership, identity
+        self._membership, self._identity = record.membership, record.identity
         self.run, self._record, self._heads = record.run, record, heads
         self._agreement: Agreement[Any, Any] = self._plan.agreed
         check_lengths(self._agreement, self._plan, offered)

@@ -23,22 +23,28 @@ from fedveil.federation.silo_ledger import UNIT
 from fedveil.privacy.ledger import Ledger
 
 
+def record_of(folder: RunFolder, membership: Membership, identity: IdentityKey) -> RunRecord:
+    """Return the record of a coordinator's run.
+
+    Args:
+        folder: the run folder, new or of a run that was interrupted.
+        membership: the federation.
+        identity: the coordinator's long-term key.
+
+    Raises:
+        RunFolderError: a damaged folder.
+    """
+    return RunRecord(folder, identify(folder), membership, identity)
+
+
 def open_training(
-    *,
-    prepared: Prepared,
-    membership: Membership,
-    identity: IdentityKey,
-    folder: RunFolder,
-    heads: HeadsSeen,
-    observer: Observer,
+    prepared: Prepared, record: RunRecord, heads: HeadsSeen, observer: Observer
 ) -> CoordinatorParty[Outcome]:
     """Return the coordinator of an experiment's training.
 
     Args:
         prepared: the experiment; its population is the coordinator's own share: a public test table.
-        membership: the federation.
-        identity: the coordinator's long-term key.
-        folder: the run folder, new or of a run that was interrupted.
+        record: of the run.
         heads: the ends of the silos' ledgers, over all runs.
         observer: who is told how the run goes on.
 
@@ -48,47 +54,27 @@ def open_training(
         RunFolderError: a damaged folder, or another process at work in it.
     """
     check_deployable(prepared)
-    record = RunRecord(folder, identify(folder), membership, identity)
-    return CoordinatorParty(
-        rounds=Rounds(prepared, folder, observer, record, phase_of_training(prepared, folder)),
-        offered=as_silos_see(prepared.experiment, membership.silos),
-        membership=membership,
-        identity=identity,
-        record=record,
-        heads=heads,
-    )
+    phase = phase_of_training(prepared, record.folder)
+    rounds = Rounds(prepared, record.folder, observer, record, phase)
+    offered = as_silos_see(prepared.experiment, record.membership.silos)
+    return CoordinatorParty(rounds=rounds, offered=offered, record=record, heads=heads)
 
 
 def open_release(
-    *,
-    due: DueRelease[EndingT],
-    document: Experiment | TableDocument,
-    membership: Membership,
-    identity: IdentityKey,
-    folder: RunFolder,
-    heads: HeadsSeen,
+    due: DueRelease[EndingT], document: Experiment | TableDocument, record: RunRecord, heads: HeadsSeen
 ) -> CoordinatorParty[EndingT]:
     """Return the coordinator of a release.
 
     Args:
         due: the release.
         document: that asks for it.
-        membership: the federation.
-        identity: the coordinator's long-term key.
-        folder: the run folder, new or of a run that was interrupted.
+        record: of the run.
         heads: the ends of the silos' ledgers, over all runs.
 
     Raises:
         ProtocolError: a letter of its protocol would be longer than any party reads.
-        RunFolderError: a damaged folder, or another process at work in it.
+        RunFolderError: another process at work in the folder.
     """
-    record = RunRecord(folder, identify(folder), membership, identity)
-    ledger = Ledger(folder / "ledger.jsonl", unit=UNIT)
-    return CoordinatorParty(
-        rounds=ReleaseRounds(due, ledger, record),
-        offered=as_silos_see(document, membership.silos),
-        membership=membership,
-        identity=identity,
-        record=record,
-        heads=heads,
-    )
+    rounds = ReleaseRounds(due, Ledger(record.folder / "ledger.jsonl", unit=UNIT), record)
+    offered = as_silos_see(document, record.membership.silos)
+    return CoordinatorParty(rounds=rounds, offered=offered, record=record, heads=heads)

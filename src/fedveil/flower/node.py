@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,6 +47,9 @@ from fedveil.protection.errors import ProtocolError
 _LOOK_SECONDS: Final = 0.1
 _AGAIN_SECONDS: Final = 3.0
 _BUSY: Final = 503
+_ANSWER_SECONDS: Final = 30.0
+_KEPT_SECONDS: Final = 20.0
+"""More than between two signs of life, and less than the link keeps a connection that is idle."""
 _log = logging.getLogger("fedveil.silo")
 
 Answer = Callable[[bytes], bytes]
@@ -92,12 +96,7 @@ class Node:
         Raises:
             httpx.HTTPError: the connection is broken, or the link does not know this node.
         """
-        signing = NodeAuthHttpInterceptor(self.key, self.key.public_key())
-        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-        connected = FleetHttpClient.from_server_address(
-            self.coordinator, False, self.authority, [version, signing]
-        )
-        with connected as link:
+        with self._connected() as link:
             activation = ActivateNodeRequest(
                 public_key=public_key_to_bytes(self.key.public_key()),
                 heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL,
@@ -111,6 +110,22 @@ class Node:
             finally:
                 with contextlib.suppress(httpx.HTTPError):
                     link.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+    def _connected(self) -> FleetHttpClient:
+        """Return a client of Flower's whose connections last from one sign of life to the next.
+
+        A new one costs the link more than the sign, and a place.
+        """
+        signing = NodeAuthHttpInterceptor(self.key, self.key.public_key())
+        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        client = FleetHttpClient.from_server_address(
+            self.coordinator, False, self.authority, [version, signing]
+        )
+        client._client.close()
+        trusted = ssl.create_default_context(cadata=self.authority.decode())
+        kept = httpx.Limits(keepalive_expiry=_KEPT_SECONDS)
+        client._client = httpx.Client(verify=trusted, timeout=_ANSWER_SECONDS, limits=kept)
+        return client
 
     def _look(self, link: FleetHttpClient, node: NodeMessage) -> None:
         """Answer the next letter, if there is one."""

@@ -31,7 +31,7 @@ from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_record import members_at_end, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.opening import open_release, open_training
+from fedveil.federation.opening import open_release, open_training, record_of
 from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
 from fedveil.federation.release_rounds import DueRelease
 from fedveil.federation.share import public_table
@@ -140,14 +140,8 @@ def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
         yield _one_release(home, folder, first, prepared.experiment)
         prepared = _prepared(home, folder, folder.refined(experiment))
     if not has_trained(prepared, folder):
-        yield open_training(
-            prepared=prepared,
-            membership=home.membership,
-            identity=home.identity,
-            folder=folder,
-            heads=HeadsSeen(home / HEADS, home.membership.charter),
-            observer=Unwatched(),
-        )
+        record = record_of(folder, home.membership, home.identity)
+        yield open_training(prepared, record, _heads(home), Unwatched())
     due = due_after(prepared, folder, again=_unsigned(home, folder))
     while due is not None:
         yield _one_release(home, folder, due, prepared.experiment)
@@ -168,14 +162,11 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
 def _one_release(
     home: CoordinatorFolder, folder: RunFolder, due: DueRelease[Any], document: Experiment | TableDocument
 ) -> CoordinatorParty[Any]:
-    return open_release(
-        due=due,
-        document=document,
-        membership=home.membership,
-        identity=home.identity,
-        folder=folder,
-        heads=HeadsSeen(home / HEADS, home.membership.charter),
-    )
+    return open_release(due, document, record_of(folder, home.membership, home.identity), _heads(home))
+
+
+def _heads(home: CoordinatorFolder) -> HeadsSeen:
+    return HeadsSeen(home / HEADS, home.membership.charter)
 
 
 class Submission:

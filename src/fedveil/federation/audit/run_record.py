@@ -161,8 +161,8 @@ class RunRecord:
     """
 
     def __init__(self, folder: RunFolder, run: bytes, membership: Membership, identity: IdentityKey) -> None:
-        self._folder, self.run = folder, run
-        self._membership, self._identity = membership, identity
+        self.folder, self.run = folder, run
+        self.membership, self.identity = membership, identity
         self._lines: list[bytes] = []
         self._terms = b""
         self._seen: _Seen | None = None
@@ -183,19 +183,19 @@ class RunRecord:
         """
         if len(self._lines) < done:
             raise RunFolderError(
-                f"{self._folder / ROUNDS}: {len(self._lines)} rounds, but {done} were released: put it back"
+                f"{self.folder / ROUNDS}: {len(self._lines)} rounds, but {done} were released: put it back"
             )
         if len(self._lines) > done:
             del self._lines[done:]
-            self._folder.write(ROUNDS, b"".join(line + b"\n" for line in self._lines))
+            self.folder.write(ROUNDS, b"".join(line + b"\n" for line in self._lines))
 
     def propose(self, terms: Terms) -> None:
         """Keep the terms that a session is begun on."""
-        self._terms, path = terms.digest, self._folder / TERMS
+        self._terms, path = terms.digest, self.folder / TERMS
         before = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
         if terms.digest.hex() not in read_terms(before):
-            document = {"membership": self._membership.to_toml(), "experiment": terms.experiment}
-            self._folder.write(TERMS, before + canonical(document) + b"\n")
+            document = {"membership": self.membership.to_toml(), "experiment": terms.experiment}
+            self.folder.write(TERMS, before + canonical(document) + b"\n")
 
     def see(
         self, place: RoundPlace, asked: tuple[bytes, bytes], answers: Answers, heads: Mapping[str, bytes]
@@ -213,7 +213,7 @@ class RunRecord:
         """
         seen, (context, known) = [], asked
         for silo, parts in answers.items():
-            head = heads[self._membership.silos[silo]]
+            head = heads[self.membership.silos[silo]]
             signature = only(parts, Attested, silo).signature
             self._check(silo, attested(self.run, self._terms, place, context, known, head), signature)
             seen.append({"silo": silo, "head": head.hex(), "signature": signature.hex()})
@@ -247,7 +247,7 @@ class RunRecord:
             "previous": self._last.hex(),
         }
         line |= {"signature": self._sign(line)}
-        self._folder.append(ROUNDS, line)
+        self.folder.append(ROUNDS, line)
         self._lines.append(canonical(line))
 
     def close(self, rounds: int, charges: int) -> list[Part]:
@@ -260,9 +260,9 @@ class RunRecord:
         if not self._terms:
             return []
         contents = canonical({"schema_version": 1, "hidden": os.urandom(32).hex(), "files": self._files()})
-        self._folder.write(CONTENTS, contents)
-        statement = read_content(self._folder / STATEMENT, RunFolderError)
-        model = self._folder / MODEL
+        self.folder.write(CONTENTS, contents)
+        statement = read_content(self.folder / STATEMENT, RunFolderError)
+        model = self.folder / MODEL
         self._agreed = {
             "schema_version": 1,
             "run": self.run.hex(),
@@ -287,7 +287,7 @@ class RunRecord:
 
         The run has ended either way.
         """
-        name = self._membership.silos[silo]
+        name = self.membership.silos[silo]
         closing = self._closing
         for part in answer:
             if isinstance(part, Refused):
@@ -308,7 +308,7 @@ class RunRecord:
     def _signed_before(self, closing: Closing) -> list[dict[str, Any]]:
         """Return the silos' signatures that an earlier session has left of the same end."""
         content, found = concluded(self.run, self._terms, closing), []
-        for one in signed_end(self._folder.path):
+        for one in signed_end(self.folder.path):
             with suppress(ProtocolError):
                 self._check(int(one["silo"]), content, bytes.fromhex(one["signature"]))
                 found.append(one)
@@ -321,19 +321,19 @@ class RunRecord:
     def _files(self) -> dict[str, str]:
         return {
             name: hashlib.sha256(content).hexdigest()
-            for name, content in files_of(self._folder.path).items()
+            for name, content in files_of(self.folder.path).items()
             if name not in MADE_LATER
         }
 
     def _write(self) -> None:
-        self._folder.write(AGREED, canonical(self._agreed))
+        self.folder.write(AGREED, canonical(self._agreed))
 
     def _sign(self, document: Mapping[str, Any]) -> str:
-        return self._identity.sign(by_coordinator(document)).hex()
+        return self.identity.sign(by_coordinator(document)).hex()
 
     def _check(self, silo: int, content: bytes, signature: bytes) -> None:
         try:
-            self._membership.roster[silo].verify(content, signature)
+            self.membership.roster[silo].verify(content, signature)
         except CryptoError:
             raise ProtocolError("signs something else than what it was asked", silo=silo) from None
 
