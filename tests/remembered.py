@@ -23,7 +23,7 @@ from fedveil.engine.experiments.experiment import Experiment
 from fedveil.federation.charter import Charter
 from fedveil.federation.membership import Membership
 from fedveil.local.models import MODELS
-from fedveil.privacy import ledger_lines, statement
+from fedveil.privacy import ledger_lines
 from fedveil.privacy.events import Event
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.randomness import ExperimentRandomness
@@ -41,7 +41,6 @@ def remember() -> None:
     remember_primes()
     remember_guarantees()
     remember_compositions()
-    remember_epsilons()
     remember_documents()
     remember_models()
     remember_digits()
@@ -110,11 +109,6 @@ def remember_compositions() -> None:
         return known[asked]
 
     PldAccountant._compose = composed  # type: ignore[method-assign]
-
-
-def remember_epsilons() -> None:
-    """Find the epsilon of what was released once: every party of a run finds it before each round, and at the end."""
-    setup.epsilon_on_grid = statement.epsilon_on_grid = _remembering(setup.epsilon_on_grid)
 
 
 def remember_documents() -> None:

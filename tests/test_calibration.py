@@ -11,6 +11,7 @@ from fedveil.privacy.accountant import epsilon_on_grid, gaussian_delta
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, gaussian_rounds
 from fedveil.privacy.events import (
+    Adjacency,
     Event,
     GaussianEvent,
     LaplaceEvent,
@@ -146,6 +147,32 @@ def test_noise_on_a_grid_costs_what_the_grid_changes(name: str, loss: float) -> 
     assert epsilon - loss > accountant.epsilon(event, DELTA) or loss == 0
     if name == "pld":
         assert exact == pytest.approx(DELTA, rel=2e-2)
+
+
+def test_an_answer_is_kept_for_its_own_question_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever part of the question differs asks anew; the same question, put by somebody else, does not."""
+    asked: list[tuple[RdpAccountant, Event, float]] = []
+
+    def epsilon(self: RdpAccountant, event: Event, delta: float) -> float:
+        asked.append((self, event, delta))
+        return float(len(asked))
+
+    monkeypatch.setattr(RdpAccountant, "epsilon", epsilon)
+    for adjacency in Adjacency:
+        for rounds in (71, 72):
+            for delta, loss in ((1e-5, 0.0), (1e-6, 0.0), (1e-6, 0.1)):
+                first, again = (
+                    epsilon_on_grid(
+                        RdpAccountant(adjacency=adjacency),
+                        gaussian_rounds(noise_multiplier=2.0, rounds=rounds),
+                        delta,
+                        loss,
+                    )
+                    for _ in range(2)
+                )
+                assert first == again == len(asked) + loss
+    assert len(asked) == len(Adjacency) * 6
+    epsilon_on_grid.cache_clear()
 
 
 def test_calibration_counts_the_grid() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 from scipy.optimize import brentq
@@ -15,7 +16,11 @@ from fedveil.privacy.events import Adjacency, Event, atoms
 
 @runtime_checkable
 class Accountant(Protocol):
-    """What every accountant offers: upper bounds, for ``delta`` in (0, 1) and ``epsilon`` >= 0."""
+    """What every accountant offers: upper bounds, for ``delta`` in (0, 1) and ``epsilon`` >= 0; a frozen value."""
+
+    def __hash__(self) -> int:
+        """Equal accountants answer alike, so that an answer can be kept."""
+        ...
 
     @property
     def name(self) -> str:
@@ -62,6 +67,7 @@ def released(accountant: Accountant, event: Event) -> Counter[Event]:
     return counts
 
 
+@lru_cache(maxsize=256)  # a run asks for the same before a round, after it, for each party and at its end
 def epsilon_on_grid(accountant: Accountant, event: Event, delta: float, loss: float) -> float:
     """Return the epsilon of an event whose noise lies on a grid.
 
