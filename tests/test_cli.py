@@ -55,6 +55,10 @@ def test_run_report_resume_compare_one_after_the_other(toml: Path) -> None:
     assert resumed["runs"][0]["rounds"] == 2
     compared = as_json("compare", str(folder.parent))
     assert len(compared["rows"]) == 1
+    shown = output("compare", str(folder.parent))
+    assert all(
+        word in shown for word in ("tiny", "to server", "test accuracy", "comparison: comparison.html")
+    )
 
 
 def test_run_prints_one_json_object(toml: Path) -> None:
@@ -81,7 +85,8 @@ def test_check_finds_the_budget_before_training(toml: Path) -> None:
     (row,) = as_json("check", str(toml), "--set", "privacy.budget=0.5")["experiments"]
     assert row["within budget"] is False
     assert row["epsilon"] == pytest.approx(1.0607, abs=1e-3)
-    assert "tiny" in output("check", str(toml))
+    shown = output("check", str(toml)).split("to server")[1]
+    assert "none" in shown.split("within budget")[0]  # counts are sent in the open
 
 
 def test_plan_needs_no_data_and_meets_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

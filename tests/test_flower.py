@@ -142,6 +142,10 @@ def test_a_silo_is_checked_on_its_own_host(made: Demonstration, capsys: pytest.C
     found_ = inspect_silo(SiloFolder(path))
     assert found_["records (shown here only)"] == HOSPITALS["va"]
     assert found_["spent over all runs"] == "nothing yet"
+    assert found_["allowed over all runs"] == "epsilon 20 at delta 1e-05"
+    with (path / "policy.toml").open("a") as policy:
+        policy.write("without_guarantee = true\n")
+    assert inspect_silo(SiloFolder(path))["allowed over all runs"].startswith("no limit: ")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("sys.argv", ["fedveil", "federation", "check", str(path), "--json"])
         main_ends()

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -34,6 +35,7 @@ from fedveil.errors import (
     SilentSiloError,
 )
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.demonstration import Demonstration, write_demonstration
 from fedveil.flower.deployment import CONTAINERS, PACKAGES, REQUIREMENTS, SERVICES, Hosting, write_deployment
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
@@ -124,6 +126,17 @@ def test_a_silo_tells_what_is_spent_and_no_count(made: Demonstration) -> None:
         assert re.fullmatch(
             r'# TYPE fedveil_\w+ gauge|fedveil_\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? [-+.e\d]+', line
         )
+
+
+def test_what_no_epsilon_bounds_is_above_every_alarm(
+    made: Demonstration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample that is left out raises none: the silo that spent most would be the quiet one."""
+    path = Path(shutil.copytree(made.provisioned.silos[0], tmp_path / "silo"))
+    (path / "state").mkdir(exist_ok=True)
+    (path / "state" / LEDGER).touch()
+    monkeypatch.setattr("fedveil.flower.status._spent", lambda *_: ("head", math.inf))
+    assert "\nfedveil_budget_spent_ratio +Inf\n" in as_metrics(party_status(path, served=False))
 
 
 def test_the_figures_of_a_silo_are_the_same_over_other_records(made: Demonstration) -> None:
@@ -334,6 +347,8 @@ def test_services_are_read_by_who_runs_them(tmp_path: Path) -> None:
     for one in compose["services"].values():
         assert (one["read_only"], one["cap_drop"], one["mem_limit"]) == (True, ["ALL"], "8G")
         assert one["environment"]["CREDENTIALS_DIRECTORY"] == "/run/secrets"
+        assert (one["ulimits"], one["memswap_limit"]) == ({"core": 0}, one["mem_limit"])  # no key on a disk
+        assert all(set(secret) == {"source", "target"} for secret in one["secrets"])
         assert one["command"][:2] in (["coordinator", "serve"], ["silo", "serve"])
         assert {secret["source"] for secret in one["secrets"]} <= set(compose["secrets"])
     assert "ports" not in compose["services"]["silo"]
@@ -341,13 +356,9 @@ def test_services_are_read_by_who_runs_them(tmp_path: Path) -> None:
     assert "USER 10001" in docker
     assert docker[-1] == 'ENTRYPOINT ["fedveil"]'
     for path in folder.glob("*.service"):
-        settings = re.findall(r"^(\w+)=", path.read_text(), re.MULTILINE)
-        assert {
-            "ProtectSystem",
-            "NoNewPrivileges",
-            "MemoryMax",
-            "RestrictAddressFamilies",
-        } <= set(settings)
+        settings = dict(re.findall(r"^(\w+)=(.*)$", path.read_text(), re.MULTILINE))
+        assert {"ProtectSystem", "NoNewPrivileges", "MemoryMax", "RestrictAddressFamilies"} <= set(settings)
+        assert (settings["LimitCORE"], settings["MemorySwapMax"]) == ("0", "0")
 
 
 def test_every_process_has_a_user_and_a_port_of_its_own(tmp_path: Path) -> None:
@@ -361,7 +372,7 @@ def test_every_process_has_a_user_and_a_port_of_its_own(tmp_path: Path) -> None:
     assert users == {
         "fedveil-coordinator.service": ["fedveil"],
         "fedveil-link.service": ["fedveil-link"],
-        "fedveil-silo@.service": ["fedveil-silo"],
+        "fedveil-silo@.service": ["fedveil-%i"],
     }
     proxy = (folder / "nginx.conf").read_text()
     assert re.findall(r"(?:listen|proxy_pass) (?:127\.0\.0\.1:)?(\d+);", proxy) == ["9443", "9444"]

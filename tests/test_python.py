@@ -331,6 +331,14 @@ class KeepAll(Keep):
     sees_private = True
 
 
+class LooksAndForgets(KeepAll):
+    """Sees private numbers in the first round, and says in the second that it does not."""
+
+    def round_ended(self, round: fv.RoundSummary) -> str | None:
+        self.sees_private = False  # type: ignore[misc]
+        return super().round_ended(round)
+
+
 class EndsByRaising(KeepAll):
     def round_ended(self, round: fv.RoundSummary) -> str | None:
         raise StopTraining("few took part")
@@ -339,6 +347,11 @@ class EndsByRaising(KeepAll):
 def test_a_callback_that_sees_private_numbers_ends_no_run_by_raising_either(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sees private numbers, so it cannot end the run"):
         train(tmp_path, callbacks=[EndsByRaising()])
+
+
+def test_records_that_are_trained_on_are_no_public_test_table() -> None:
+    with pytest.warns(UserWarning, match="these are the records that are trained on"):
+        people(test=(X, Y))
 
 
 def test_ids_that_differ_in_their_form_alone_are_warned_of_and_stay_apart() -> None:
@@ -438,8 +451,23 @@ def test_a_run_ends_by_a_public_reason_alone(tmp_path: Path) -> None:
     result = train(tmp_path, callbacks=[Keep(after=1)], rounds=3)
     assert (result.rounds, result.stopped) == (1, "enough")
     assert (result.folder / "privacy.json").exists()
-    with pytest.raises(ConfigError, match="cannot end the run"):
-        train(tmp_path, callbacks=[KeepAll(after=1)])
+    assert sum("what that looked at is not covered" in line for line in result.statement.uncovered) == 1
+    for private in (KeepAll(after=1), LooksAndForgets(after=2)):
+        with pytest.raises(ConfigError, match="cannot end the run"):
+            train(tmp_path, callbacks=[private])
+
+
+def test_what_is_handed_over_beside_the_records_is_named_and_not_covered(tmp_path: Path) -> None:
+    """A loss may hold the labels' counts, which move everybody's update; the house cannot see where they come from."""
+    counted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 9.0]))
+    for given, named in (({"loss": counted}, True), ({"loss": "cross_entropy"}, False), ({}, False)):
+        statement = train(tmp_path, rounds=1, **given).statement
+        lines = statement.uncovered
+        assert "Whatever else is released from the same data, by another run too, adds to this" in " ".join(
+            statement.sentences()
+        )
+        assert any("the loss session:CrossEntropyLoss comes from outside" in line for line in lines) == named
+    assert not any("when the run ended" in line for line in lines)
 
 
 def summary(value: float | None, number: int = 1) -> Any:

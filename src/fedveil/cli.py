@@ -93,7 +93,7 @@ COMMANDS: Final = {
     "report": Command("results:report_command", "Write the self-contained report of a run again."),
     "compare": Command(
         "results:compare_command",
-        "Draw privacy-utility curves of several runs, with the standard deviation over seeds.",
+        "Put runs side by side, with the standard deviation over seeds: a table, and a page of privacy-utility curves.",
     ),
     "bundle": Command(
         "bundles:bundle_command",

@@ -193,6 +193,9 @@ class Watch:
                     "fedveil.population(..., test=(features, targets))"
                 )
         self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
+        self._see = tuple(
+            bool(one.sees_private) for one in callbacks
+        )  # asked once: who has looked has looked
         self._folder: Path | None = None
         self._heard: list[RoundRow] = []
 
@@ -214,12 +217,12 @@ class Watch:
         """
         self._heard.append(RoundRow.model_validate(row))
         reasons = []
-        for one in self._callbacks:
+        for one, sees_private in zip(self._callbacks, self._see, strict=True):
             try:
-                reason = one.round_ended(self._summary(row, one.sees_private))
+                reason = one.round_ended(self._summary(row, sees_private))
             except StopTraining as error:
                 reason = str(error)
-            if reason is not None and one.sees_private:
+            if reason is not None and sees_private:
                 raise ConfigError(
                     f"callbacks: {type(one).__name__} sees private numbers, so it cannot end the run: when a run ends "
                     "is public; let another callback end it by public numbers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness
 
 _WEIGHTS: Final = "model.safetensors"
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 _LARGEST_RECORD: Final = 1 << 24
 """Numbers in a record; the four of them that a model is tried on take 256 MiB."""
 
@@ -241,12 +244,33 @@ def load_bundle(path: str | Path, model: nn.Module | str | None = None) -> Bundl
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a table as ``.parquet`` or ``.csv``.
 
+    In a ``.csv`` a text that begins like a formula of a spreadsheet has an apostrophe before it: names of classes and
+    columns come from whoever made the model.
+
     Raises:
         DataError: another suffix, or it cannot be written.
     """
     if path.suffix not in (".parquet", ".csv"):
         raise DataError(f"{path}: a table is written as .parquet or .csv")
     try:
-        (pa_parquet.write_table if path.suffix == ".parquet" else pa_csv.write_csv)(table, path)
+        if path.suffix == ".parquet":
+            pa_parquet.write_table(table, path)
+        else:
+            pa_csv.write_csv(_without_formulas(table), path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or 'no such place'}") from None
+
+
+def _without_formulas(table: pa.Table) -> pa.Table:
+    """Return a table no name of which, and no text, is a formula; a number as text is none."""
+    named = table.rename_columns([_plain(name) for name in table.column_names])
+    for place, column in enumerate(named.columns):
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            texts = [None if text is None else _plain(text) for text in column.to_pylist()]
+            named = named.set_column(place, named.field(place), pa.array(texts, type=column.type))
+    return named
+
+
+def _plain(text: str) -> str:
+    """Return a text with an apostrophe before what a spreadsheet would take for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) and _NUMBER.fullmatch(text) is None else text

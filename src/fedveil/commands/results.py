@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedveil.commands.options import OUT, Json
-from fedveil.console import print_json, rows_table
+from fedveil.console import epsilon_text, print_json, rows_table
 from fedveil.privacy.statement import show_epsilon
 from fedveil.privacy.together import spent_by
 from fedveil.report.compare import compare
@@ -36,7 +37,7 @@ def compare_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw privacy-utility curves of several runs, with the standard deviation over seeds."""
+    """Put runs side by side, with the standard deviation over seeds: a table, and a page of privacy-utility curves."""
     if against is not None:
         written = write_tradeoff(_run_folders(folders), against, page)
         print_json({"page": written}) if as_json else OUT.print(f"comparison: {written}")
@@ -45,6 +46,18 @@ def compare_command(
     if as_json:
         print_json(comparison.to_json())
         return
+    for warning in comparison.warnings:
+        OUT.print(warning)
+    metrics = dict.fromkeys(name for row in comparison.rows for name in row.metrics)
+    OUT.print(
+        rows_table(
+            {"variant": row.variant, "seeds": row.seeds}
+            | {f"test {name}": str(row.metrics.get(name, "-")) for name in metrics}
+            | {"epsilon": _epsilon(row.epsilon), "to server": _epsilon(row.to_server), "delta": row.delta}
+            | {"unit": row.unit, "rounds": row.round}
+            for row in comparison.rows
+        )
+    )
     OUT.print(f"comparison: {comparison.write(page)}")
 
 
@@ -72,6 +85,10 @@ def spent_command(
         f"together: each {found.unit} is protected with epsilon {show_epsilon(found.epsilon)} at delta "
         f"{found.delta:g} (accountant {found.accountant}), against whoever reads all that these runs released"
     )
+
+
+def _epsilon(value: float) -> str:
+    return epsilon_text(value if math.isfinite(value) else None)
 
 
 def _run_folders(folders: list[Path]) -> list[Path]:

@@ -13,7 +13,7 @@ from fedveil.commands.data import print_report
 from fedveil.commands.figures import print_rows, print_statement
 from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
 from fedveil.commands.released import GO_ON
-from fedveil.console import observer, outcome_table, print_json, rows_table, transposed_table
+from fedveil.console import epsilon_text, observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.advice import advice_of
 from fedveil.engine.experiments.experiment import parse_assignment
 from fedveil.engine.experiments.study import Selection, Study, load_study
@@ -125,7 +125,11 @@ def check_command(
         looked = {"data": [report.to_json() for report in reports]}
         print_json({"study": study.name, "experiments": rows} | looked)
     else:
-        shown = [row | {"within budget": _within(row["within budget"])} for row in rows]
+        shown = [
+            row
+            | {"to server": epsilon_text(row["to server"]), "within budget": _within(row["within budget"])}
+            for row in rows
+        ]
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
 
 
@@ -171,7 +175,9 @@ def _prepared(study: Study) -> Iterator[Prepared]:
 
 def _checked(prepared: Prepared) -> dict[str, Any]:
     experiment = prepared.experiment
-    epsilon = prepared.epsilon_with(Role.READER, experiment.rounds, prepared.beside)
+    epsilon, to_server = (
+        prepared.epsilon_with(role, experiment.rounds, prepared.beside) for role in (Role.READER, Role.SERVER)
+    )
     budget = experiment.privacy.budget
     return {
         "experiment": experiment.name,
@@ -185,6 +191,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "noise of bounds": None if prepared.preprocessing is None else prepared.preprocessing.noise,
         "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
         "epsilon": epsilon if epsilon < float("inf") else None,
+        "to server": to_server if to_server < float("inf") else None,
         "within budget": None if budget is None else epsilon <= budget,
     }
 

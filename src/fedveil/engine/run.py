@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +45,10 @@ from fedveil.server.optimizers import matching
 from fedveil.server.spectrum import spectrum
 from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
 
+_ENDED: Final = (
+    "when the run ended: a callback ended it before its last round, and what that looked at is not covered, unless it "
+    "was public"
+)
 _TRANSCRIPT: Final = "transcript.jsonl"
 _ATTEMPTS: Final = "attempts.jsonl"
 
@@ -152,6 +156,7 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
                 observer.completed(checkpoint.row)
             except StopTraining as asked:
                 stopped = str(asked)
+                prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
                 break
         skipped = release_evaluation(prepared, folder, checkpoint, ledger)
         return conclude(

@@ -184,7 +184,7 @@ def prepare(
         uncovered=(
             *guarantee.uncovered,
             *composition.uncovered(method),
-            *_initial(experiment),
+            *_handed_over(experiment),
             *at_their_word(experiment),
             *beside_others(experiment.trainer.name, populations.machines, trainer, cohort.device),
         ),
@@ -315,15 +315,24 @@ def _trainer(
     ).tuned(memory=memory, compile=experiment.trainer.compile)
 
 
-def _initial(experiment: Experiment) -> tuple[str, ...]:
-    """Name what a model from outside leaves open: whether it is public cannot be seen from here."""
-    digest = experiment.model.sha256
-    if digest is None:
-        return ()
-    return (
-        f"the initial model was handed over (sha256 {digest[:16]}...) and counts as public: what it was trained on, "
-        "and how it was chosen, is not covered",
-    )
+def _handed_over(experiment: Experiment) -> tuple[str, ...]:
+    """Name what a model and a loss from outside leave open: whether they are public cannot be seen from here."""
+    model, found = experiment.model, list[str]()
+    if model.sha256 is not None:
+        found.append(
+            f"the initial model was handed over (sha256 {model.sha256[:16]}...) and counts as public: what it was "
+            "trained on, and how it was chosen, is not covered"
+        )
+    if model.loss is not None and ":" in model.loss:
+        found.append(
+            f"the loss {model.loss} comes from outside and counts as public: weights or other numbers in it that were "
+            "taken from private records are not covered, and they may move everybody's update"
+        )
+    if model.class_weights is not None:
+        found.append(
+            "model.class_weights are declared: if they were counted from private records, that is not covered"
+        )
+    return tuple(found)
 
 
 def _resolved(experiment: Experiment, trainer: Trainer) -> Experiment:

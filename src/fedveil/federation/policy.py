@@ -82,7 +82,7 @@ class Policy(BaseModel):
         trust_coordinator: count what readers of the models learn, instead of what the coordinator sees.
         disclose_counts: tell the coordinator how many records each user has, where weights need it, and all silos the
             totals; it takes trust in both as well.
-        without_guarantee: take part in runs that guarantee nothing (tests, public data).
+        without_guarantee: take part in runs that guarantee nothing (tests, public data); epsilon then limits no run.
         largest_letter: bytes of a letter beyond which it is refused unread.
         most_rounds: of a run.
         most_epochs: passes over the records in a round.

@@ -2,7 +2,7 @@
 
     Terms        -> Joined or Refused   its policy, its users' budget over all runs, the experiment
     Closing      -> Attested            the run's statement, computed again and signed: in its session, or behind Terms
-    Task, Relay  -> Relay               charged and kept durably before anything leaves (:mod:`~.own_session`)
+    Task, Relay  -> Relay               charged and kept durably before anything leaves (:mod:`~.own.session`)
     other        -> Here                whatever is not of its session (:mod:`~.sessions`): it changes nothing
 
 A request that comes twice is answered twice alike. Another request for a round that was answered is refused, and so is

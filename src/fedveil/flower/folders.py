@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -153,6 +154,4 @@ class SiloFolder(_Folder):
 
 def schema_digest(path: Path) -> bytes:
     """Return the SHA-256 by which members recognise the schema."""
-    import hashlib
-
     return hashlib.sha256(read_content(path, ConfigError)).digest()

@@ -55,7 +55,11 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         else f"sha256 {silo.schema.users}",
         "main silos' file": "none" if share.main_silos is None else f"sha256 {share.main_silos.digest}",
         "spent over all runs": _spent(silo),
-        "allowed over all runs": f"epsilon {policy.epsilon:g} at delta {policy.delta:g}",
+        "allowed over all runs": (
+            "no limit: without_guarantee allows runs that guarantee nothing"
+            if policy.budget is None
+            else f"epsilon {policy.epsilon:g} at delta {policy.delta:g}"
+        ),
         "the ledger counts": counts + (f"; not {but}" if but else ""),
         "allowed methods": ", ".join(policy.methods),
         "allowed protections": ", ".join(policy.protections),

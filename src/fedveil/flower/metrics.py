@@ -93,6 +93,8 @@ def as_metrics(status: Mapping[str, Any]) -> str:
         "fedveil_rounds": status.get("rounds"),
         "fedveil_budget_spent_ratio": status.get("spent_ratio"),
     }
+    if "spent_ratio" in status and status["spent_ratio"] is None:  # no epsilon is enough: above every limit
+        figures["fedveil_budget_spent_ratio"] = "+Inf"
     for name, value in figures.items():
         if value is not None:
             lines += [f"# TYPE {name} gauge", _sample(name, value)]
@@ -108,7 +110,7 @@ def _by_label(name: str, kind: str, label: str, values: Mapping[str, float]) -> 
     ]
 
 
-def _sample(name: str, value: float, **labels: str) -> str:
+def _sample(name: str, value: float | str, **labels: str) -> str:
     quoted = ",".join(
         f"{key}={json.dumps(foreign(text), ensure_ascii=False)}" for key, text in labels.items()
     )

@@ -74,10 +74,11 @@ def _coordinator(home: CoordinatorFolder) -> dict[str, Any]:
 
 def _silo(home: SiloFolder) -> dict[str, Any]:
     policy, path = home.policy, home / "state" / LEDGER
+    allowed = None if policy.budget is None else policy.epsilon
     found = _common(home, "silo") | {
         "name": home.settings.name,
         "certificate_days": round(days_left(home / "ca.crt", home / "ca.crt"), 1),
-        "allowed_epsilon": policy.epsilon,
+        "allowed_epsilon": allowed,
         "delta": policy.delta,
     }
     if path.exists():
@@ -87,7 +88,7 @@ def _silo(home: SiloFolder) -> dict[str, Any]:
         found |= {
             "ledger_head": head,
             "spent_epsilon": spent if spent < float("inf") else None,
-            "spent_ratio": spent / policy.epsilon if spent < float("inf") else None,
+            "spent_ratio": spent / allowed if allowed is not None and spent < float("inf") else None,
         }
     return found
 

@@ -42,6 +42,10 @@ _ALIKE: Final = (
     "user: some ids differ in their form alone (case, blanks, marks, leading zeros), and each form counts as a person "
     "of its own, protected alone; write every id in one way"
 )
+_SAME: Final = (
+    "test: these are the records that are trained on; a public test table holds other people's, and figures over "
+    "private records are covered by nothing"
+)
 
 
 def population(
@@ -92,7 +96,7 @@ def population(
         DataError: values that cannot be; names the column and the row, never the value.
 
     Warns:
-        UserWarning: ids that differ in their form alone.
+        UserWarning: ids that differ in their form alone; test records that are those to train on.
 
     Guarantees:
         As :func:`fedveil.population.tables.read_tables`: whether a record is held out, and what its user's batches are
@@ -143,6 +147,8 @@ def population(
         tested = read_features(test[0], "test features")
         if tested.names != table.names:
             raise DataError("test features: the columns are not those of the features, in the same order")
+        if np.array_equal(tested.values, table.values):
+            warnings.warn(_SAME, stacklevel=3)
         kept, test_values = np.ones(len(place), dtype=np.bool_), tested.values
         test_labels = _targets(test[1], task, words or None, "test targets")[0]
         refuse_outside(test_labels, within, "test targets")

@@ -18,19 +18,21 @@ AS_TEXT: Final = (
 holds the ids is warned (:func:`alike`)."""
 
 _SEPARATORS: Final = re.compile(r"[\s\-_./]+")
+_FRACTION: Final = re.compile(r"\.0+$")
 
 
 def alike(ids: Iterable[str]) -> list[set[str]]:
     """Return the ids that differ from one another in their form alone, each group of them together.
 
-    The form is what people vary when they write an id: case, width, accents' encoding, blanks, marks, leading zeros.
+    The form is what people vary when they write an id: case, width, accents' encoding, blanks, marks, leading zeros,
+    and the ".0" of a whole number that a program took for a real one.
 
-    >>> [sorted(group) for group in alike(["7", "007", "P-1", "p1", "8"])]
-    [['007', '7'], ['P-1', 'p1']]
+    >>> [sorted(group) for group in alike(["7", "007", "P-1", "p1", "8", "8.0", "80"])]
+    [['007', '7'], ['P-1', 'p1'], ['8', '8.0']]
     """
     forms: dict[str, set[str]] = {}
     for who in ids:
-        plain = _SEPARATORS.sub("", unicodedata.normalize("NFKC", who)).casefold()
+        plain = _SEPARATORS.sub("", _FRACTION.sub("", unicodedata.normalize("NFKC", who))).casefold()
         forms.setdefault(plain.lstrip("0") or plain, set()).add(who)
     return [written for written in forms.values() if len(written) > 1]
 

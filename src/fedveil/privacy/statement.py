@@ -209,6 +209,10 @@ class Statement:
 
     def _warnings(self) -> tuple[str, ...]:
         found = []
+        if self.epsilon is not None:
+            found.append(
+                "Whatever else is released from the same data, by another run too, adds to this epsilon."
+            )
         if self.epsilon is not None and self.epsilon > _LARGE_EPSILON:
             found.append("An epsilon this large promises little against a determined attacker.")
         if self.units is not None and self.delta >= 1 / self.units:

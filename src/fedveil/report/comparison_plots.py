@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from fedveil.report.drawing import Curve, Plot, band, blank, endings, line, log_y, show, words
+from fedveil.report.drawing import Curve, Plot, band, blank, endings, label_text, line, log_y, show, words
 
 
 def compared_by_round(curves: Sequence[Curve], metric: str) -> Plot:
@@ -89,7 +89,7 @@ def planned(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", "log
 def against_key(points: Sequence[tuple[str, float]], key: str, y: str) -> Plot:
     """What one measure does as a key is swept: its mean at every value."""
     figure = blank(x=key, y=y)
-    line(figure, 0, name=y, points=points)
+    line(figure, 0, name=y, points=[(label_text(value), mean) for value, mean in points])
     figure.update_traces(mode="lines+markers").update_xaxes(type="category")
     alt = f"A line from {show(points[0][1])} at {points[0][0]} to {show(points[-1][1])} at {points[-1][0]}."
     return Plot(figure=figure, title=f"{y} against {key}", alt=alt, caption="Mean over runs of one value.")
@@ -99,7 +99,7 @@ def pareto(points: Sequence[tuple[float, float, str, bool]], *, x: str, y: str) 
     """Every run by cost and result (cost, result, label, whether no other beats it), with the front joined."""
     figure, best = blank(x=x, y=y), sorted(point for point in points if point[3])
     for index, shown in enumerate((best, [point for point in points if not point[3]])):
-        name, labels = ("no run beats it", "beaten")[index], [point[2] for point in shown]
+        name, labels = ("no run beats it", "beaten")[index], [label_text(point[2]) for point in shown]
         line(figure, index, name=name, points=[point[:2] for point in shown], text=labels)
         figure.data[index].mode = ("lines+markers", "markers")[index]
     figure.update_layout(hovermode="closest")

@@ -117,7 +117,7 @@ class RunFolder:
         while True:
             path = parent / (experiment.name if number == 1 else f"{experiment.name}-{number}")
             try:
-                path.mkdir(parents=True)
+                path.mkdir(mode=0o700, parents=True)  # parts of it are exact functions of private records
                 (path / "checkpoint").mkdir()
                 break
             except FileExistsError:

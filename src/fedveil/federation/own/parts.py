@@ -2,7 +2,7 @@
 
 Claim: what the schema is refined to, and where the bins of scores lie, is computed by every silo from the released
 numbers; the whole run (rounds and releases) is held against the silo's budget before the first of it is charged.
-Conditions and enforcement as in :mod:`~.own_release`. Held-out records are chosen by a hash of their user's id, the
+Conditions and enforcement as in :mod:`~.release`. Held-out records are chosen by a hash of their user's id, the
 same in a silo's own table as in a table of all, and have no part in training or in the release that refines the schema.
 """
 
