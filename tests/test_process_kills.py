@@ -55,10 +55,15 @@ class Served:
         return (self.run / END).exists() and json.loads((self.run / END).read_bytes())["error"] is None
 
     @property
+    def begun(self) -> bool:
+        """Whether the coordinator has taken the run: before, it would be another that is submitted again."""
+        return (self.run / "federation.json").exists()
+
+    @property
     def complete(self) -> bool:
-        """Whether every process is there, and the run is waited for."""
+        """Whether every process is there, and the run has begun and is waited for."""
         asking = self._asking is not None and self._asking.poll() is None
-        return asking and all(len(tree(party.pid)) == 2 for party in self._parties.values())
+        return asking and self.begun and all(len(tree(party.pid)) == 2 for party in self._parties.values())
 
     def look(self) -> None:
         """Start what has ended, as a supervisor does, and submit the run again where nobody waits for it."""
@@ -66,8 +71,7 @@ class Served:
             if party.poll() is not None:
                 self._parties[name] = start(*self._commands[name])
         if (self._asking is None or self._asking.poll() is not None) and submittable(self._home):
-            begun = (self.run / "federation.json").exists()
-            what = ["--resume", str(self.run)] if begun else [str(self._made.experiment)]
+            what = ["--resume", str(self.run)] if self.begun else [str(self._made.experiment)]
             self._asking = start("federation", "run", *what, "--home", str(self._home.path))
 
     def kill(self, source: random.Random) -> None:
