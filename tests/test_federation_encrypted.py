@@ -434,7 +434,7 @@ def test_a_model_from_elsewhere_is_refused(tmp_path: Path) -> None:
     experiment = asked(**VOTED)
     prepared = prepare(experiment, FixedPopulation(population()))
     asked_for = experiment.model_copy(
-        update={"model": experiment.model.model_copy(update={"initial": tmp_path / "model.safetensors"})}
+        update={"model": experiment.model.model_copy(update={"sha256": "ab" * 32})}
     )
     with pytest.raises(CompositionError, match="gives no model"):
         check_deployable(replace(prepared, experiment=asked_for))

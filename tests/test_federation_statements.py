@@ -13,18 +13,34 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fedveil.engine.experiments.experiment import Experiment, merge
+from fedveil.engine.experiments.sections import ModelSection
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.side_releases import Charged
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import CompositionError, FedveilError
+from fedveil.errors import CompositionError, ConfigError, FedveilError
+from fedveil.federation.audit.run_record import TERMS, read_terms, signed_end
 from fedveil.federation.deployable import check_deployable
+from fedveil.federation.document import as_silos_see
+from fedveil.federation.proposals import own_work
+from fedveil.population.catalogue.files import digest_of
 from fedveil.protection.parts import Attested, Closing, Joined, Model, Over, Refused, Task
 from fedveil.protection.refusals import Code
 from fedveil.registry import HOUSE
-from tests.federation_world import World, asked, clients, population, public_share_of, share_of
+from tests.federation_world import (
+    TESTING,
+    World,
+    asked,
+    clients,
+    population,
+    public_share_of,
+    share_of,
+    statement,
+)
 
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {"name": "none"},
@@ -145,3 +161,61 @@ def test_a_session_that_is_open_gives_nothing_once_the_end_was_signed(tmp_path: 
     assert refused.why.code is Code.RUN_OVER
     assert world.charged(0) == [1]
     world.close()
+
+
+SIGNED_MODELS: dict[str, Any] = {
+    "name": "mlp",
+    "loss": "focal",
+    "class_weights": [1.0, 9.0],
+    "start": "zeros",
+    "sha256": "ab" * 32,
+    "loss_sha256": "cd" * 32,
+}
+"""Another value than the usual of every key of a model that silos sign."""
+COORDINATORS = {"metrics", "initial", "initial_layers"}
+"""Keys that a silo does not read: what the coordinator measures, and its own files."""
+
+
+@pytest.mark.parametrize("key", sorted(set(ModelSection.model_fields) - COORDINATORS))
+def test_a_silo_trains_the_model_that_it_signs(key: str) -> None:
+    """Every key of the terms stands in what a silo prepares; those that change a simulation's task change its own."""
+    held, policy = population(), TESTING.model_copy(update={"models": ("linear", "mlp")})
+
+    def trained(prepared: Prepared) -> list[list[float]]:
+        start = prepared.task.initial()
+        outputs = prepared.task.predict(start, torch.from_numpy(held.test_features))
+        losses = prepared.task.loss.records(
+            outputs, torch.from_numpy(held.test_targets), torch.ones(len(outputs), dtype=torch.bool)
+        )
+        return [start.tolist(), losses.tolist()]
+
+    for model in ({}, {key: SIGNED_MODELS[key]}):
+        experiment = asked(model=model)
+        simulated = prepare(experiment, FixedPopulation(held))
+        work = own_work(as_silos_see(experiment, held.silo_names), None, policy, share_of(held, 0), 0)
+        assert work.prepared.experiment.model == experiment.model
+        assert trained(work.prepared) == trained(simulated)
+        assert work.prepared.uncovered == simulated.uncovered
+
+
+def test_a_run_that_begins_with_a_public_model_is_signed_by_all(tmp_path: Path) -> None:
+    """Its digest is in the terms, so every silo states it; the file's path is not."""
+    held, path = population(), tmp_path / "public.safetensors"
+    experiment = asked(rounds=1, privacy={"insecure_seed": None})
+    task = prepare(experiment, FixedPopulation(held)).task
+    save_file({name: torch.ones_like(one) for name, one in task.state(task.initial()).items()}, path)
+    begun = experiment.model_copy(update={"model": experiment.model.model_copy(update={"initial": path})})
+    world = World(tmp_path, begun, held)
+    world.play()
+    digest = digest_of(path)
+    (line,) = (one for one in statement(world.run_folder.path)["uncovered"] if "initial model" in one)
+    assert digest[:16] in line
+    assert [one["silo"] for one in signed_end(world.run_folder.path)] == [0, 1, 2]
+    (_, text), *_ = read_terms((world.run_folder.path / TERMS).read_bytes()).values()
+    assert digest in text
+    assert path.name not in text
+    world.close()
+
+    other = begun.model_copy(update={"model": begun.model.model_copy(update={"sha256": "ab" * 32})})
+    with pytest.raises(ConfigError, match=f"has the SHA-256 {digest}, and model.sha256 is abab"):
+        prepare(other, FixedPopulation(held))

@@ -16,12 +16,13 @@ from scipy import sparse
 from fedveil.errors import ConfigError, PrivacyError
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, Numbers, Places
-from fedveil.population.schema import Schema
+from fedveil.population.schema import Category, Schema
 from fedveil.privacy.bounds import FixedVector
 from fedveil.statistics.blocks import Block, Powers
 from fedveil.statistics.compose import compose
-from fedveil.statistics.layout import Layout
+from fedveil.statistics.layout import MOST_NUMBERS, Layout
 from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.statistics.plan import planned
 from fedveil.statistics.request import Request
 from fedveil.statistics.strategy import Strategy, prefix_coefficients, prefix_norm
 
@@ -382,6 +383,43 @@ def test_a_million_people_are_not_truncated_away() -> None:
 def test_an_empty_request_and_a_weight_of_zero_are_refused() -> None:
     with pytest.raises(ConfigError, match="nothing is asked"):
         Layout(())
+
+
+@pytest.mark.parametrize(("categories", "numbers"), [(89, 8190), (90, 8281)])
+def test_a_cross_table_is_planned_without_a_matrix_or_refused_for_its_length(
+    categories: int, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A letter of 1 KB asks for tables whose matrices would take gigabytes."""
+    wards = {"kind": "category", "categories": [str(number) for number in range(categories)]}
+    sick = {"kind": "category", "categories": [str(number) for number in range(90)]}
+    schema = SCHEMA.model_copy(
+        update={
+            "features": {
+                name: Category.model_validate(one) for name, one in {"sick": sick, "ward": wards}.items()
+            }
+        }
+    )
+    request = Request.model_validate(
+        {
+            "silos": "uniform",
+            "release": {"table": {"kind": "cross", "columns": ["sick", "ward"]}},
+            "largest_error": 100.0,
+        }
+    )
+    for name in ("matrix", "decoder", "covariance"):
+        monkeypatch.setattr(Strategy, name, property(lambda _: pytest.fail("a matrix was made")))
+    if numbers > MOST_NUMBERS:
+        with pytest.raises(
+            ConfigError, match=f"release.table: {numbers} of {numbers} numbers; .* at most 8192"
+        ):
+            compose(request, schema, ("a", "b"))
+        return
+    layout = compose(request, schema, ("a", "b")).layout
+    (plan,) = planned(request, layout, n_users=1000, noise_std=3.0, unit=0.5)
+    assert (plan.numbers, plan.noise) == (numbers, 6.0)
+    (block,) = layout.blocks
+    cells = sparse.csr_array(([0.25, 1.0], [7, 8000], [0, 1, 2]), shape=(2, numbers))
+    assert np.array_equal(block.coded(cells), cells.toarray())
 
 
 class Dense(LocalStatistic):

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedveil.engine.environment import at_their_word
 from fedveil.engine.experiments.composition import Composition
 from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.task_choice import task_of
+from fedveil.engine.experiments.task_choice import task_of, with_digest
 from fedveil.engine.placement import beside_others, placed
 from fedveil.engine.populations import Populations
 from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
@@ -33,7 +33,6 @@ from fedveil.local.trainer import Cohort, SplitTrainer, Trainer
 from fedveil.methods.claims import Guarantee
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
-from fedveil.population.catalogue.files import digest_of
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Groups, Population, Records
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
@@ -141,7 +140,8 @@ def prepare(
     populations = populations or Populations()
     evaluation, preprocessing = _beside(experiment, populations)
     population = populations.of(experiment.data, experiment.seed)
-    task = task_of(experiment, population) if task is None else task
+    if task is None:
+        task, experiment = task_of(experiment, population), with_digest(experiment)
     if experiment.trainer.precision != task.precision:
         task = replace(task, precision=experiment.trainer.precision)
     beside = (
@@ -322,11 +322,6 @@ def _handed_over(experiment: Experiment) -> tuple[str, ...]:
         found.append(
             f"the initial model was handed over (sha256 {model.sha256[:16]}...) and counts as public: what it was "
             "trained on, and how it was chosen, is not covered"
-        )
-    elif model.initial is not None:
-        found.append(
-            f"the initial parameters come from {model.initial.name} (sha256 {digest_of(model.initial)[:16]}...) and "
-            "count as public: what they were trained on is not covered"
         )
     if model.loss is not None and ":" in model.loss:
         found.append(

@@ -37,10 +37,10 @@ def check_deployable(prepared: Prepared) -> None:
             f"{method.name}: protection.dropout_rate lets silos vanish in a simulation; institutions do so by "
             "themselves: remove it"
         )
-    if method.protection.divides and prepared.experiment.model.initial is not None:
+    if method.protection.divides and prepared.experiment.model.sha256 is not None:
         raise CompositionError(
-            f"{method.name}: model.initial: under partial encryption the coordinator gives no model; silos begin with "
-            "the one that the seed draws"
+            f"{method.name}: model.initial, model.sha256: under partial encryption the coordinator gives no model; "
+            "silos begin with the one that the terms describe"
         )
 
 

@@ -71,6 +71,8 @@ def as_silos_see(
 ) -> str:
     """Return the text that silos are sent: without the coordinator's own paths.
 
+    Of an initial model they are told the digest (``model.sha256``), which every silo states, and signs with the rest.
+
     Args:
         document: the coordinator's.
         silos: names of the silos.

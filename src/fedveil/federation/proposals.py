@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.experiments.release_document import TableDocument, kind_in, parse_releases
-from fedveil.engine.experiments.sections import ModelSection, TrainerSection
+from fedveil.engine.experiments.sections import TrainerSection
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.kinds import prepare_document
 from fedveil.engine.setup import Prepared, prepare
@@ -121,11 +121,13 @@ _ORIGIN: Final = "the coordinator's document"
 def _own(experiment: Experiment) -> Experiment:
     """Return the experiment without what concerns the coordinator alone, or names files: none is read here.
 
-    The server's step stays: under partial encryption the silos make it.
+    All else of the model stays, so that what is signed is what is trained; and the server's step: under partial
+    encryption the silos make it.
     """
+    coordinators = {"metrics": None, "initial": None, "initial_layers": None}
     return experiment.model_copy(
         update={
-            "model": ModelSection(name=experiment.model.name, loss=experiment.model.loss),
+            "model": experiment.model.model_copy(update=coordinators),
             "trainer": TrainerSection(name=experiment.trainer.name, precision=experiment.trainer.precision),
         }
     )

@@ -69,8 +69,9 @@ LARGEST_BODY: Final = LARGEST_LETTER + (1 << 20)
 _LOOK_SECONDS: Final = 0.2
 _SILO_WAITS: Final = 10.0
 _COORDINATOR_WAITS: Final = 1.0
-_CONNECTIONS: Final = 512
-"""A silo has two."""
+_CONNECTIONS: Final = 900
+"""A silo has two, and as many again that it gave up while the link was too busy to answer; a process may have 1024
+files open unless its user says otherwise."""
 _IDLE_SECONDS: Final = 30
 _HEADER_BYTES: Final = 1 << 14
 

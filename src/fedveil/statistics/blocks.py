@@ -237,7 +237,8 @@ class Block:
             (entries.data, (row * n_groups + column // width, column % width)),
             shape=(cells.shape[0] * n_groups, width),
         )
-        return np.asarray(apart @ self.strategy.matrix.T).reshape(cells.shape[0], self.length)
+        sent = apart.toarray() if self.kind == "flat" else apart @ self.strategy.matrix.T
+        return np.asarray(sent).reshape(cells.shape[0], self.length)
 
 
 def _csr(values: np.ndarray, columns: np.ndarray, n: int, width: int) -> sparse.csr_array:

@@ -14,9 +14,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from fedveil.errors import ConfigError
 from fedveil.statistics.blocks import Block
+
+MOST_NUMBERS: Final = 8192
+"""Numbers of one release: whoever reads it holds the covariance of its cells, 512 MiB of so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,7 @@ class Layout:
     """The blocks of a release with their shares; public, and the same for every silo.
 
     Raises:
-        ConfigError: no block, or a weight that is not above 0.
+        ConfigError: no block, more than 8,192 numbers, or a weight that is not above 0.
     """
 
     blocks: tuple[Block, ...]
@@ -58,6 +62,12 @@ class Layout:
         """Refuse a vector without numbers, and blocks that nobody weighs."""
         if not self.blocks:
             raise ConfigError("statistics.release: nothing is asked for")
+        if self.length > MOST_NUMBERS:
+            many = max(self.blocks, key=lambda block: block.length)
+            raise ConfigError(
+                f"statistics.release.{many.release}: {many.length} of {self.length} numbers; a release takes "
+                f"at most {MOST_NUMBERS}: ask for fewer columns, categories, bins or groups"
+            )
         for block in self.blocks:
             if not (math.isfinite(block.weight) and block.weight > 0):
                 raise ConfigError(f"statistics.release.{block.release}.weight: must be above 0")

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from fedveil.errors import ConfigError
 from fedveil.statistics.blocks import Block
 from fedveil.statistics.compose import COMPLETE, FIRSTS, SECONDS
@@ -102,8 +100,7 @@ def _planned(request: Request, slot: Slot, n_users: int, unit_noise: float) -> P
     block = slot.block
     groups, coded = block.groups.spread, block.strategy.kind == "prefix"
     cells = _QUARTERS if coded else block.encoder.spread
-    single = math.sqrt(float(np.diag(block.strategy.covariance).max()))
-    noise = unit_noise * (block.strategy.leading_noise if coded else single)
+    noise = unit_noise * (block.strategy.leading_noise if coded else block.strategy.cell_noise)
     total, people = groups * cells, n_users / (groups * cells)
     allowed = request.largest_error or _ALLOWED_SHARE * people
     error = NORMAL_95 * math.sqrt(noise**2 + people * (1 - 1 / total))

@@ -117,6 +117,11 @@ class Strategy:
         return found
 
     @property
+    def cell_noise(self) -> float:
+        """The largest standard deviation of a cell, in that of the numbers sent."""
+        return 1.0 if self.kind == "flat" else math.sqrt(float(np.diag(self.covariance).max()))
+
+    @property
     def leading_noise(self) -> float:
         """The largest standard deviation of a sum of leading cells, in that of the numbers sent; 0 without an order."""
         return math.sqrt(largest_leading(self.covariance, self.ordered)) if self.ordered else 0.0
@@ -124,11 +129,13 @@ class Strategy:
     @cached_property
     def covariance(self) -> Float64[np.ndarray, "width width"]:
         """D D', what unit noise on every number sent becomes on the cells."""
+        if self.kind == "flat":
+            return np.eye(self.width)
         found: np.ndarray = self.decoder @ self.decoder.T
         return found
 
 
 def largest_leading(covariance: Float64[np.ndarray, "n n"], ordered: int) -> float:
     """Return the largest variance of a sum of leading cells, of so many in an order."""
-    leading = np.tril(np.ones((ordered, ordered)))
-    return float(np.einsum("jk,kl,jl->j", leading, covariance[:ordered, :ordered], leading).max())
+    sums = covariance[:ordered, :ordered].cumsum(axis=0).cumsum(axis=1)
+    return float(np.diag(sums).max())

@@ -122,7 +122,9 @@ class ModelSection(Section):
     )
     metrics: tuple[str, ...] | None = Field(None, description="shipped metrics, or package.module:function")
     sha256: _Sha256 | None = Field(
-        None, description="of a model that was handed over in Python: its layers and all their values"
+        None,
+        description="of what training begins with: a model handed over in Python (its layers and all their values), "
+        "or the file initial",
     )
     loss_sha256: _Sha256 | None = Field(
         None,

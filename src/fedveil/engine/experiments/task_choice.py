@@ -9,6 +9,8 @@ import torch
 
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.experiments.sections import refuse_session
+from fedveil.errors import ConfigError, ModelError
+from fedveil.files import check_file
 from fedveil.local.class_weights import ClassWeighted
 from fedveil.local.losses import load_loss
 from fedveil.local.metrics import load_metric
@@ -17,6 +19,7 @@ from fedveil.local.pretrained import take_parameters
 from fedveil.local.task import Task
 from fedveil.local.validate_loss import validate_loss
 from fedveil.population.catalogue import data_set
+from fedveil.population.catalogue.files import digest_of
 from fedveil.population.records import Population
 from fedveil.randomness import ExperimentRandomness
 
@@ -92,3 +95,25 @@ def task_of(experiment: Experiment, population: Population) -> Task:
     loss.check_targets(torch.from_numpy(population.test_targets), outputs)
     found = {name: load_metric(name, loss) for name in asked.metrics or default.metrics}
     return Task(model=model, loss=loss, metrics=found)
+
+
+def with_digest(experiment: Experiment) -> Experiment:
+    """Return the experiment with the digest of the file that its model begins with, which stands for the file.
+
+    The path is its owner's; the digest is what silos are told, state and sign, and what later runs are held to.
+
+    Raises:
+        ModelError: no such file.
+        ConfigError: the experiment names another digest.
+    """
+    path, said = experiment.model.initial, experiment.model.sha256
+    if path is None:
+        return experiment
+    check_file(path, ModelError)
+    found = digest_of(path)
+    if said not in (None, found):
+        raise ConfigError(
+            f"model.initial: {path} has the SHA-256 {found}, and model.sha256 is {said}: give the file that it is of, "
+            "or remove model.sha256"
+        )
+    return experiment.model_copy(update={"model": experiment.model.model_copy(update={"sha256": found})})
