@@ -10,6 +10,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
+import httpx
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
 from tests.pins.flower import RECORDED, contract, imported, installed
 
 ROOT = Path(__file__).parents[1]
@@ -29,3 +32,8 @@ def test_the_lowest_and_the_highest_release_allowed_give_the_same() -> None:
     known = json.loads(RECORDED.read_text(encoding="utf-8"))
     assert set(known) == {f"1.{minor}" for minor in range(int(low), int(above))}
     assert all(given == known[installed()] for given in known.values())
+
+
+def test_a_client_of_the_link_has_the_connections_that_a_carrier_replaces() -> None:
+    with FleetHttpClient.from_server_address("127.0.0.1:9", False, None, []) as client:
+        assert isinstance(client._client, httpx.Client)
