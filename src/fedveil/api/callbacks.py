@@ -193,9 +193,8 @@ class Watch:
                     "fedveil.population(..., test=(features, targets))"
                 )
         self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
-        self._see = tuple(
-            bool(one.sees_private) for one in callbacks
-        )  # asked once: who has looked has looked
+        # asked once: who has looked has looked
+        self._see = tuple(bool(one.sees_private) for one in callbacks)
         self._folder: Path | None = None
         self._heard: list[RoundRow] = []
 

@@ -125,10 +125,8 @@ def _linear(task: Task) -> bool:
 
 def _alone(name: str, task: Task, local: LocalStep, cohort: Cohort) -> bool:
     """Return whether a trainer leaves contributions alone; the loop computes one at a time."""
-    if name == "span":
-        return not _linear(task) or _span_alone(
-            task, local, cohort
-        )  # the trainer refuses other models itself
+    if name == "span":  # the trainer refuses models that are not linear by itself
+        return not _linear(task) or _span_alone(task, local, cohort)
     return name == "loop" or _vmap_alone(task, local, cohort)
 
 
