@@ -35,6 +35,26 @@ from tests.training import cohort_of, everyone, task_of
 THRESHOLDS = [1, 2, 4, 5, 8, 9, 31, 32, 33, 2, 2]
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 30), (2, 30), (3, 10), (16, 10), (50, 1)])
+def test_where_an_array_lies_in_memory_rounds_nothing(rows: int, columns: int) -> None:
+    """Slots of a batch start at other places modulo a vector: Intel's library tells them apart unless asked not to."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(1, size, 30, generator=generator) for size in (rows, columns))
+    products = {
+        (torch.bmm(placed(left, here), placed(right, there).mT)).numpy().tobytes()
+        for here in range(16)
+        for there in range(16)
+    }
+    assert len(products) == 1
+
+
+def placed(numbers: torch.Tensor, offset: int) -> torch.Tensor:
+    """Return a copy that starts so many float32 numbers after a multiple of 64 bytes."""
+    memory = torch.empty(numbers.numel() + 32)
+    first = -memory.data_ptr() // 4 % 16 + offset
+    return memory[first : first + numbers.numel()].view(numbers.shape).copy_(numbers)
+
+
 def updates(
     trainer: Any, task: Task, cohort: Cohort, members: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

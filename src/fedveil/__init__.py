@@ -10,6 +10,7 @@ Everything in ``__all__`` is public and documented in docs/reference/python.md; 
 imported when they are used: PyTorch is not loaded before.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
     from fedveil.server.optimizers import ServerSgd as Sgd
 
 __version__ = "0.2.0"
+
+# Intel's library rounds a product by where in memory its arrays start, on some processors, unless it is asked not to before
+# its first product: docs/theory/alone-in-a-batch.md.
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 _METHODS: Final = (
     *(
