@@ -16,6 +16,7 @@ from fedveil.engine.run import run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.errors import DataError
+from fedveil.federation import proposals
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.parts_due import has_trained
@@ -194,6 +195,30 @@ def test_parts_that_a_policy_does_not_name_stop_the_run_before_its_first_charge(
     study = Study(tmp_path, allowed)
     (stopped,) = study.play()
     assert words in (stopped or "")
+    assert not any(study.charges(silo) for silo in range(3))
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ('columns = ["age", "code", "sick"]', "one of the columns"),  # without the ward, which is pooled
+        ('columns = ["age", "code", "ward"]', "one of the columns"),  # without the target
+        ("largest_dimension = 12", "this silo allows at most 12"),
+    ],
+)
+def test_columns_and_lengths_that_a_policy_does_not_allow_stop_the_run_before_anything_is_planned(
+    key: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables(tmp_path, people=PEOPLE)
+    study = Study(tmp_path)
+    for path in study.paths:
+        policy = path / "policy.toml"
+        policy.write_text(f"{key}\n{policy.read_text()}")
+    planned: list[Experiment] = []
+    monkeypatch.setattr(proposals, "prepare", lambda experiment, of: planned.append(experiment))
+    (stopped,) = study.play()
+    assert words in (stopped or "")
+    assert planned == []
     assert not any(study.charges(silo) for silo in range(3))
 
 

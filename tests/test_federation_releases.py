@@ -14,13 +14,15 @@ import pytest
 import tomlkit
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.experiments.declared import Declared
+from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import (
     TableDocument,
     read_inference_document,
     read_release_document,
 )
+from fedveil.engine.releases import release_series
 from fedveil.engine.releases.inference import prepare_inference
+from fedveil.engine.releases.kinds import asked_of
 from fedveil.engine.releases.release_run import PreparedReleases, make_releases
 from fedveil.engine.releases.releases import prepare_release
 from fedveil.engine.run_folder.folder import RunFolder
@@ -44,6 +46,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Closing, Part, Phase
+from fedveil.statistics import strategy
 from tests import test_inference_runs, test_releases
 from tests.commands import as_json
 from tests.federation_world import small_keys
@@ -236,6 +239,8 @@ def test_a_release_that_was_begun_is_not_begun_again_where_that_is_another_relea
     [
         ({"releases": ("count", "missing", "quantiles", "mean", "cross")}, {}, "one of the releases"),
         ({"largest_dimension": 10}, {}, "this silo allows at most 10"),
+        ({"columns": ("age", "days", "died", "sick")}, {}, "one of the columns"),
+        ({"columns": ()}, {}, "one of the columns"),
         ({"smallest_error": 50.0}, {}, "pays for no less than 50"),
         ({"protections": ("private-weighting",)}, {}, "protection.name"),
         ({"without_guarantee": False}, {}, "insecure_seed"),
@@ -257,6 +262,54 @@ def test_a_silo_refuses_what_its_policy_does_not_allow(
     world.close()
     assert not any(world.charges(silo) for silo in SILOS)
     assert not (world.run.path / "statistics.json").exists()
+
+
+def test_what_a_silo_refuses_costs_it_no_planning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes are factorised, and noise is looked for, only where figures, columns and length are allowed."""
+    planned: list[str] = []
+
+    def counted(name: str, does: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            planned.append(name)
+            return does(*given, **named)
+
+        return call
+
+    release = 'age = { show = ["quantiles"], bins = 128 }'
+    refused = (
+        {"largest_dimension": 100},
+        {"columns": ("days",)},
+        {"releases": ("count",)},
+        {"without_guarantee": False},
+    )
+    for place, limits in enumerate((*refused, {})):
+        (folder := tmp_path / str(place)).mkdir()
+        document = statistics(folder, release=release, privacy=SEEDED.replace("8.0", "1000.0"))
+        world = Hospitals(folder, document, POLICY.model_copy(update=limits))
+        party = world.coordinator()  # it plans what it asks for
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                release_series, "calibrate_noise", counted("noise", release_series.calibrate_noise)
+            )
+            patched.setattr(strategy, "solve_triangular", counted("code", strategy.solve_triangular))
+            assert (world.carry(party) is None) is (not limits)
+        world.close()
+        assert set(planned) == (set() if limits else {"noise", "code"}), limits
+
+
+def test_a_regression_reads_its_target_and_features_and_no_other_column(tmp_path: Path) -> None:
+    test_inference_runs.tables(tmp_path, odd=False)
+    document = read_inference_document(test_inference_runs.written(tmp_path, privacy=SEEDED))
+    listed(tmp_path / "schema.toml")
+    read = asked_of(document, declared(document.data.table)).columns  # type: ignore[arg-type]
+    assert {"sick"} < read < set(read_schema(tmp_path / "schema.toml").columns)
+    for column in sorted(read):
+        world = Hospitals(tmp_path, document, POLICY.model_copy(update={"columns": tuple(read - {column})}))
+        assert "one of the columns" in (world.play() or ""), column
+        world.close()
+    world = Hospitals(tmp_path, document, POLICY.model_copy(update={"columns": tuple(read)}))
+    assert world.play() is None
+    world.close()
 
 
 @pytest.mark.parametrize("changes", [{}, WEIGHTED], ids=["masked", "weighted"])

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedveil.engine.experiments.experiment import Experiment, asked_for, read_toml
+from fedveil.engine.releases.asks import Asks
 from fedveil.errors import ConfigError
 from fedveil.federation.document import versions
 from fedveil.federation.errors import RefusalError
@@ -73,6 +74,8 @@ class Policy(BaseModel):
         protections: what must hide the silo's message from the coordinator; any one of them.
         releases: figures that may be counted, or estimated, from the silo's records: those of `fedveil stats` ("count",
             "histogram", "survival", ...), "logistic-regression" and so on for `fedveil infer`.
+        columns: of the schema, that releases may read: what is counted, what groups and orders go by, targets; None:
+            all. Training reads the features of a model whatever stands here.
         largest_dimension: the most numbers of one release.
         smallest_error: people: releases whose noise is below that are refused, because precision is paid from what the
             silo's users may spend; 0 refuses none.
@@ -107,6 +110,7 @@ class Policy(BaseModel):
     packages: tuple[str, ...] = ()
     protections: Annotated[tuple[str, ...], Field(min_length=1)] = ("secure-aggregation",)
     releases: tuple[str, ...] = ()
+    columns: tuple[str, ...] | None = None
     largest_dimension: Annotated[int, Field(ge=1)] = 4096
     smallest_error: Annotated[float, Field(ge=0)] = 0.0
     by_silo: bool = False
@@ -205,16 +209,19 @@ class Policy(BaseModel):
         if seed is not None and not self.without_guarantee:
             raise RefusalError(Code.KNOWN_SEED)
 
-    def check_figures(self, figures: frozenset[str], *, by_silo: bool) -> None:
-        """Refuse figures that may not be counted here.
+    def check_asked(self, asks: Asks) -> None:
+        """Refuse figures, columns and lengths of releases that are not allowed, before any noise is looked for.
 
         Raises:
-            RefusalError: names those that may.
+            RefusalError: names those that are.
         """
-        for figure in sorted(figures):
+        for figure in sorted(asks.figures):
             _check_named(Code.RELEASE, "releases", figure, self.releases)
-        if by_silo and not self.by_silo:
+        for column in sorted(asks.columns) if self.columns is not None else ():
+            _check_named(Code.COLUMN, "a column of a release", column, self.columns or ())
+        if asks.by_silo and not self.by_silo:
             raise RefusalError(Code.BY_SILO)
+        self._check_length(asks.numbers)
 
     def check_release(self, numbers: int, std: float) -> None:
         """Refuse a release that is too long, or more precise than this silo pays for.
@@ -226,10 +233,13 @@ class Policy(BaseModel):
         Raises:
             RefusalError: says which limit would be accepted.
         """
-        if numbers > self.largest_dimension:
-            raise RefusalError(Code.DIMENSION, numbers, self.largest_dimension)
+        self._check_length(numbers)
         if std < self.smallest_error:
             raise RefusalError(Code.PRECISION, std, self.smallest_error)
+
+    def _check_length(self, numbers: int) -> None:
+        if numbers > self.largest_dimension:
+            raise RefusalError(Code.DIMENSION, numbers, self.largest_dimension)
 
     def check_method(self, method: Method, parameters: int) -> None:
         """Refuse a method whose bound is looser than allowed, or whose weights need counts that stay here.

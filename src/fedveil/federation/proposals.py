@@ -13,7 +13,8 @@ from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.experiments.release_document import TableDocument, kind_in, parse_releases
 from fedveil.engine.experiments.sections import TrainerSection
 from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.kinds import prepare_document
+from fedveil.engine.releases.asks import beside_training_asked
+from fedveil.engine.releases.kinds import asked_of, prepare_document
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import PrivacyError
 from fedveil.federation.deployable import check_deployable, check_own_client
@@ -86,10 +87,7 @@ def _part(experiment: Experiment, phase: Phase | None, policy: Policy, share: Sh
         raise RefusalError(Code.SHAPE)
     if share.table is None:
         raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
-    section = experiment.evaluation
-    asked = {"preprocessing": experiment.preprocessing, "evaluation": section}
-    by_silo = section is not None and "silo" in section.by
-    policy.check_figures(frozenset(name for name, one in asked.items() if one is not None), by_silo=by_silo)
+    policy.check_asked(beside_training_asked(experiment, share.table.declared))
     return OwnParts(policy, share.table, lambda table: _tested(experiment, policy, table)).work(phase)
 
 
@@ -111,8 +109,10 @@ def _released(
         raise RefusalError(Code.SHAPE)
     if share.table is None:
         raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
-    prepared = prepare_document(parse_releases(kind, document, _ORIGIN), share.table.declared)
-    return own_release(prepared, phase, policy, share.table)
+    asked, of = parse_releases(kind, document, _ORIGIN), share.table.declared
+    policy.check_open(asked.protection.name, asked.privacy.insecure_seed)
+    policy.check_asked(asked_of(asked, of))
+    return own_release(prepare_document(asked, of), phase, policy, share.table)
 
 
 _ORIGIN: Final = "the coordinator's document"

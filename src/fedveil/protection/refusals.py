@@ -147,6 +147,7 @@ class Code(Enum):
         "{silos:.0f} other silos say what they have heard of this silo's ledger; {least:.0f} are needed",
     )
     RELEASE = 60, "policy", "its policy does not allow one of the releases that are asked for"
+    COLUMN = 70, "policy", "its policy does not allow one of the columns that a release reads"
     CLIP_MOVED = (
         65,
         "request",

@@ -83,6 +83,22 @@ class Evaluation:
         return Evaluated(name=name, round=round_number, asked=self.asked, releases=sums)
 
 
+def asked_evaluation(experiment: Experiment, of: Declared) -> Asked | None:
+    """Return what an experiment's evaluation is of, if it has one; no table is opened.
+
+    Its bins are those that the experiment gives; where it gives none, planning finds how many.
+    """
+    section = experiment.evaluation
+    if section is None:
+        return None
+    return Asked(
+        schema_=of.schema,
+        silo_names=of.silos,
+        silos=section.silos or usual_silos(experiment),
+        **section.model_dump(exclude={"silos"}),
+    )
+
+
 def plan_evaluation(experiment: Experiment, of: Declared) -> Evaluation | None:
     """Plan the evaluation that an experiment asks for, if it does; no table is opened.
 
@@ -94,12 +110,13 @@ def plan_evaluation(experiment: Experiment, of: Declared) -> Evaluation | None:
         ConfigError: groups of a number, a target without its bounds or horizons, or a budget that is too small, with
             what would do.
     """
-    if experiment.evaluation is None:
+    asked = asked_evaluation(experiment, of)
+    if asked is None:
         return None
     assert experiment.data.table is not None, "Experiment asks for it"
     _check_names(of.schema)
     people = of.schema.n_users * experiment.data.table.test_share
-    planner = _Planner(experiment, of, document_multiplier(experiment.privacy))
+    planner = _Planner(experiment, of, asked)
     evaluation = planner.planned(people)
     if evaluation.error > MOST_ERROR:
         raise ConfigError(
@@ -188,16 +205,13 @@ def outputs_of(
 class _Planner:
     """The releases of an evaluation, each with its share of the budget."""
 
-    def __init__(self, experiment: Experiment, of: Declared, whole: float) -> None:
-        self._experiment, self._of, self._whole = experiment, of, whole
-        section = experiment.evaluation
-        assert section is not None
-        self._section = section
-        self._silos = section.silos or usual_silos(experiment)
+    def __init__(self, experiment: Experiment, of: Declared, asked: Asked) -> None:
+        self._experiment, self._of, self._asked = experiment, of, asked
+        self._whole = document_multiplier(experiment.privacy)
 
     def planned(self, people: float) -> Evaluation:
         """Return the evaluation; of two classes with as few bins as lose less than a quarter of their noise."""
-        target, given = self._of.schema.target, self._section.bins
+        target, given = self._of.schema.target, self._asked.bins
         if given is not None or not isinstance(target, Label) or len(target.classes) > 2:
             return self._with(given, people)
         for bins in range(LEAST_BINS, MOST_BINS + 1):
@@ -208,13 +222,7 @@ class _Planner:
         return found
 
     def _with(self, bins: int | None, people: float) -> Evaluation:
-        asked = Asked(
-            schema_=self._of.schema,
-            silo_names=self._of.silos,
-            silos=self._silos,
-            **self._section.model_dump(exclude={"silos", "bins"}),
-            bins=bins,
-        )
+        asked = self._asked.model_copy(update={"bins": bins})
         *before, last = asked.layouts
         placing = "the scores of held-out records, which place the bins of the next release"
         releases = [self._release("eval/1", placing, layout, FIRST_SHARE) for layout in before]
@@ -237,7 +245,7 @@ class _Planner:
 
     def _release(self, name: str, purpose: str, layout: Layout, share: float) -> Release:
         experiment, step = self._experiment, LocalStatistic(layout=layout)
-        build = release_builder(experiment, self._silos, step, self._of, key="evaluation.silos")
+        build = release_builder(experiment, self._asked.silos, step, self._of, key="evaluation.silos")
         found = build(shared_multiplier(share * experiment.shares.evaluation, self._whole))
         return within_run(found, experiment.rounds, name=name, purpose=purpose, of_model=True)
 

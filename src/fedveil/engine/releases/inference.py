@@ -58,6 +58,11 @@ class PreparedInference(PreparedReleases):
         return replace(self.fitted, releases=made)
 
 
+def unfitted(document: InferenceDocument, of: Declared) -> Fitted:
+    """Return the regression that a document asks for, without any release."""
+    return Fitted(name=document.name, request=document.inference, schema=of.schema, silos=of.silos)
+
+
 def prepare_inference(document: InferenceDocument, of: Declared | None = None) -> PreparedInference:
     """Compose the releases and find their noise, from the document and the schema; no table is opened.
 
@@ -72,7 +77,7 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
     assert document.data.table is not None, "TableDocument asks for it"
     of = declared(document.data.table) if of is None else of
     schema, silos = of.schema, of.silos
-    fitted = Fitted(name=document.name, request=request, schema=schema, silos=silos)
+    fitted = unfitted(document, of)
     steps = tuple(fitted.equation(place) for place in range(len(fitted.parts)))
 
     builders = [release_builder(document, request.silos, step, of, key="inference.silos") for step in steps]
@@ -92,8 +97,6 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
         document=document,
         declared=of,
         notes=(*NOTES, *of.schema.matching),
-        figures=frozenset({f"{fitted.family.name}-regression"}),
-        by_silo=False,
         fitted=fitted,
         multiplier=multiplier,
         series=series,

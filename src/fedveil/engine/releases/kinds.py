@@ -4,17 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.release_document import InferenceDocument, ReleaseDocument, TableDocument
+from fedveil.engine.releases.asks import Asks, regression_asked, statistics_asked
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.releases import prepare_release
 
-_PREPARE: Final[Mapping[type[TableDocument], Callable[[Any, Declared], PreparedReleases]]] = MappingProxyType(
-    {ReleaseDocument: prepare_release, InferenceDocument: prepare_inference}
+
+class _Kind(NamedTuple):
+    asked: Callable[[Any, Declared], Asks]
+    prepare: Callable[[Any, Declared], PreparedReleases]
+
+
+_KINDS: Final[Mapping[type[TableDocument], _Kind]] = MappingProxyType(
+    {
+        ReleaseDocument: _Kind(statistics_asked, prepare_release),
+        InferenceDocument: _Kind(regression_asked, prepare_inference),
+    }
 )
+
+
+def asked_of(document: TableDocument, of: Declared) -> Asks:
+    """Return what a document asks of tables, at no cost that grows with it; no table is opened.
+
+    Args:
+        document: what is asked for.
+        of: what is declared of the tables.
+
+    Raises:
+        FedveilError: a request that does not fit the schema, named by its key.
+    """
+    return _KINDS[type(document)].asked(document, of)
 
 
 def prepare_document(document: TableDocument, of: Declared) -> PreparedReleases:
@@ -27,4 +50,4 @@ def prepare_document(document: TableDocument, of: Declared) -> PreparedReleases:
     Raises:
         FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.
     """
-    return _PREPARE[type(document)](document, of)
+    return _KINDS[type(document)].prepare(document, of)

@@ -148,6 +148,26 @@ def read_preprocessed(folder: Path) -> Preprocessed | None:
     return Preprocessed.from_json(read_json(path, RunFolderError), path)
 
 
+def wanted_preprocessing(experiment: Experiment, of: Declared) -> Wanted | None:
+    """Return what an experiment wants refined, if it does; no table is opened.
+
+    Raises:
+        ConfigError: a clip that is no number.
+    """
+    section = experiment.preprocessing
+    if section is None:
+        return None
+    return Wanted(
+        schema_=of.first,
+        silo_names=of.silos,
+        silos=section.silos or usual_silos(experiment),
+        bounds=section.bounds,
+        impute=section.impute,
+        pool=section.pool,
+        clip=None if section.clip is None else _middle(experiment),
+    )
+
+
 def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | None:
     """Plan the preprocessing that an experiment asks for, if it does; no table is opened.
 
@@ -158,18 +178,9 @@ def plan_preprocessing(experiment: Experiment, of: Declared) -> Preprocessing | 
     Raises:
         ConfigError: columns that cannot be refined, or a budget that is too small, with what would do.
     """
-    section = experiment.preprocessing
-    if section is None:
+    wanted = wanted_preprocessing(experiment, of)
+    if wanted is None:
         return None
-    wanted = Wanted(
-        schema_=of.first,
-        silo_names=of.silos,
-        silos=section.silos or usual_silos(experiment),
-        bounds=section.bounds,
-        impute=section.impute,
-        pool=section.pool,
-        clip=None if section.clip is None else _middle(experiment),
-    )
     looked_at = [len(layout.blocks) for layout in wanted.layouts]
     releases = tuple(
         _planned(experiment, wanted, of, place, many / sum(looked_at)) for place, many in enumerate(looked_at)

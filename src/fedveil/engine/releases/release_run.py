@@ -39,8 +39,6 @@ class PreparedReleases(ABC):
         declared: of the tables.
         series: what they guarantee together.
         notes: what else a reader of the statement should know.
-        figures: what is to be shown, in the words in which a silo's policy allows it.
-        by_silo: whether figures of single silos are to be shown.
     """
 
     file: ClassVar[str]
@@ -49,8 +47,6 @@ class PreparedReleases(ABC):
     declared: Declared
     series: Series
     notes: tuple[str, ...]
-    figures: frozenset[str]
-    by_silo: bool
 
     @abstractmethod
     def release(self, before: NoisySums) -> Release:

@@ -99,8 +99,6 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
         declared=of,
         series=series,
         notes=(_counted(silos, len(of.silos)), *of.schema.matching),
-        figures=frozenset(name for one in request.release.values() for name in one.figures),
-        by_silo="silo" in request.by,
         step=step,
         plan=plan,
     )
