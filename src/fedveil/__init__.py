@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Intel's library rounds a product by where in memory its arrays start, on some processors, unless it is asked not to before
-# its first product: docs/theory/alone-in-a-batch.md.
+# Intel's library rounds a product by where in memory its arrays start, on some processors, unless it is asked not to
+# before its first product: docs/theory/alone-in-a-batch.md.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 _METHODS: Final = (
