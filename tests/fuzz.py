@@ -41,10 +41,9 @@ from fedveil.methods.sending import Coded
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.partial.given import PartialGiven
 from fedveil.protection.weighting.given import WeightedGiven
-from fedveil.quantization import decode_any
 from fedveil.quantization.streams import TAG_BYTES
 from tests.federation_world import asked
-from tests.test_coder_fuzz import LENGTH, STREAMS
+from tests.test_coder_fuzz import LENGTH, STREAMS, decode_any
 from tests.test_coder_fuzz import seeds as coded_messages
 from tests.test_federation_silo import EXAMPLES as PART_EXAMPLES
 from tests.test_files import FileKind, alone, federation, of_releases
@@ -136,7 +135,7 @@ def decoders(folder: Path) -> tuple[Decoder, ...]:
 
 
 def _decoded(data: bytes) -> Any:
-    return decode_any(data, STREAMS, length=LENGTH)
+    return decode_any(data, STREAMS, LENGTH)
 
 
 def _of_file(name: str, kind: FileKind) -> Decoder:

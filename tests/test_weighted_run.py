@@ -28,7 +28,7 @@ from fedveil.privacy.claims import Tells
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.transcript import Transcript
-from fedveil.protection.weighting.plan import WeightingPlan
+from fedveil.protection.weighting.plan import WeightingPlan, rounded_sensitivity
 from fedveil.protection.weighting.weighted_sums import WeightedSums
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.federation_world import small_keys
@@ -296,7 +296,7 @@ def test_the_account_includes_the_rounding_of_the_sum() -> None:
     channel, agreed = prepared.method.channel, prepared.agreed
     assert isinstance(channel, GaussianShares)
     assert isinstance(agreed, WeightedSums)
-    moved = agreed.plan.sensitivity(0.5 / agreed.grid) * agreed.grid
+    moved = rounded_sensitivity(0.5, agreed.plan.length, agreed.grid)
     assert moved == 0.5 + math.sqrt(14) * agreed.grid
     event = prepared.guarantee.event
     assert isinstance(event, GaussianEvent)

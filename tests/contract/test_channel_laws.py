@@ -93,7 +93,23 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 def square_lengths(error: np.ndarray, law: NoiseLaw, n: int, scale: float = 1.0) -> np.ndarray:
     whole = error[: len(error) // n * n].reshape(-1, n)
-    return law.square_cdf((whole**2).sum(axis=1) / scale**2, n)
+    squares = (whole**2).sum(axis=1) / (scale * law.scale) ** 2
+    match law:
+        case GaussianLaw():
+            found = stats.chi2.cdf(squares, n)
+        case StudentLaw():
+            found = stats.f.cdf(squares / n, n, law.degrees)
+        case _:  # Laplace on the line
+            found = -np.expm1(-np.sqrt(squares))
+    return np.asarray(found)
+
+
+def variance(law: NoiseLaw) -> float:
+    """Of one coordinate of the noise."""
+    factor = {GaussianLaw: 1.0, LaplaceLaw: 2.0}.get(type(law))
+    if isinstance(law, StudentLaw):
+        factor = law.degrees / (law.degrees - 2) if law.degrees > 2 else math.inf
+    return factor * law.scale**2
 
 
 def check_law(case: Case, size: int, wrong: float) -> None:
@@ -125,9 +141,9 @@ def check_independence(case: Case, size: int) -> None:
         assert correlation(np.abs(scores), feature) < 1
     for lag in (1, 2, 3):
         assert correlation(np.sign(scores), np.sign(np.roll(scores, lag))) < 1, "noise is not white"
-    if math.isfinite(case.law.variance):
+    if math.isfinite(variance(case.law)):
         slope = float(np.dot(x, received) / np.dot(x, x))
-        spread = math.sqrt(case.law.variance) / (10 * case.law.scale * math.sqrt(size))
+        spread = math.sqrt(variance(case.law)) / (10 * case.law.scale * math.sqrt(size))
         assert abs(slope - 1) < NORMAL_LIMIT * spread
 
 

@@ -29,11 +29,8 @@ class CentralGaussian(Channel):
     """
 
     by_server: ClassVar[bool] = True
-
-    @property
-    def content(self) -> Tells:
-        """What a message tells."""
-        return Tells.EXACT
+    content: ClassVar[Tells] = Tells.EXACT
+    noise_known: ClassVar[bool] = True
 
     noise_multiplier: NonNegative
     scale: float
@@ -42,11 +39,6 @@ class CentralGaussian(Channel):
         """Refuse noise on unbounded contributions."""
         yield from refuses_unbounded(method)
         yield from super().refuses(method)
-
-    @property
-    def noise_known(self) -> bool:
-        """True."""
-        return True
 
     def noise_std(self, n: int, summed: int) -> float:
         """Return the noise that the server adds."""

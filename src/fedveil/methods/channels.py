@@ -212,15 +212,8 @@ class Channel(Source):
 class Identity(Channel):
     """The silo's sum travels as it is."""
 
-    @property
-    def content(self) -> Tells:
-        """What a message tells."""
-        return Tells.EXACT
-
-    @property
-    def noise_known(self) -> bool:
-        """True: there is none."""
-        return True
+    content: ClassVar[Tells] = Tells.EXACT
+    noise_known: ClassVar[bool] = True
 
     def noise_std(self, n: int, summed: int) -> float:
         """Return 0."""
@@ -231,10 +224,6 @@ class Identity(Channel):
         if math.isinf(moves.total):
             return (unprotected("contributions are not bounded and no noise is added"),)
         return (unprotected(NO_NOISE),)
-
-    def grid_loss(self, moves: Moves) -> float:
-        """Return 0: there is no noise."""
-        return 0.0
 
 
 NO_NOISE: Final = "no noise is added to the sums"

@@ -67,6 +67,9 @@ class CorrelatedShares(GaussianShares):
         period: b, a user takes part in a silo in every b-th round.
     """
 
+    falls: ClassVar[bool] = False  # what is charged depends on the round already
+    noise_known: ClassVar[bool] = False  # that of what is decoded is correlated over rounds
+
     coefficients: tuple[float, ...]
     period: int
 
@@ -92,16 +95,6 @@ class CorrelatedShares(GaussianShares):
     def strengths(self) -> tuple[float, ...]:
         """Return s_t^2 - s_{t-1}^2 of the rounds of a period."""
         return strengths(self.coefficients, self.period)
-
-    @property
-    def falls(self) -> bool:
-        """False: what is charged depends on the round already."""
-        return False
-
-    @property
-    def noise_known(self) -> bool:
-        """False: the noise of what is decoded differs from round to round and is correlated."""
-        return False
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse streams whose rows are not b apart, whose weights may change, or that nobody can decode."""

@@ -39,16 +39,14 @@ class GaussianShares(Channel):
     """
 
     whole: ClassVar[bool] = True
+    content: ClassVar[Tells] = Tells.MESSAGE
+    falls: ClassVar[bool] = True
+    noise_known: ClassVar[bool] = True
 
     noise_multiplier: NonNegative
     scale: float
     colluding_silos: int = 0
     missing_silos: int = 0
-
-    @property
-    def content(self) -> Tells:
-        """What a message tells."""
-        return Tells.MESSAGE
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse noise on unbounded contributions, and clients, unless their shares are summed under masks."""
@@ -57,19 +55,9 @@ class GaussianShares(Channel):
             yield from refuses_clients(method)
         yield from super().refuses(method)
 
-    @property
-    def falls(self) -> bool:
-        """True: Gaussian noise."""
-        return True
-
     def fallen(self, factor: float) -> GaussianShares:
         """Return the channel with its noise times a factor."""
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
-
-    @property
-    def noise_known(self) -> bool:
-        """True."""
-        return True
 
     def noise_std(self, n: int, summed: int) -> float:
         """Return the noise of so many shares."""

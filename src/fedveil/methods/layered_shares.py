@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
@@ -33,18 +33,12 @@ class LayeredShares(Channel):
         lattice: of the quantiser; None sends every block in the cheapest way (``gaussian_channel``).
     """
 
+    content: ClassVar[Tells] = Tells.KEYED
+    coded: ClassVar[bool] = True
+    noise_known: ClassVar[bool] = True
+
     shares: GaussianShares
     lattice: str | None = None
-
-    @property
-    def content(self) -> Tells:
-        """What a message tells."""
-        return Tells.KEYED
-
-    @property
-    def coded(self) -> bool:
-        """Whether a message is bytes: it is."""
-        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,11 +54,6 @@ class LayeredShares(Channel):
         yield from refuses_clients(method)
         yield from super().refuses(method)
 
-    @property
-    def noise_known(self) -> bool:
-        """True."""
-        return True
-
     def noise_std(self, n: int, summed: int) -> float:
         """Return the noise of so many shares."""
         return self.shares.noise_std(n, summed)
@@ -78,10 +67,6 @@ class LayeredShares(Channel):
         """
         shares = (claim for claim in self.shares.claims(moves) if Tells.MESSAGE not in claim.covers)
         return (*shares, unprotected(KEY_REASON, unless=Tells.COUNTS))
-
-    def grid_loss(self, moves: Moves) -> float:
-        """Return 0: the noise has its law in real numbers."""
-        return 0.0
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return the sensitivity and the shares."""

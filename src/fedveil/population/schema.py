@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -112,6 +112,8 @@ class Date(_Part):
     values are as those of :class:`Number`.
     """
 
+    filled: ClassVar[float] = 0.0
+
     kind: Literal["date"]
     lower: Annotated[date, Field(strict=False)]
     upper: Annotated[date, Field(strict=False)]
@@ -132,11 +134,6 @@ class Date(_Part):
     def width(self) -> int:
         """Number of features this column becomes."""
         return 2 if self.missing == "indicator" else 1
-
-    @property
-    def filled(self) -> float:
-        """What a missing value becomes."""
-        return 0.0
 
     @property
     def bounds(self) -> tuple[float, float]:

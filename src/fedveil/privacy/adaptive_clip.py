@@ -63,6 +63,7 @@ class AdaptiveClip(Shortening):
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    grid: ClassVar[float] = 2.0**-UNITS_BITS
 
     start: _Length = 0.1
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -85,11 +86,6 @@ class AdaptiveClip(Shortening):
     def norm(self) -> float:
         """sqrt(1 + kappa^2 m^2): how far a contribution of weight 1 moves a message, update and mark together."""
         return math.sqrt(1.0 + (self.share * max(self.quantile, 1.0 - self.quantile)) ** 2)
-
-    @property
-    def grid(self) -> float:
-        """Spacing of what is stored, in units of C_t: 2^-18 in every round."""
-        return 2.0**-UNITS_BITS
 
     @property
     def largest(self) -> float:

@@ -260,15 +260,11 @@ class Unbounded(SteadyBound):
     effective_norm: ClassVar[float] = math.inf
     order: ClassVar[int] = 2
     exact_rows: ClassVar[int] = EXACT_FLOAT32_ROWS
+    grid: ClassVar[float] = 1.0
 
     def norms(self, deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         """Return the l2 norm of every row, as :func:`contribution_norms` does."""
         return contribution_norms(deltas)
-
-    @property
-    def grid(self) -> float:
-        """Unit of what :meth:`quantize_` returns: 1, the unit of the updates."""
-        return 1.0
 
     def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
         """Return 1 for every contribution, 0 where the norm is not finite."""

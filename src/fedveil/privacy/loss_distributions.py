@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from dp_accounting import privacy_accountant
 from dp_accounting.pld import privacy_loss_distribution as pld
@@ -56,13 +57,10 @@ class PldAccountant:
     Poisson-sampled Laplace and mixtures are refused. Under add-or-remove, fixed-size samples are.
     """
 
+    name: ClassVar[str] = "pld"
+
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
     interval: float | None = None
-
-    @property
-    def name(self) -> str:
-        """Always ``pld``."""
-        return "pld"
 
     def supports(self, event: Event) -> bool:
         """Whether all releases are Gaussian or Laplace, full or Poisson-sampled, or mixtures of Gaussians."""

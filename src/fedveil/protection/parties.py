@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from fedveil.crypto.agreement import RoundId, SignedKey
 from fedveil.protection.errors import ProtocolError
@@ -145,6 +145,8 @@ class CohortServer(Party):
         plan: what all parties agreed on.
     """
 
+    enough: ClassVar[bool] = False
+
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, SERVER)
         self._cohort = tuple(range(plan.silos))
@@ -155,11 +157,6 @@ class CohortServer(Party):
     def summed(self) -> int:
         """How many silos' contributions the sum is over: the whole cohort's."""
         return len(self._cohort)
-
-    @property
-    def enough(self) -> bool:
-        """Whether a step goes on without those that are missing: never."""
-        return False
 
     def proceed(self) -> list[tuple[int, bytes]]:
         """Refuse: every message of the cohort is awaited.

@@ -4,7 +4,7 @@ A :class:`~fedveil.quantization.codec.Codec` turns an update into one byte strin
 Start there; docs/theory/lrsuq.md states what holds and under which conditions.
 """
 
-from fedveil.quantization.codec import Codec, decode_any, gaussian_channel
+from fedveil.quantization.codec import Codec, gaussian_channel
 from fedveil.quantization.errors import (
     ChannelError,
     ForeignStreamError,
@@ -18,7 +18,6 @@ from fedveil.quantization.lattices import Lattice, lattice
 from fedveil.quantization.laws import BallLaw, CellLaw, GaussianLaw, LaplaceLaw, Law, NoiseLaw, StudentLaw
 from fedveil.quantization.quantizers import LayeredQuantizer
 from fedveil.quantization.streams import InsecureSimulationStreams, KeyedStreams, SharedStreams, update_key
-from fedveil.quantization.wire import read_header
 
 __all__ = [
     "BallLaw",
@@ -40,11 +39,9 @@ __all__ = [
     "StudentLaw",
     "UnsupportedPairError",
     "UpdateError",
-    "decode_any",
     "gaussian_channel",
     "gaussian_limit",
     "information_limit",
     "lattice",
-    "read_header",
     "update_key",
 ]

@@ -301,14 +301,3 @@ def _decode_block(
     points = read_points(reader, dithers, spread * quantizer.law.scale / scales, grid)
     values = quantizer.reconstruct(points, dithers, scales).reshape(-1)[:length]
     return values, _symbols_checksum(points, checksum)
-
-
-def decode_any(message: bytes, streams: SharedStreams, *, length: int) -> Float64[np.ndarray, " m"]:
-    """Decode a message of whatever law and lattice its header names: the noise is then the sender's choice.
-
-    Raises:
-        ForeignStreamError: the message was made under another stream.
-        MessageError: the message is damaged or of another length.
-    """
-    channel = Codec(quantizer=unseal(message, streams).header.quantizer)
-    return channel.decode(message, streams, length=length)

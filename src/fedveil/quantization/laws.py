@@ -13,7 +13,6 @@ bits. They are kept above a floor that they pass with a probability below 2^-64,
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -74,15 +73,6 @@ class NoiseLaw(Law, Protocol):
         """Return the distribution function of one coordinate of the noise."""
         ...
 
-    def square_cdf(self, x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, " m"]:
-        """Return the distribution function of the squared length of the noise in ``dimension`` dimensions."""
-        ...
-
-    @property
-    def variance(self) -> float:
-        """Variance of one coordinate; infinite where there is none."""
-        ...
-
 
 def _require_scale(name: str, value: float) -> None:
     if not SMALLEST_SCALE <= value <= 1 / SMALLEST_SCALE:
@@ -110,11 +100,6 @@ class GaussianLaw:
         """The standard deviation."""
         return self.std
 
-    @property
-    def variance(self) -> float:
-        """Variance of one coordinate."""
-        return self.std**2
-
     def require(self, dimension: int) -> None:
         """Accept every dimension."""
 
@@ -129,10 +114,6 @@ class GaussianLaw:
     def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         """Return Phi(x / std)."""
         return np.asarray(stats.norm.cdf(x, scale=self.std))
-
-    def square_cdf(self, x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, " m"]:
-        """Return the chi-square distribution function at x / std^2."""
-        return np.asarray(stats.chi2.cdf(x / self.std**2, dimension))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +136,6 @@ class LaplaceLaw:
     def scale(self) -> float:
         """The scale b."""
         return self.b
-
-    @property
-    def variance(self) -> float:
-        """Variance 2 b^2."""
-        return 2 * self.b**2
 
     def require(self, dimension: int) -> None:
         """Accept one dimension alone.
@@ -187,11 +163,6 @@ class LaplaceLaw:
     def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         """Return the Laplace distribution function."""
         return np.asarray(stats.laplace.cdf(x, scale=self.b))
-
-    def square_cdf(self, x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, " m"]:
-        """Return P(z^2 <= x) = 1 - exp(-sqrt(x)/b)."""
-        self.require(dimension)
-        return np.asarray(-np.expm1(-np.sqrt(x) / self.b))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,11 +194,6 @@ class StudentLaw:
         """The degrees of freedom."""
         return self.degrees
 
-    @property
-    def variance(self) -> float:
-        """scale^2 degrees / (degrees - 2), infinite for 1 and 2 degrees."""
-        return self.t_scale**2 * self.degrees / (self.degrees - 2) if self.degrees > 2 else math.inf
-
     def require(self, dimension: int) -> None:
         """Accept every dimension."""
 
@@ -244,10 +210,6 @@ class StudentLaw:
     def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         """Return Student's distribution function."""
         return np.asarray(stats.t.cdf(x, self.degrees, scale=self.t_scale))
-
-    def square_cdf(self, x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, " m"]:
-        """Return the F(dimension, degrees) distribution function at x / (dimension scale^2)."""
-        return np.asarray(stats.f.cdf(x / (dimension * self.t_scale**2), dimension, self.degrees))
 
 
 @dataclass(frozen=True, kw_only=True)

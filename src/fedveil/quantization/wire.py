@@ -133,15 +133,6 @@ def _parse_header(message: bytes) -> tuple[Header, int]:
     return Header(quantizer=quantizer, length=length, secure=not flags & _INSECURE), at
 
 
-def read_header(message: bytes) -> Header:
-    """Read a message's header, which is not authenticated yet.
-
-    Raises:
-        MessageError: the bytes do not begin with the header of a message of this version.
-    """
-    return _parse_header(message)[0]
-
-
 def unseal(message: bytes, streams: SharedStreams) -> Envelope:
     """Check that a message is whole and was made under these streams, and take it apart.
 

@@ -1,7 +1,7 @@
-"""Noise laws with exact samplers, one law per file; what a law must offer is :class:`NoiseLaw`."""
+"""Noise laws with exact samplers, one law per file: distributions on ``grid · Z``, symmetric about zero."""
 
 from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
 from fedveil.privacy.noise.discrete_laplace import DiscreteLaplace
-from fedveil.privacy.noise.law import NoiseLaw, grid_for
+from fedveil.privacy.noise.law import grid_for
 
-__all__ = ["DiscreteGaussian", "DiscreteLaplace", "NoiseLaw", "grid_for"]
+__all__ = ["DiscreteGaussian", "DiscreteLaplace", "grid_for"]

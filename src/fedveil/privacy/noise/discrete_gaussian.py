@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from scipy.special import ndtr
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.noise.decisions import below_exp, geometric
@@ -30,7 +29,7 @@ class DiscreteGaussian:
     and so D² / (2 std²)-zCDP: what continuous Gaussian noise of the same ``std`` gives (Canonne, Kamath and
     Steinke 2020, Theorem 4 and Proposition 5; docs/theory/discrete-gaussian.md has the argument for
     vectors). For accountants that use more of the Gaussian than its Rényi divergence,
-    :meth:`distance_to_gaussian` bounds what replacing it costs. The sampler is exact, so this is a statement
+    :attr:`log_ratio_to_gaussian` bounds what replacing it costs. The sampler is exact, so this is a statement
     about the program, not about real numbers.
 
     ==========================  =================================================================
@@ -40,7 +39,7 @@ class DiscreteGaussian:
     grid no power of two        refused
     std / grid > 2^30           refused
     std / grid < 2^-10          refused: the noise would be all but surely zero
-    std / grid below about 1    allowed; ``variance`` is then visibly below std²
+    std / grid below about 1    allowed; the variance is then visibly below std²
     ==========================  =================================================================
 
     Args:
@@ -63,20 +62,6 @@ class DiscreteGaussian:
     def __post_init__(self) -> None:
         """Refuse standard deviations and grids outside the domain."""
         scale_in_units("the standard deviation of the Gaussian noise", self.std, self.grid)
-
-    @property
-    def name(self) -> str:
-        """The law's name in the privacy statement."""
-        return "discrete Gaussian"
-
-    @property
-    def variance(self) -> float:
-        """Exact variance (the sum of k² P(k), times grid²), in squared units of the update."""
-        ratio = self.std / self.grid
-        if ratio > _TABLE_RATIO:
-            return self.std**2  # the factor differs from 1 by less than exp(-2 pi² 4096²)
-        units = self._table_units()
-        return float(np.sum(units**2 * self.pmf(units))) * self.grid**2
 
     def sample_units(self, shape: tuple[int, ...], source: BitSource) -> Int64[np.ndarray, " ..."]:
         """Return independent samples in grid units.
@@ -114,25 +99,6 @@ class DiscreteGaussian:
         """Return independent samples in the unit of the update: exact multiples of the grid."""
         return np.asarray(self.sample_units(shape, source) * self.grid)
 
-    def pmf(self, units: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-        """Return the probability of every number k of grid units."""
-        ratio = self.std / self.grid
-        if ratio > _TABLE_RATIO:
-            total = math.sqrt(2.0 * math.pi) * ratio  # Poisson summation: right to exp(-2 pi² s²)
-        else:
-            total = float(np.sum(_bell(self._table_units(), ratio)))
-        return np.asarray(_bell(units, ratio) / total)
-
-    def cdf(self, values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-        """Return P(noise <= value); above s = 4096 it is the normal law at k + 1/2, right to 1e-8."""
-        ratio = self.std / self.grid
-        units = np.floor(values / self.grid)
-        if ratio > _TABLE_RATIO:
-            return np.asarray(ndtr((units + 0.5) / ratio), dtype=np.float64)
-        table = self._table_units()
-        cumulative = np.concatenate([[0.0], np.cumsum(self.pmf(table))])
-        return np.asarray(cumulative[np.clip(units - table[0] + 1, 0, table.size).astype(np.int64)])
-
     @property
     def log_ratio_to_gaussian(self) -> float:
         r"""Bound eta on \|ln(P(k) / R(k))\| within 40 standard deviations, R being rounded continuous noise.
@@ -155,11 +121,3 @@ class DiscreteGaussian:
                 f"std / grid is {ratio:g}; the distance to the Gaussian is bounded for 100 and above"
             )
         return _REACH**2 / (24.0 * ratio**2) + 3.0 * math.exp(-2.0 * (math.pi * ratio) ** 2)
-
-    def _table_units(self) -> Int64[np.ndarray, " n"]:
-        reach = math.ceil(_REACH * self.std / self.grid) + 1
-        return np.arange(-reach, reach + 1, dtype=np.int64)
-
-
-def _bell(units: Int64[np.ndarray, " n"], ratio: float) -> Float64[np.ndarray, " n"]:
-    return np.exp(-0.5 * (units / ratio) ** 2)

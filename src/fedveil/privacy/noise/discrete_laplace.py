@@ -52,16 +52,6 @@ class DiscreteLaplace:
         scale_in_units("the scale of the Laplace noise", self.scale, self.grid)
 
     @property
-    def name(self) -> str:
-        """The law's name in the privacy statement."""
-        return "discrete Laplace"
-
-    @property
-    def variance(self) -> float:
-        """Exact variance grid² · 2 r / (1 - r)², r = exp(-grid / scale)."""
-        return self.grid**2 / (2.0 * math.sinh(self.grid / (2.0 * self.scale)) ** 2)
-
-    @property
     def log_ratio_to_laplace(self) -> float:
         r"""Bound eta on \|ln(P(k) / R(k))\| for every k, R being rounded continuous Laplace noise.
 
@@ -103,15 +93,3 @@ class DiscreteLaplace:
     def sample(self, shape: tuple[int, ...], source: BitSource) -> Float64[np.ndarray, " ..."]:
         """Return independent samples in the unit of the update: exact multiples of the grid."""
         return np.asarray(self.sample_units(shape, source) * self.grid)
-
-    def pmf(self, units: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-        """Return tanh(1 / (2b)) · exp(-|k| / b) for every number k of grid units."""
-        rate = self.grid / self.scale
-        return np.asarray(math.tanh(rate / 2.0) * np.exp(-rate * np.abs(units)))
-
-    def cdf(self, values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-        """Return P(noise <= value) = r^|k| / (1 + r) for k = floor(value / grid) < 0, by symmetry above."""
-        rate = self.grid / self.scale
-        units = np.floor(values / self.grid)
-        tail = np.exp(-rate * np.where(units < 0, -units, units + 1.0)) / (1.0 + math.exp(-rate))
-        return np.where(units < 0, tail, 1.0 - tail)

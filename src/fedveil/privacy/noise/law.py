@@ -1,4 +1,4 @@
-"""What a noise law is: a distribution on a grid, with an exact sampler and its own distribution function.
+"""The grids that noise laws live on.
 
 Noise lives on ``grid · Z`` with a grid that is a power of two. A value is then a whole number of grid units,
 held exactly by int64 and by float64, so no bit of a released sum depends on how a floating-point sampler
@@ -8,51 +8,12 @@ rounds (Mironov 2012 recovers data from exactly those bits).
 from __future__ import annotations
 
 import math
-from typing import Final, Protocol
-
-import numpy as np
-from jaxtyping import Float64, Int64
+from typing import Final
 
 from fedveil.errors import PrivacyError
-from fedveil.randomness import BitSource
 
 _FINEST_BITS: Final = 29
 _SMALLEST_RATIO, _LARGEST_RATIO = 2.0**-10, 2.0**30
-
-
-class NoiseLaw(Protocol):
-    """A distribution on ``grid · Z``, symmetric about zero."""
-
-    @property
-    def name(self) -> str:
-        """The law's name in the privacy statement."""
-        ...
-
-    @property
-    def grid(self) -> float:
-        """Spacing of the values: a power of two."""
-        ...
-
-    @property
-    def variance(self) -> float:
-        """Exact variance of one value (not of its continuous namesake), in squared units of the update."""
-        ...
-
-    def sample_units(self, shape: tuple[int, ...], source: BitSource) -> Int64[np.ndarray, " ..."]:
-        """Return independent samples as whole numbers of grid units."""
-        ...
-
-    def sample(self, shape: tuple[int, ...], source: BitSource) -> Float64[np.ndarray, " ..."]:
-        """Return independent samples in the unit of the update: ``grid`` times :meth:`sample_units`."""
-        ...
-
-    def pmf(self, units: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-        """Return the probability of every number of grid units."""
-        ...
-
-    def cdf(self, values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-        """Return P(noise <= value) for every value, in the unit of the update."""
-        ...
 
 
 def grid_for(std: float, at_most: float | None = None) -> float:

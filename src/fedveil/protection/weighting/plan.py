@@ -154,18 +154,6 @@ class WeightingPlan:
         """The attempt that stands for the setup."""
         return RoundId(run=self.run, round=0, attempt=0)
 
-    def sensitivity(self, clip_units: float) -> float:
-        """Return by how much one user moves the rounded sum in l2, in grid units.
-
-        T_j is no multiple of C: its remainder would show the fractions n_{s,u}/N_u that no noise on the
-        grid covers. The uniform v make the remainder uniform and independent of the data. Given the
-        remainder, T_j / C is the weighted sum rounded to the grid, with the same rounding for neighbouring
-        data, plus noise on the grid; rounding moves each coordinate of the difference by less than 1. So
-        the discrete Gaussian is accounted with clip + sqrt(d) instead of clip
-        (docs/theory/private-weighting.md).
-        """
-        return rounded_sensitivity(clip_units, self.length)
-
     def check_counts(self, counts: Int64[np.ndarray, " users"], silo: int) -> None:
         """Return if a silo's record counts are such that no total exceeds N_max; the silo itself checks this.
 
@@ -199,5 +187,12 @@ class WeightingPlan:
 
 
 def rounded_sensitivity(clip: float, length: int, grid: float = 1.0) -> float:
-    """Return the l2 sensitivity of a sum of d coordinates that is rounded to a grid under one dither: C + sqrt(d) g."""
+    """Return by how much one user moves the sum of d coordinates in l2, rounded to a grid g: C + sqrt(d) g.
+
+    T_j is no multiple of C: its remainder would show the fractions n_{s,u}/N_u that no noise on the grid covers. The
+    uniform v make the remainder uniform and independent of the data. Given the remainder, T_j / C is the weighted sum
+    rounded to the grid, with the same rounding for neighbouring data, plus noise on the grid; rounding moves each
+    coordinate of the difference by less than 1. So the discrete Gaussian is accounted with clip + sqrt(d) g instead of
+    clip (docs/theory/private-weighting.md).
+    """
     return clip + math.sqrt(length) * grid
