@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.engine.audit import audit
+from fedveil.engine.audit import audit, infer_membership
 from fedveil.engine.experiments.experiment import merge, parse
 from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import resume, run
@@ -165,6 +165,48 @@ def test_users_of_several_silos_are_audited_as_users(tmp_path: Path) -> None:
     found = audit(folder, canaries=20)
     assert found.unit == "user"
     assert not found.refuted
+
+
+def test_an_audit_plays_the_rounds_that_the_claim_is_about(tmp_path: Path) -> None:
+    """A run that its budget ended early claims less than all rounds cost, which an attack on all of them may show."""
+    folder = finished(tmp_path, rounds=30, privacy={"budget": 1.5})
+    played = len((folder / "metrics.jsonl").read_text().splitlines()) - 1
+    assert 0 < played < 30
+    told: list[tuple[int, int]] = []
+    audit(folder, canaries=20, watch=lambda done, total: told.append((done, total)))
+    assert told == [(number, played) for number in range(1, played + 1)]
+
+
+def test_records_that_no_weight_lets_train_are_no_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of her main silo a user is not trained: counted as members her records there would hide what leaks."""
+    prepared = prepare(
+        parse(
+            {
+                "name": "main",
+                "rounds": 1,
+                "data": {"name": "digits", "n_users": 40, "n_silos": 3},
+                "model": {"name": "linear"},
+                "method": {"name": "uldp-sgd-w", "power": "main", "clip": 1.0, "noise_multiplier": 1.0},
+            },
+            "test",
+        )
+    )
+    asked: list[np.ndarray] = []
+
+    def losses(_: Any, __: Any, ___: Any, features: np.ndarray, ____: Any) -> np.ndarray:
+        asked.append(features)
+        return np.zeros(len(features))
+
+    monkeypatch.setattr("fedveil.engine.audit._losses", losses)
+    infer_membership(prepared, prepared.task.initial())
+    records = prepared.population.train
+    counts = np.zeros((40, 3), dtype=np.int64)
+    np.add.at(counts, (records.user, records.silo), 1)
+    trained = {row.tobytes() for row in records.features[records.silo == counts.argmax(axis=1)[records.user]]}
+    assert len(trained) < len(records.features)
+    assert all(row.tobytes() in trained for row in asked[0])
 
 
 def test_runs_that_cannot_be_audited_say_why(tmp_path: Path) -> None:

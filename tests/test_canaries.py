@@ -102,7 +102,8 @@ def found(name: str, noise: float) -> tuple[float, float]:
     stated = prepare(parse(document, name)).epsilon_after(ROUNDS)
     document["method"]["noise_multiplier"] *= noise
     played = prepare(parse(document, name))
-    coins, scores = canary_scores(played, CANARIES, PrivacyRandomness.insecure(7), lambda done, total: None)
+    privacy = PrivacyRandomness.insecure(7)
+    coins, scores = canary_scores(played, CANARIES, privacy, lambda done, total: None, ROUNDS)
     return stated, canary_bound(scores, coins, delta=DELTA).epsilon
 
 

@@ -11,8 +11,10 @@ import pytest
 
 from fedveil.errors import RunFolderError
 from fedveil.report.compare import Comparison, compare
+from fedveil.report.page import report_page
+from fedveil.report.run_data import load_run
 from fedveil.report.variant import Spread
-from tests.report_folders import write_run
+from tests.report_folders import statement, write_run
 from tests.runs import json_lines
 
 
@@ -93,6 +95,15 @@ def test_the_epsilon_of_a_variant_holds_for_every_seed(tmp_path: Path) -> None:
     low = write_run(tmp_path / "0", name="group-seed0", seed=0, epsilon=2.0)
     high = write_run(tmp_path / "1", name="group-seed1", seed=1, epsilon=3.0)
     assert compare([low, high]).rows[0].epsilon == 3.0
+
+
+def test_the_epsilon_of_a_variant_is_that_of_whole_runs(tmp_path: Path) -> None:
+    """What is released beside the rounds, or charged after the last one, is in no line of metrics; readers learn it."""
+    folder = write_run(tmp_path / "0", name="avg", epsilon=2.0)
+    (folder / "privacy.json").write_text(json.dumps(statement(epsilon=3.5)))
+    assert compare([folder]).rows[0].epsilon == 3.5
+    shown = re.sub("<[^>]+>", " ", report_page(load_run(folder)))
+    assert re.search(r"for one user, so far\s+[\d.]+\s+2\.00\s+.{0,4}for one user, of the whole run\s+3\.50", shown)
 
 
 def test_one_seed_without_a_guarantee_leaves_none(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ one-run audit trains once more, under the same experiment and with fresh noise, 
 probability 1/2, and guesses from ALL released rounds which canaries were in. With U_t the matrix of the updates that
 the canaries would make from w_t, each bounded as the method bounds it, the score of canary i is component i of
 
-    sum over the rounds of (U_t U_t^T + r I)^{-1} U_t Delta_t,
+    sum over the run's complete rounds of (U_t U_t^T + r I)^{-1} U_t Delta_t,
 
 the ridge regression of the released mean Delta_t on the canaries' updates: what each of them seems to have put in. The
 mean is (w_{t+1} - w_t) / eta under a plain step; any other step of the server is taken to be undone. (Andrew et al.
@@ -100,7 +100,8 @@ def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, tota
     model = torch.cat([named[name].reshape(-1) for name in prepared.task.layout.names])
     bound = None
     if canaries:
-        coins, scores = canary_scores(prepared, canaries, experiment.privacy.randomness(), watch)
+        played = _rounds_of(folder)
+        coins, scores = canary_scores(prepared, canaries, experiment.privacy.randomness(), watch, played)
         bound = canary_bound(scores, coins, delta=statement.delta)
     found = Audit(
         claimed=statement.epsilon,
@@ -112,10 +113,22 @@ def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, tota
     return found
 
 
+def _rounds_of(folder: RunFolder) -> int:
+    """Return how many rounds a run played, which its claim is about."""
+    checkpoint = folder.read_checkpoint()
+    if checkpoint is None:
+        raise RunFolderError(f"{folder.path}: has no checkpoint: how many rounds it played is unknown")
+    return checkpoint.round
+
+
 def infer_membership(prepared: Prepared, model: Float32[Tensor, " d"]) -> Membership:
-    """Attack a model by its loss: training records against as many test records, drawn by the experiment's seed."""
-    population = prepared.population
-    train = prepared.setting.cohort.groups.order
+    """Attack a model by its loss: training records against as many test records, drawn by the experiment's seed.
+
+    Records of a contribution without weight, as outside of a user's main silo, were not trained on: they are no members.
+    """
+    population, setting = prepared.population, prepared.setting
+    trained = np.repeat(setting.weights.cpu().numpy() > 0, setting.cohort.groups.size)
+    train = setting.cohort.groups.order[trained]
     count = min(len(train), len(population.test_targets), _MOST_RECORDS)
     random = ExperimentRandomness(prepared.experiment.seed).numpy("audit", "records")
     members = random.choice(train, count, replace=False)
@@ -147,9 +160,17 @@ def _losses(
 
 
 def canary_scores(
-    prepared: Prepared, canaries: int, privacy: PrivacyRandomness, watch: Watcher
+    prepared: Prepared, canaries: int, privacy: PrivacyRandomness, watch: Watcher, rounds: int
 ) -> tuple[np.ndarray, Float64[np.ndarray, " m"]]:
-    """Train once with each canary left out with probability 1/2; return the coins (True: in) and the scores."""
+    """Train once with each canary left out with probability 1/2; return the coins (True: in) and the scores.
+
+    Args:
+        prepared: what ran.
+        canaries: m.
+        privacy: where coins, noise and samples come from.
+        watch: told (rounds done, rounds).
+        rounds: that are played: as many as the claim is about, which a budget or a callback may have ended early.
+    """
     records = prepared.population.train
     present = np.unique(records.user)
     if canaries > len(present):
@@ -179,7 +200,7 @@ def canary_scores(
     released = _Released(setting.method.server)
     state = replace(setting.method, server=released).init(model)
     parties = Parties.in_the_open(setting)  # the sums of the method, whatever hides them
-    for number in range(1, prepared.experiment.rounds + 1):
+    for number in range(1, rounds + 1):
         turn = Turn(
             setting=replace(setting, method=replace(setting.method, server=released)),
             model=model,
@@ -198,7 +219,7 @@ def canary_scores(
         updates = trainer.sums(job).total
         scores += _attribution(updates, released.mean.to(updates.device) / bound.unit, ridge)
         model = after
-        watch(number, prepared.experiment.rounds)
+        watch(number, rounds)
     return coins, scores
 
 

@@ -32,6 +32,7 @@ from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.engine.workers import share_training
 from fedveil.errors import BudgetError, RunFolderError
+from fedveil.files import read_json, reading
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
@@ -49,6 +50,7 @@ _ENDED: Final = (
     "when the run ended: a callback ended it before its last round, and what that looked at is not covered, unless it "
     "was public"
 )
+_STOPPED: Final = "stopped.json"
 _TRANSCRIPT: Final = "transcript.jsonl"
 _ATTEMPTS: Final = "attempts.jsonl"
 
@@ -139,6 +141,8 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
             folder.drop_torn_line(_TRANSCRIPT)
         observer.started(folder.path, experiment, checkpoint.round)
         stopped = evaluated_already(folder) if checkpoint.round < experiment.rounds else None
+        if stopped is not None and _ended_at(folder) == checkpoint.round:
+            prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
         while checkpoint.round < experiment.rounds and stopped is None:
             turn = _turn(prepared, checkpoint, privacy, observer)
             retry = _retry_policy(prepared, folder, ledger, turn.round_number)
@@ -156,12 +160,22 @@ def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome
                 observer.completed(checkpoint.row)
             except StopTraining as asked:
                 stopped = str(asked)
+                folder.write_json(_STOPPED, {"round": checkpoint.round})
                 prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
                 break
         skipped = release_evaluation(prepared, folder, checkpoint, ledger)
         return conclude(
             prepared, folder, checkpoint, ledger, "; ".join(filter(None, (stopped, skipped))) or None
         )
+
+
+def _ended_at(folder: RunFolder) -> int | None:
+    """Return the round after which a callback has ended the run; None: none has."""
+    path = folder / _STOPPED
+    if not path.exists():
+        return None
+    with reading(path, RunFolderError):
+        return int(read_json(path, RunFolderError)["round"])
 
 
 def _event_of(prepared: Prepared, entry: Entry) -> Event | None:

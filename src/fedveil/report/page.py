@@ -87,7 +87,8 @@ def result_section(run: RunData) -> Section | None:
         for metric in run.metrics
     ]
     unit = run.statement.unit
-    rows.append([f"ε for one {unit}", show_epsilon(first.epsilon), show_epsilon(last.epsilon), ""])
+    rows.append([f"ε for one {unit}, so far", show_epsilon(first.epsilon), show_epsilon(last.epsilon), ""])
+    rows.append([f"ε for one {unit}, of the whole run", "", show_epsilon(run.statement.epsilon), ""])
     rows.append(["Seconds, in all", show(first.seconds), show(sum(row.seconds for row in run.rounds)), ""])
     body = _verdict(run) + table(
         ["", f"round {first.round}", f"round {last.round}", "always the same answer"],

@@ -34,8 +34,8 @@ class Spread:
 class ComparisonRow:
     """One variant at the last round that all its seeds have reached and evaluated.
 
-    `epsilon` and `to_server`, of the last round, are the largest over the seeds, `math.inf` where any of them
-    guarantees nothing; `seconds` are those of the rounds up to `round`, and `bits` the bits a parameter of their
+    `epsilon` and `to_server` are those of whole runs, with every release beside their rounds: the largest over the seeds,
+    `math.inf` where any of them guarantees nothing; `seconds` are those of the rounds up to `round`, and `bits` the bits a parameter of their
     messages, None where none were counted.
     """
 
@@ -150,7 +150,7 @@ class Variant:
                 [sum(row.seconds for row in run.rounds if row.round <= last) for run in self.runs]
             ),
             bits=self.bits(last),
-            epsilon=self.epsilon(last) if all(one.epsilon is not None for one in statements) else math.inf,
+            epsilon=max(math.inf if one.epsilon is None else one.epsilon for one in statements),
             to_server=max(_to_server(one) for one in statements),
             delta=statements[0].delta,
             unit=statements[0].unit,

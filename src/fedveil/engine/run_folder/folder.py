@@ -11,6 +11,7 @@ diagnostics.json      records per user and silo: simulation only
 model.safetensors     the last model
 preprocessing.json    the release that refined the schema, if one did
 schema.toml           the schema that it refined
+stopped.json          after which round a callback has ended the run, if one did
 evaluation.json       the release of test metrics, if there is one
 spectrum.json         how far the model moved, by frequency (from released models alone)
 audit.json            what attacks showed, if the run was audited

@@ -93,7 +93,7 @@ FILES: Final[Mapping[str, Kind]] = MappingProxyType(
         (
             *("experiment.toml", "model.safetensors", "spectrum.json", "attempts.jsonl", "federation.json"),
             *("end.json", "terms.jsonl", "rounds.jsonl", "agreed.json"),
-            "evaluation.json",
+            *("stopped.json", "evaluation.json"),
             "preprocessing.json",
             "schema.toml",
         ),
