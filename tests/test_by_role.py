@@ -14,7 +14,7 @@ from fedveil.local.choice import choose_trainer
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
 from fedveil.local.models import ChannelNorm, build_model
-from fedveil.local.pretrained import take_parameters
+from fedveil.local.pretrained import PublicModel, take_parameters
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import TrainJob
@@ -276,8 +276,8 @@ def test_a_public_model_gives_the_layers_that_are_asked_for(tmp_path: Path) -> N
     path = tmp_path / "public.safetensors"
     save_file({name: value.detach() for name, value in fresh(1).items()}, path)
     whole, some = cnn(0), cnn(0)
-    take_parameters(whole, path)
-    take_parameters(some, path, ["2", "5"])
+    take_parameters(whole, PublicModel.read(path))
+    take_parameters(some, PublicModel.read(path), ["2", "5"])
     for name, value in whole.named_parameters():
         assert torch.equal(value, fresh(1)[name])
     for name, value in some.named_parameters():
@@ -285,20 +285,20 @@ def test_a_public_model_gives_the_layers_that_are_asked_for(tmp_path: Path) -> N
     with pytest.raises(
         ModelError, match=r"initial_layers: no layer '3' with parameters; there are: 2, 5, 10, 13"
     ):
-        take_parameters(cnn(0), path, ["3"])
+        take_parameters(cnn(0), PublicModel.read(path), ["3"])
     with pytest.raises(ModelError, match=r"tensor '0\.weight' is missing, the model needs \(64, 3, 5, 5\)"):
         take_parameters(
             build_model("svhn_cnn", input_shape=(3, 8, 8), n_outputs=3, randomness=ExperimentRandomness(0)),
-            path,
+            PublicModel.read(path),
         )
     save_file({name: value.detach() * float("nan") for name, value in fresh(1).items()}, path)
     with pytest.raises(ModelError, match="has a NaN"):
-        take_parameters(cnn(0), path)
+        take_parameters(cnn(0), PublicModel.read(path))
     path.write_bytes(b"nothing")
     with pytest.raises(ModelError, match=r"model\.initial: .*public\.safetensors cannot be read"):
-        take_parameters(cnn(0), path)
+        take_parameters(cnn(0), PublicModel.read(path))
     with pytest.raises(ModelError, match="cannot be read"):
-        take_parameters(cnn(0), tmp_path / "none.safetensors")
+        PublicModel.read(tmp_path / "none.safetensors")
 
 
 def test_mnist_centred_is_the_canonical_split_with_pixels_from_minus_one_to_one(data_folder: Path) -> None:

@@ -27,6 +27,8 @@ from fedveil.federation.audit.run_record import TERMS, read_terms, signed_end
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.document import as_silos_see
 from fedveil.federation.proposals import own_work
+from fedveil.files import read_content
+from fedveil.local import pretrained
 from fedveil.population.catalogue.files import digest_of
 from fedveil.protection.parts import Attested, Closing, Joined, Model, Over, Refused, Task
 from fedveil.protection.refusals import Code
@@ -219,3 +221,31 @@ def test_a_run_that_begins_with_a_public_model_is_signed_by_all(tmp_path: Path) 
     other = begun.model_copy(update={"model": begun.model.model_copy(update={"sha256": "ab" * 32})})
     with pytest.raises(ConfigError, match=f"has the SHA-256 {digest}, and model.sha256 is abab"):
         prepare(other, FixedPopulation(held))
+
+
+def test_the_initial_model_that_was_hashed_is_the_one_that_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody replaces the file as soon as it has been read: the digest and the parameters are of the same bytes."""
+    path, held = tmp_path / "public.safetensors", population()
+    task = prepare(asked(), FixedPopulation(held)).task
+    first, other = (
+        {name: torch.full_like(one, fill) for name, one in task.state(task.initial()).items()}
+        for fill in (1.0, 2.0)
+    )
+    save_file(first, path)
+    digest, reads = digest_of(path), list[Path]()
+
+    def once(at: Path, *given: Any, **named: Any) -> bytes:
+        content = read_content(at, *given, **named)
+        reads.append(at)
+        save_file(other, path)
+        return content
+
+    monkeypatch.setattr(pretrained, "read_content", once)
+    begun = asked(model={"initial": str(path)})
+    prepared = prepare(begun, FixedPopulation(held))
+    assert reads == [path]
+    assert prepared.experiment.model.sha256 == digest
+    assert set(prepared.task.initial().tolist()) == {1.0}
+    assert digest_of(path) != digest

@@ -52,7 +52,7 @@ from fedveil.federation.share import silo_share
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.files import DEEPEST, LARGEST_FILE, parse_json, parse_toml, read_content, read_text
 from fedveil.flower.requests import Request
-from fedveil.local.pretrained import take_parameters
+from fedveil.local.pretrained import PublicModel, take_parameters
 from fedveil.population.draft import draft_schema
 from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import Ledger, read_entries
@@ -292,7 +292,8 @@ def alone(folder: Path) -> dict[str, FileKind]:
         ),
         "model.safetensors": FileKind(path=folder / "model.safetensors", read=tensors),
         "model.initial": FileKind(
-            path=folder / "model.safetensors", read=lambda at: take_parameters(torch.nn.Linear(3, 1), at)
+            path=folder / "model.safetensors",
+            read=lambda at: take_parameters(torch.nn.Linear(3, 1), PublicModel.read(at)),
         ),
     }
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedveil.engine.environment import at_their_word
 from fedveil.engine.experiments.composition import Composition
 from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.task_choice import task_of, with_digest
+from fedveil.engine.experiments.task_choice import beginning, task_of
 from fedveil.engine.placement import beside_others, placed
 from fedveil.engine.populations import Populations
 from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
@@ -141,7 +141,8 @@ def prepare(
     evaluation, preprocessing = _beside(experiment, populations)
     population = populations.of(experiment.data, experiment.seed)
     if task is None:
-        task, experiment = task_of(experiment, population), with_digest(experiment)
+        experiment, begin = beginning(experiment)
+        task = task_of(experiment, population, begin)
     if experiment.trainer.precision != task.precision:
         task = replace(task, precision=experiment.trainer.precision)
     beside = (

@@ -17,7 +17,7 @@ from fedveil.engine.experiments.release_document import (
     kind_in,
     read_releases,
 )
-from fedveil.engine.experiments.task_choice import with_digest
+from fedveil.engine.experiments.task_choice import beginning
 from fedveil.engine.observer import Observer, Unwatched
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.kinds import prepare_document
@@ -81,7 +81,8 @@ def _experiment(content: dict[str, Any], path: Path, home: CoordinatorFolder) ->
         raise ConfigError(
             f"{path}: model.name and model.loss: silos allow models and losses by name; give both"
         )
-    return with_digest(experiment)
+    found, _ = beginning(experiment)
+    return found
 
 
 def _check_schema(document: Experiment | TableDocument, path: Path, home: CoordinatorFolder) -> None:

@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import nn
 
 from fedveil.errors import ModelError
-from fedveil.files import check_file
+from fedveil.files import LARGEST_FILE, read_content
 
 
-def take_parameters(model: nn.Module, path: Path, layers: Sequence[str] | None = None) -> None:
+@dataclass(frozen=True, eq=False)
+class PublicModel:
+    """A model's file, read once: what is stated of it is of the bytes that training begins with.
+
+    Attributes:
+        path: where it lay, for errors.
+        content: a safetensors file.
+    """
+
+    path: Path
+    content: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises:
+            ModelError: missing, or no file.
+        """
+        return cls(path, read_content(path, ModelError, largest=LARGEST_FILE))
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the file, in hexadecimal digits."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def take_parameters(model: nn.Module, public: PublicModel, layers: Sequence[str] | None = None) -> None:
     """Overwrite parameters of a model with those of a safetensors file; the other parameters stay.
 
     Args:
         model: changed in place.
-        path: tensors by the names of ``model.named_parameters()``, such as a run's ``model.safetensors``.
+        public: tensors by the names of ``model.named_parameters()``, such as a run's ``model.safetensors``.
         layers: names of sub-modules ("0", "lstm", "block.1") whose parameters are taken; None takes all of them.
 
     Raises:
-        ModelError: the file is missing or no safetensors file, a layer that the model does not have, a tensor that is
-            missing in the file, has another shape, or is not finite.
+        ModelError: no safetensors file, a layer that the model does not have, a tensor that is missing in the file, has
+            another shape, or is not finite.
     """
-    check_file(path, ModelError)
+    path = public.path
     try:
-        stored = load_file(path)
-    except (OSError, ValueError, SafetensorError) as error:
+        stored = load(public.content)
+    except (ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"model.initial: {path} cannot be read as a safetensors file: {error}") from None
     parameters = dict(model.named_parameters())
     for layer in layers or ():

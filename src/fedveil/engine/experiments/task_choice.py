@@ -9,17 +9,15 @@ import torch
 
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.experiments.sections import refuse_session
-from fedveil.errors import ConfigError, ModelError
-from fedveil.files import check_file
+from fedveil.errors import ConfigError
 from fedveil.local.class_weights import ClassWeighted
 from fedveil.local.losses import load_loss
 from fedveil.local.metrics import load_metric
 from fedveil.local.models import build_model, start_at_zero
-from fedveil.local.pretrained import take_parameters
+from fedveil.local.pretrained import PublicModel, take_parameters
 from fedveil.local.task import Task
 from fedveil.local.validate_loss import validate_loss
 from fedveil.population.catalogue import data_set
-from fedveil.population.catalogue.files import digest_of
 from fedveil.population.records import Population
 from fedveil.randomness import ExperimentRandomness
 
@@ -59,8 +57,13 @@ def defaults_of(source: str | None, population: Population) -> Defaults:
     )
 
 
-def task_of(experiment: Experiment, population: Population) -> Task:
+def task_of(experiment: Experiment, population: Population, begin: PublicModel | None = None) -> Task:
     """Build the model that an experiment names, with its loss and its metrics.
+
+    Args:
+        experiment: names them.
+        population: what is trained on.
+        begin: whose parameters the model begins with; None: it begins as the experiment's seed says.
 
     Raises:
         FedveilError: a name that does not exist, or something that does not fit the targets.
@@ -87,8 +90,8 @@ def task_of(experiment: Experiment, population: Population) -> Task:
     )
     if asked.start == "zeros":
         start_at_zero(model)
-    if asked.initial is not None:
-        take_parameters(model, asked.initial, asked.initial_layers)
+    if begin is not None:
+        take_parameters(model, begin, asked.initial_layers)
     if asked.class_weights is not None:
         loss = ClassWeighted(loss, asked.class_weights, population.n_classes)
     loss.check_targets(torch.from_numpy(population.train.targets), outputs)
@@ -97,10 +100,11 @@ def task_of(experiment: Experiment, population: Population) -> Task:
     return Task(model=model, loss=loss, metrics=found)
 
 
-def with_digest(experiment: Experiment) -> Experiment:
-    """Return the experiment with the digest of the file that its model begins with, which stands for the file.
+def beginning(experiment: Experiment) -> tuple[Experiment, PublicModel | None]:
+    """Return the file that an experiment's model begins with, and the experiment with its digest, which stands for it.
 
-    The path is its owner's; the digest is what silos are told, state and sign, and what later runs are held to.
+    The path is its owner's; the digest is what silos are told, state and sign, and what later runs are held to. The
+    file is read once: what was hashed is what is trained.
 
     Raises:
         ModelError: no such file.
@@ -108,12 +112,13 @@ def with_digest(experiment: Experiment) -> Experiment:
     """
     path, said = experiment.model.initial, experiment.model.sha256
     if path is None:
-        return experiment
-    check_file(path, ModelError)
-    found = digest_of(path)
+        return experiment, None
+    begin = PublicModel.read(path)
+    found = begin.sha256
     if said not in (None, found):
         raise ConfigError(
             f"model.initial: {path} has the SHA-256 {found}, and model.sha256 is {said}: give the file that it is of, "
             "or remove model.sha256"
         )
-    return experiment.model_copy(update={"model": experiment.model.model_copy(update={"sha256": found})})
+    named = experiment.model.model_copy(update={"sha256": found})
+    return experiment.model_copy(update={"model": named}), begin
