@@ -124,7 +124,8 @@ def _rounds_of(folder: RunFolder) -> int:
 def infer_membership(prepared: Prepared, model: Float32[Tensor, " d"]) -> Membership:
     """Attack a model by its loss: training records against as many test records, drawn by the experiment's seed.
 
-    Records of a contribution without weight, as outside of a user's main silo, were not trained on: they are no members.
+    Records of a contribution without weight, as outside of a user's main silo, were not trained on: they are no
+    members.
     """
     population, setting = prepared.population, prepared.setting
     trained = np.repeat(setting.weights.cpu().numpy() > 0, setting.cohort.groups.size)

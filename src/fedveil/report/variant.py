@@ -34,9 +34,9 @@ class Spread:
 class ComparisonRow:
     """One variant at the last round that all its seeds have reached and evaluated.
 
-    `epsilon` and `to_server` are those of whole runs, with every release beside their rounds: the largest over the seeds,
-    `math.inf` where any of them guarantees nothing; `seconds` are those of the rounds up to `round`, and `bits` the bits a parameter of their
-    messages, None where none were counted.
+    `epsilon` and `to_server` are those of whole runs, with every release beside their rounds: the largest over the
+    seeds, `math.inf` where any of them guarantees nothing; `seconds` are those of the rounds up to `round`, and `bits`
+    the bits a parameter of their messages, None where none were counted.
     """
 
     variant: str
