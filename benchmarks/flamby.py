@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from dp_accounting import NeighboringRelation
+from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import PLDAccountant
 from jaxtyping import Float32
 from torch import Tensor
@@ -40,7 +40,8 @@ from fedveil.local.metrics import accuracy
 from fedveil.population.catalogue.files import store
 from fedveil.population.catalogue.heart_disease import HEART_DISEASE, HOSPITALS, hospitals, normalised
 from fedveil.privacy.accounting import epsilon, make_accountant
-from fedveil.privacy.calibration import calibrate_noise, gaussian_rounds
+from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
 from fedveil.reproduction.results import ResultFolder, Results, Run, Values, digest, rounded
 
@@ -89,9 +90,7 @@ class Claim:
 
         rate, steps = 1 / self.batches, ROUNDS * UPDATES
         budget = Budget(epsilon=self.claimed, delta=DELTA, accountant=make_accountant("pld"))
-        noise = calibrate_noise(
-            lambda z: gaussian_rounds(noise_multiplier=z, rounds=ROUNDS * self.batches, rate=rate), budget
-        )
+        noise = calibrate_noise(lambda z: _batches(z, ROUNDS * self.batches, rate), budget)
         opacus = get_noise_multiplier(
             target_epsilon=self.claimed,
             target_delta=DELTA,
@@ -99,19 +98,24 @@ class Claim:
             epochs=ROUNDS,
             accountant="prv",
         )
-        poisson = gaussian_rounds(noise_multiplier=noise, rounds=steps, rate=rate)
-        shuffled = gaussian_rounds(noise_multiplier=noise, rounds=math.ceil(steps / self.batches))
-        peer = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE).compose(poisson.to_dp_event())
+        poisson, passes = _batches(noise, steps, rate), math.ceil(steps / self.batches)
+        shuffled = SelfComposedEvent(event=GaussianEvent(noise_multiplier=noise), count=passes)
+        batch = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+        peer = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE).compose(batch, steps)
         return {
             "noise multiplier": noise,
             "noise multiplier of opacus": opacus,
             "epsilon": epsilon(poisson, DELTA),
             "epsilon by dp-accounting": peer.get_epsilon(DELTA),
-            "epsilon of opacus' noise": epsilon(
-                gaussian_rounds(noise_multiplier=opacus, rounds=steps, rate=rate), DELTA
-            ),
+            "epsilon of opacus' noise": epsilon(_batches(opacus, steps, rate), DELTA),
             "epsilon as run": epsilon(shuffled, DELTA),
         }
+
+
+def _batches(noise_multiplier: float, steps: int, rate: float) -> Event:
+    """Return so many steps over Poisson batches."""
+    release = PoissonSampledEvent(rate=rate, event=GaussianEvent(noise_multiplier=noise_multiplier))
+    return SelfComposedEvent(event=release, count=steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,17 +26,11 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import OPACUS_ORDERS, Conversion, RdpAccountant, laplace_rdp, sampled_gaussian_rdp
+from tests.dp_events import dp_event_of, gaussian_rounds
 
 DELTA = 1e-5
 PLD = PldAccountant()
 RDP = RdpAccountant()
-
-
-def gaussian_rounds(rounds: int, sigma: float = 5.0, rate: float = 1.0) -> Event:
-    release: Event = GaussianEvent(noise_multiplier=sigma)
-    if rate < 1:
-        release = PoissonSampledEvent(rate=rate, event=release)
-    return SelfComposedEvent(event=release, count=rounds)
 
 
 # --- published and measured figures -----------------------------------------------------------------------
@@ -128,7 +122,7 @@ def test_gaussian_epsilon_is_the_smallest_valid_one(mu: float, log_delta: float)
 
 def test_full_gaussian_rounds_use_the_closed_form_and_agree_with_dp_accounting() -> None:
     event = gaussian_rounds(200)
-    reference = ReferencePldAccountant().compose(event.to_dp_event())
+    reference = ReferencePldAccountant().compose(dp_event_of(event))
     assert epsilon(event, DELTA) == gaussian_epsilon(math.sqrt(200) / 5, DELTA)
     assert epsilon(event, DELTA) == pytest.approx(reference.get_epsilon(DELTA), abs=1e-4)
 
@@ -197,7 +191,7 @@ def test_conversions_of_epsilon_and_delta_are_inverse(conversion: Conversion) ->
 def test_pld_agrees_with_dp_accounting_and_lies_below_rdp(event: Event) -> None:
     reference = (
         ReferencePldAccountant(value_discretization_interval=1e-3)
-        .compose(event.to_dp_event())
+        .compose(dp_event_of(event))
         .get_epsilon(DELTA)
     )
     ours = PLD.epsilon(event, DELTA)

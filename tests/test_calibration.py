@@ -9,7 +9,7 @@ import pytest
 from fedveil.errors import BudgetError, PrivacyError
 from fedveil.privacy.accountant import epsilon_on_grid, gaussian_delta
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
-from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, gaussian_rounds
+from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds
 from fedveil.privacy.events import (
     Adjacency,
     Event,
@@ -23,6 +23,7 @@ from fedveil.privacy.events import (
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
+from tests.dp_events import gaussian_rounds
 
 DELTA = 1e-5
 
@@ -33,7 +34,7 @@ def test_noise_meets_the_target_and_less_does_not(name: str, target: float, roun
     accountant = make_accountant(name)
 
     def event(sigma: float) -> Event:
-        return gaussian_rounds(noise_multiplier=sigma, rounds=rounds, rate=rate)
+        return gaussian_rounds(rounds, sigma, rate=rate)
 
     sigma = calibrate_noise(event, Budget(epsilon=target, delta=DELTA, accountant=accountant))
     assert accountant.epsilon(event(sigma), DELTA) <= target
@@ -61,7 +62,7 @@ def test_noise_is_that_of_halving_to_the_last_bit_in_half_the_steps(name: str) -
 
     def event(sigma: float) -> Event:
         asked.append(sigma)
-        return gaussian_rounds(noise_multiplier=sigma, rounds=rounds)
+        return gaussian_rounds(rounds, sigma)
 
     for epsilon in 10 ** rng.uniform(-0.5, 1.5, 20):
         rounds, budget = (
@@ -79,7 +80,7 @@ def test_noise_is_that_of_halving_to_the_last_bit_in_half_the_steps(name: str) -
 )
 def test_noise_of_the_paraaegis_program(target: float, rounds: int, published: float) -> None:
     def event(sigma: float) -> Event:
-        return gaussian_rounds(noise_multiplier=sigma, rounds=rounds)
+        return gaussian_rounds(rounds, sigma)
 
     published_way = Budget(epsilon=target, delta=DELTA, accountant=RdpAccountant())
     assert calibrate_noise(event, published_way) == pytest.approx(published, rel=1e-3)
@@ -106,12 +107,12 @@ def test_impossible_targets_are_refused() -> None:
     nothing = Budget(epsilon=0.0, delta=1e-9, accountant=RdpAccountant())
     small = Budget(epsilon=0.5, delta=DELTA, accountant=RdpAccountant())
     with pytest.raises(BudgetError, match="larger epsilon or fewer rounds"):
-        calibrate_noise(lambda s: gaussian_rounds(noise_multiplier=s, rounds=10), nothing)
+        calibrate_noise(lambda s: gaussian_rounds(10, s), nothing)
 
     def drawn(sigma: float) -> Event:
         if sigma > 100:
             raise PrivacyError("off the grid")
-        return gaussian_rounds(noise_multiplier=sigma, rounds=10)
+        return gaussian_rounds(10, sigma)
 
     with pytest.raises(BudgetError, match=r"epsilon 0\.001 .* more than can be drawn .*fewer rounds"):
         calibrate_noise(drawn, Budget(epsilon=1e-3, delta=DELTA))
@@ -124,7 +125,7 @@ def test_impossible_targets_are_refused() -> None:
 def test_a_budget_that_binds_nothing_is_refused() -> None:
     huge = Budget(epsilon=1e9, delta=DELTA)
     with pytest.raises(BudgetError, match="protects nobody"):
-        calibrate_noise(lambda s: gaussian_rounds(noise_multiplier=s, rounds=1), huge)
+        calibrate_noise(lambda s: gaussian_rounds(1, s), huge)
     with pytest.raises(BudgetError, match="does not bind"):
         calibrate_rounds(GaussianEvent(noise_multiplier=5.0), huge)
 
@@ -140,7 +141,7 @@ def test_an_accountant_is_asked_only_what_it_supports() -> None:
 @pytest.mark.parametrize("name", ACCOUNTANTS)
 def test_noise_on_a_grid_costs_what_the_grid_changes(name: str, loss: float) -> None:
     """(e, d) of continuous noise is (e + loss, exp(loss) d) on the grid: delta is met after the factor, not before."""
-    accountant, event = make_accountant(name), gaussian_rounds(noise_multiplier=2.0, rounds=3)
+    accountant, event = make_accountant(name), gaussian_rounds(3, 2.0)
     epsilon = epsilon_on_grid(accountant, event, DELTA, loss)
     exact = math.exp(loss) * gaussian_delta(math.sqrt(3) / 2.0, epsilon - loss)
     assert exact <= DELTA * (1 + 1e-6)
@@ -164,7 +165,7 @@ def test_an_answer_is_kept_for_its_own_question_alone(monkeypatch: pytest.Monkey
                 first, again = (
                     epsilon_on_grid(
                         RdpAccountant(adjacency=adjacency),
-                        gaussian_rounds(noise_multiplier=2.0, rounds=rounds),
+                        gaussian_rounds(rounds, 2.0),
                         delta,
                         loss,
                     )
@@ -178,13 +179,9 @@ def test_an_answer_is_kept_for_its_own_question_alone(monkeypatch: pytest.Monkey
 def test_calibration_counts_the_grid() -> None:
     budget = Budget(epsilon=1.0, delta=DELTA)
     continuous, on_grid = (
-        calibrate_noise(
-            lambda sigma: gaussian_rounds(noise_multiplier=sigma, rounds=3), budget, loss=lambda _, x=x: x
-        )
+        calibrate_noise(lambda sigma: gaussian_rounds(3, sigma), budget, loss=lambda _, x=x: x)
         for x in (0.0, 0.2)
     )
-    spent = PldAccountant().epsilon(
-        gaussian_rounds(noise_multiplier=on_grid, rounds=3), DELTA * math.exp(-0.2)
-    )
+    spent = PldAccountant().epsilon(gaussian_rounds(3, on_grid), DELTA * math.exp(-0.2))
     assert spent == pytest.approx(0.8, rel=1e-3)
     assert on_grid > 1.2 * continuous

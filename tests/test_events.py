@@ -29,6 +29,7 @@ from fedveil.privacy.events import (
     event_from_json,
 )
 from fedveil.privacy.loss_distributions import PldAccountant
+from tests.dp_events import dp_event_of
 
 multipliers = st.floats(1e-3, 1e3)
 rates = st.floats(1e-6, 1.0)
@@ -75,7 +76,7 @@ def test_compose_inverts_atoms(form: object) -> None:
 
 @given(forms)
 def test_every_event_has_a_dp_event(form: object) -> None:
-    assert isinstance(event_from_json(form).to_dp_event(), dp_accounting.DpEvent)
+    assert isinstance(dp_event_of(event_from_json(form)), dp_accounting.DpEvent)
 
 
 def test_atoms_adds_up_equal_releases_and_opens_a_full_sample() -> None:

@@ -35,6 +35,7 @@ from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.randomness import PrivacyRandomness
+from tests.dp_events import dp_event_of
 
 BASE = GaussianEvent(noise_multiplier=1.5)
 SVHN = (2000, 0.05, 200)
@@ -157,7 +158,7 @@ def test_divergences_are_those_of_dp_accounting(rate: float, sigma: float, order
         population=1000, sample=max(1, round(1000 * rate)), event=GaussianEvent(noise_multiplier=sigma)
     )
     reference = ReferenceRdpAccountant([order], NeighboringRelation.REPLACE_ONE)
-    expected = reference.compose(event.to_dp_event())._rdp[0]
+    expected = reference.compose(dp_event_of(event))._rdp[0]
     np.testing.assert_allclose(fixed_size_rdp(event.rate, sigma, (order,))[0], expected, rtol=1e-4)
 
 

@@ -35,6 +35,7 @@ from fedveil.privacy.group import (
     worst_split,
 )
 from fedveil.privacy.loss_distributions import PldAccountant
+from tests.dp_events import dp_event_of
 
 DELTA = 1e-5
 FIGURE_2 = ((0.01, 100_000),)
@@ -176,7 +177,7 @@ def test_a_large_group_keeps_few_components() -> None:
 
 def test_the_mixture_is_composed_as_dp_accounting_does() -> None:
     event = SelfComposedEvent(event=group_event(group_size=4, rate=0.02, noise_multiplier=3.0), count=500)
-    reference = ReferencePldAccountant(value_discretization_interval=1e-3).compose(event.to_dp_event())
+    reference = ReferencePldAccountant(value_discretization_interval=1e-3).compose(dp_event_of(event))
     assert PLD.epsilon(event, DELTA) == pytest.approx(reference.get_epsilon(DELTA), rel=2e-3)
 
 

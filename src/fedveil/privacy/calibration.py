@@ -13,21 +13,13 @@ from functools import cache
 
 from fedveil.errors import BudgetError, PrivacyError
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
-from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, SelfComposedEvent
+from fedveil.privacy.events import Event, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.statement import show_epsilon
 
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _MOST_ROUNDS = 10**9
 _NOTHING = 1e-300
-
-
-def gaussian_rounds(*, noise_multiplier: float, rounds: int, rate: float = 1.0) -> Event:
-    """Return ``rounds`` Gaussian releases over Poisson samples of ``rate``: the event of a ULDP-AVG run."""
-    release: Event = GaussianEvent(noise_multiplier=noise_multiplier)
-    if rate != 1:
-        release = PoissonSampledEvent(rate=rate, event=release)
-    return SelfComposedEvent(event=release, count=rounds)
 
 
 def calibrate_noise(

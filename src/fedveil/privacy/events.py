@@ -1,8 +1,7 @@
 """What was released: privacy events, apart from any bound on what they cost.
 
 An event documents a mechanism well enough for every accountant; :mod:`fedveil.privacy.accounting` turns
-events into epsilon. The separation follows Google's ``dp_accounting``, whose own events
-:meth:`Event.to_dp_event` returns.
+events into epsilon. The separation follows Google's ``dp_accounting``.
 
 Noise multipliers are relative to the bound on ONE unit's contribution: with contributions of l2 norm at most
 C and noise N(0, s^2 I) on their sum, ``noise_multiplier = s / C`` (l1 norm and scale for Laplace). What a
@@ -19,7 +18,6 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Annotated, ClassVar, Final
 
-from dp_accounting import dp_event
 from pydantic import PlainSerializer, PlainValidator
 
 from fedveil.errors import PrivacyError
@@ -66,10 +64,6 @@ class Event:
         """Return the JSON form, which :func:`event_from_json` reads back to an equal event."""
         return {"type": self.type} | {one.name: _written(getattr(self, one.name)) for one in fields(self)}
 
-    def to_dp_event(self) -> dp_event.DpEvent:
-        """Return the same event as an event of ``dp_accounting``."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianEvent(Event, type="gaussian"):
@@ -80,10 +74,6 @@ class GaussianEvent(Event, type="gaussian"):
     def __post_init__(self) -> None:
         """Refuse a multiplier outside (0, inf)."""
         _positive("GaussianEvent.noise_multiplier", self.noise_multiplier)
-
-    def to_dp_event(self) -> dp_event.DpEvent:
-        """Return ``GaussianDpEvent``."""
-        return dp_event.GaussianDpEvent(self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +90,6 @@ class ConcentratedEvent(Event, type="concentrated"):
         """Refuse a multiplier outside (0, inf)."""
         _positive("ConcentratedEvent.noise_multiplier", self.noise_multiplier)
 
-    def to_dp_event(self) -> dp_event.DpEvent:
-        """Return ``ZCDpEvent``."""
-        return dp_event.ZCDpEvent(rho=1 / (2 * self.noise_multiplier**2))
-
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceEvent(Event, type="laplace"):
@@ -114,10 +100,6 @@ class LaplaceEvent(Event, type="laplace"):
     def __post_init__(self) -> None:
         """Refuse a multiplier outside (0, inf)."""
         _positive("LaplaceEvent.noise_multiplier", self.noise_multiplier)
-
-    def to_dp_event(self) -> dp_event.DpEvent:
-        """Return ``LaplaceDpEvent``."""
-        return dp_event.LaplaceDpEvent(self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +113,6 @@ class PoissonSampledEvent(Event, type="poisson_sampled"):
         """Refuse a rate outside (0, 1]."""
         if not 0 < self.rate <= 1:
             raise PrivacyError(f"PoissonSampledEvent.rate = {self.rate}: must be above 0 and at most 1")
-
-    def to_dp_event(self) -> dp_event.DpEvent:
-        """Return ``PoissonSampledDpEvent``."""
-        return dp_event.PoissonSampledDpEvent(self.rate, self.event.to_dp_event())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,24 +141,12 @@ class SampledWithoutReplacementEvent(Event, type="sampled_without_replacement"):
         """Probability that a given unit is drawn."""
         return self.sample / self.population
 
-    def to_dp_event(self) -> dp_event.DpEvent:
-        """Return ``SampledWithoutReplacementDpEvent``."""
-        return dp_event.SampledWithoutReplacementDpEvent(
-            self.population, self.sample, self.event.to_dp_event()
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedEvent(Event, type="composed"):
     """Several events, each possibly chosen after the outcomes before it; empty: nothing was released."""
 
     events: tuple[Event, ...]
-
-    def to_dp_event(self) -> dp_event.DpEvent:
-        """Return ``ComposedDpEvent`` (``NoOpDpEvent`` when empty)."""
-        if not self.events:
-            return dp_event.NoOpDpEvent()
-        return dp_event.ComposedDpEvent([event.to_dp_event() for event in self.events])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,10 +160,6 @@ class SelfComposedEvent(Event, type="self_composed"):
         """Refuse a count below 1."""
         if self.count < 1:
             raise PrivacyError(f"SelfComposedEvent.count = {self.count}: must be at least 1")
-
-    def to_dp_event(self) -> dp_event.DpEvent:
-        """Return ``SelfComposedDpEvent``."""
-        return dp_event.SelfComposedDpEvent(self.event.to_dp_event(), self.count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,12 +195,6 @@ class MixtureOfGaussiansEvent(Event, type="mixture_of_gaussians"):
         if abs(total - 1) > 1e-12 * max(10, len(self.probabilities)):
             raise PrivacyError(f"MixtureOfGaussiansEvent.probabilities: sum to {total}, must sum to 1")
 
-    def to_dp_event(self) -> dp_event.DpEvent:
-        """Return ``MixtureOfGaussiansDpEvent``."""
-        return dp_event.MixtureOfGaussiansDpEvent(
-            self.noise_multiplier, list(self.sensitivities), list(self.probabilities)
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class NoGuarantee(Event, type="no_guarantee"):
@@ -250,10 +206,6 @@ class NoGuarantee(Event, type="no_guarantee"):
         """Refuse an empty reason."""
         if not self.reason.strip():
             raise PrivacyError("NoGuarantee.reason: must say why there is no guarantee")
-
-    def to_dp_event(self) -> dp_event.DpEvent:
-        """Return ``NonPrivateDpEvent``."""
-        return dp_event.NonPrivateDpEvent()
 
 
 def atoms(event: Event) -> Counter[Event]:

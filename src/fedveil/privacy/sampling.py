@@ -97,10 +97,6 @@ class Everyone(Sampler):
         _check_count(n)
         return np.ones(n, dtype=np.bool_)
 
-    def event(self, base: Event) -> Event:
-        """Return ``base``: a release over everyone is the release itself."""
-        return base
-
     def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
         """Return the claims, also for whoever is told that everyone takes part."""
         return tuple(replace(claim, covers=claim.covers | _DRAWS) for claim in claims)

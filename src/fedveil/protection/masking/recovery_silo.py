@@ -59,11 +59,6 @@ class RecoverableSilo(SiloParty[Units, Units]):
         self._survivors: tuple[int, ...] = ()
 
     @property
-    def begun(self) -> bool:
-        """Whether an attempt is under way that this silo's vector is not yet in."""
-        return self._phase in (Phase.KEYS, Phase.SHARES, Phase.VECTORS)
-
-    @property
     def awaits_input(self) -> bool:
         """Whether :meth:`contribute` is due."""
         return self._phase is Phase.VECTORS
