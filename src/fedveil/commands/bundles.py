@@ -11,8 +11,7 @@ from fedveil.bundle.bundle import load_bundle, write_table
 from fedveil.bundle.export import export_onnx, export_torch
 from fedveil.bundle.signing import sign
 from fedveil.bundle.writing import bundle_run
-from fedveil.commands.options import OUT, Json
-from fedveil.console import print_json
+from fedveil.commands.options import Json, tell
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError
 
@@ -31,7 +30,7 @@ def bundle_command(
 ) -> None:
     """Put a run's model, schema, statement and ledger into one folder or zip, to be used elsewhere."""
     made = bundle_run(run, output, about=about)
-    print_json({"bundle": made}) if as_json else OUT.print(f"bundle: {made}")
+    tell(as_json, {"bundle": made}, f"bundle: {made}")
 
 
 def predict_command(
@@ -45,10 +44,8 @@ def predict_command(
     """Predict for every record of a table."""
     made = load_bundle(bundle, network).predict_table(table, tuple(keep or ()))
     write_table(made, output)
-    if as_json:
-        print_json({"output": output, "records": made.num_rows, "columns": made.column_names})
-    else:
-        OUT.print(f"{made.num_rows} records: {output}")
+    found = {"output": output, "records": made.num_rows, "columns": made.column_names}
+    tell(as_json, found, f"{made.num_rows} records: {output}")
 
 
 def export_command(
@@ -63,7 +60,7 @@ def export_command(
         raise ConfigError("export: give --onnx FILE or --torch FILE")
     read = load_bundle(bundle, network)
     made = [*([export_onnx(read, onnx)] if onnx else []), *([export_torch(read, torch)] if torch else [])]
-    print_json({"written": made}) if as_json else OUT.print(*made, sep="\n")
+    tell(as_json, {"written": made}, *made)
 
 
 def sign_command(
@@ -78,4 +75,4 @@ def sign_command(
     identity = IdentityKey.load(key)
     sign(bundle, identity)
     public = identity.public.raw.hex()
-    print_json({"signed": bundle, "key": public}) if as_json else OUT.print(f"signed by {public}")
+    tell(as_json, {"signed": bundle, "key": public}, f"signed by {public}")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedveil.commands.link import end_by_terminate, imported
-from fedveil.commands.options import OUT, Json
+from fedveil.commands.options import OUT, Json, tell
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
-from fedveil.console import print_json
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.joining import accept, join_as_coordinator
 
@@ -32,6 +31,12 @@ def open_party(folder: CoordinatorFolder) -> Party:
     return party
 
 
+def tell_request(path: Path, fingerprint: str, as_json: bool) -> None:
+    """Say where a party's request is, and what its operator reads out."""
+    told = f"send to the founder: {path}", f"read out by telephone: {fingerprint}"
+    tell(as_json, {"request": path, "fingerprint": fingerprint}, *told)
+
+
 @coordinator.command("join")
 def join_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="made here: the coordinator's folder")],
@@ -42,11 +47,7 @@ def join_command(
 ) -> None:
     """Make the coordinator's keys here, and the request to be admitted."""
     asked = join_as_coordinator(folder, charter, passphrase=Asked(descriptor).chosen(unprotected))
-    if as_json:
-        print_json({"request": folder / "coordinator.request", "fingerprint": asked.fingerprint})
-    else:
-        OUT.print(f"send to the founder: {folder / 'coordinator.request'}")
-        OUT.print(f"read out by telephone: {asked.fingerprint}")
+    tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
 
 
 @coordinator.command("accept")
@@ -61,7 +62,7 @@ def accept_command(
 ) -> None:
     """Accept a sealed membership whose fingerprint the founder read to you; take the certificate beside it."""
     made = accept(folder, sealed, fingerprint, Asked(descriptor))
-    print_json({"serial": made.serial}) if as_json else OUT.print(f"accepted: serial {made.serial}")
+    tell(as_json, {"serial": made.serial}, f"accepted: serial {made.serial}")
 
 
 @coordinator.command("serve")

@@ -12,7 +12,7 @@ import typer
 from fedveil.commands.coordinator import open_party
 from fedveil.commands.figures import print_statement
 from fedveil.commands.link import end_by_terminate
-from fedveil.commands.options import OUT, Json
+from fedveil.commands.options import OUT, Json, tell
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.commands.released import RELEASES
 from fedveil.console import observer, print_json, transposed_table
@@ -60,11 +60,8 @@ def found_command(
     """Make the founder's keys and the charter that everybody who may join is handed; nobody else's key is made."""
     chosen = Asked(descriptor).chosen(unprotected)
     charter = found(folder, name=name, schema=schema, host=host, port=port, passphrase=chosen)
-    if as_json:
-        print_json({"charter": folder / CHARTER, "fingerprint": charter.fingerprint})
-    else:
-        OUT.print(f"hand out: {folder / CHARTER}")
-        OUT.print(f"fingerprint of the charter: {charter.fingerprint}")
+    told = f"hand out: {folder / CHARTER}", f"fingerprint of the charter: {charter.fingerprint}"
+    tell(as_json, {"charter": folder / CHARTER, "fingerprint": charter.fingerprint}, *told)
 
 
 @federation.command("admit")
@@ -76,7 +73,7 @@ def admit_command(
 ) -> None:
     """Admit a party whose operator read you its request's fingerprint; it belongs to the next membership."""
     asked = admit(folder, request, fingerprint)
-    print_json({"admitted": asked.name}) if as_json else OUT.print(f"admitted: {asked.role} {asked.name}")
+    tell(as_json, {"admitted": asked.name}, f"admitted: {asked.role} {asked.name}")
 
 
 @federation.command("revoke")
@@ -88,10 +85,8 @@ def revoke_command(
 ) -> None:
     """Take a party out of the next membership, and its key out of all: it left, or its key was lost."""
     one = revoke(folder, name, reason)
-    if as_json:
-        print_json({"revoked": name, "since": one.since})
-    else:
-        OUT.print(f"revoked: {name}, since {one.since}; seal, and hand out the membership")
+    told = f"revoked: {name}, since {one.since}; seal, and hand out the membership"
+    tell(as_json, {"revoked": name, "since": one.since}, told)
 
 
 @federation.command("seal")
@@ -109,13 +104,13 @@ def seal_command(
     """Seal who was admitted as the next membership, and certify the coordinator's TLS key anew."""
     made = seal(folder, Asked(descriptor), days, above)
     sealed = folder / "sealed"
-    if as_json:
-        print_json({"folder": sealed, "serial": made.serial, "fingerprint": made.fingerprint})
-        return
-    for name, public in zip(made.silos, made.roster, strict=True):
-        OUT.print(f"{name}: {public.fingerprint}")
-    OUT.print(f"hand out: {sealed} (serial {made.serial}, valid until {made.valid_until})")
-    OUT.print(f"fingerprint of the membership: {made.fingerprint}")
+    tell(
+        as_json,
+        {"folder": sealed, "serial": made.serial, "fingerprint": made.fingerprint},
+        *(f"{name}: {public.fingerprint}" for name, public in zip(made.silos, made.roster, strict=True)),
+        f"hand out: {sealed} (serial {made.serial}, valid until {made.valid_until})",
+        f"fingerprint of the membership: {made.fingerprint}",
+    )
 
 
 @federation.command("demo")
@@ -145,7 +140,7 @@ def check_command(
 ) -> None:
     """Check a silo on its own host: certificates, keys, clock, table against schema, what its users have spent."""
     found_ = inspect_silo(SiloFolder(silo, Asked(descriptor)))
-    print_json(found_) if as_json else OUT.print(transposed_table([found_]))
+    tell(as_json, found_, transposed_table([found_]))
 
 
 @federation.command("run")

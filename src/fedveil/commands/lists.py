@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fedveil.commands.options import OUT, Json
+from fedveil.commands.options import OUT, Json, tell
 from fedveil.console import print_json, rows_table
 from fedveil.engine.experiments.study import preset_text, presets
 from fedveil.errors import ConfigError
@@ -28,13 +28,13 @@ def presets_command(
         print_json({"name": name, "toml": text}) if as_json else OUT.print(text, highlight=False)
         return
     rows = [{"preset": key, "what it shows": title} for key, title in presets().items()]
-    print_json({"presets": rows}) if as_json else OUT.print(rows_table(rows))
+    tell(as_json, {"presets": rows}, rows_table(rows))
 
 
 def methods_command(as_json: Json = False) -> None:
     """List the methods, the package that brings each, and the keys that it takes in the table `method`."""
     rows = [{"method": one.name, **_told(one)} for one in entries("methods")]
-    print_json({"methods": rows}) if as_json else OUT.print(rows_table(rows))
+    tell(as_json, {"methods": rows}, rows_table(rows))
 
 
 def stages_command(
@@ -50,7 +50,7 @@ def stages_command(
         if kind in (None, each)
         for one in entries(each)
     ]
-    print_json({"stages": rows}) if as_json else OUT.print(rows_table(rows))
+    tell(as_json, {"stages": rows}, rows_table(rows))
 
 
 def _told(one: Entry) -> dict[str, str]:
@@ -73,18 +73,9 @@ def data_command(
         for file in listed[0].files:
             store(folder).path(file)
         listed = [entry for entry in catalogue(folder) if entry.name == name]
-    rows = [
-        {
-            "name": e.name,
-            "package": e.package,
-            "title": e.title,
-            "records": e.records,
-            "terms": e.terms,
-            "present": e.present,
-        }
-        for e in listed
-    ]
-    print_json({"folder": listed[0].folder, "data": rows}) if as_json else OUT.print(rows_table(rows))
+    keys = ("name", "package", "title", "records", "terms", "present")
+    rows = [{key: getattr(one, key) for key in keys} for one in listed]
+    tell(as_json, {"folder": listed[0].folder, "data": rows}, rows_table(rows))
 
 
 def schema_command(

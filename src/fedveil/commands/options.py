@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
-from fedveil.console import Terminal
+from fedveil.console import Terminal, print_json
 
 OUT: Final = Terminal()
 """Where commands print."""
@@ -20,6 +20,11 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON object and no
 Source = Annotated[str, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")]
 Listed = Annotated[bool, typer.Option("--transcript", help="list every message of a protocol")]
 Runs = Annotated[Path, typer.Option("--runs", help="folder that run folders are made in")]
+
+
+def tell(as_json: bool, document: Mapping[str, Any], *told: object) -> None:
+    """Print a result as one JSON object, or in lines and tables for people."""
+    print_json(document) if as_json else OUT.print(*told, sep="\n")
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json
+from fedveil.commands.options import OUT, Json, tell
 from fedveil.console import print_json, rows_table
 from fedveil.engine.planning import Plan, plan_rows, ratio_rows, read_over, travel_rows, unsupported
 from fedveil.report.plan import write_plan
@@ -81,7 +81,7 @@ def plan_command(
         else:
             found = travel_rows(planned, parameters, [int(value) for value in values])
             title += f", epsilon {epsilon}, delta {delta:g}"
-        print_json({"rows": found}) if as_json else OUT.print(rows_table(found, title=title))
+        tell(as_json, {"rows": found}, rows_table(found, title=title))
         return
     rows = plan_rows(planned)
     if as_json:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json
-from fedveil.console import observer, print_json, rows_table
+from fedveil.commands.options import OUT, Json, tell
+from fedveil.console import observer, rows_table
 from fedveil.errors import ConfigError
 from fedveil.files import replace_file
 from fedveil.reproduction.page import page
@@ -41,7 +41,7 @@ def reproduce_command(
         return
     if name is None:
         rows = [{"table": one, "title": load_table(one).title} for one in table_names()]
-        print_json({"tables": rows}) if as_json else OUT.print(rows_table(rows))
+        tell(as_json, {"tables": rows}, rows_table(rows))
         return
     table = load_table(name)
     with observer(OUT, quiet=True) as watching:
@@ -51,4 +51,4 @@ def reproduce_command(
                 spent = "" if run.cpu_seconds is None else f", {run.cpu_seconds:.1f} CPU seconds"
                 OUT.print(f"{run.cell}, seed {run.seed}: {table.value} {value}{spent}")
     found = section_rows(table, folder.read(name), least=1)
-    print_json({"table": name, "rows": found}) if as_json else OUT.print(rows_table(found, title=table.title))
+    tell(as_json, {"table": name, "rows": found}, rows_table(found, title=table.title))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json
+from fedveil.commands.options import OUT, Json, tell
 from fedveil.console import epsilon_text, print_json, rows_table
 from fedveil.privacy.statement import show_epsilon
 from fedveil.privacy.together import spent_by
@@ -23,10 +23,7 @@ def report_command(
 ) -> None:
     """Write the self-contained report of a run again."""
     path = write_report(folder)
-    if as_json:
-        print_json({"report": path})
-    else:
-        OUT.print(f"report: {path}")
+    tell(as_json, {"report": path}, f"report: {path}")
 
 
 def compare_command(
@@ -40,7 +37,7 @@ def compare_command(
     """Put runs side by side, with the standard deviation over seeds: a table, and a page of privacy-utility curves."""
     if against is not None:
         written = write_tradeoff(_run_folders(folders), against, page)
-        print_json({"page": written}) if as_json else OUT.print(f"comparison: {written}")
+        tell(as_json, {"page": written}, f"comparison: {written}")
         return
     comparison = compare(_run_folders(folders))
     if as_json:

@@ -7,16 +7,15 @@ from typing import Annotated
 
 import typer
 
+from fedveil.commands.coordinator import tell_request
 from fedveil.commands.link import end_by_terminate
-from fedveil.commands.options import OUT, Json
+from fedveil.commands.options import OUT, Json, tell
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
-from fedveil.console import print_json
 from fedveil.federation.audit.ledger_audit import export_ledger
 from fedveil.federation.silo_ledger import adopt
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.joining import accept, join_as_silo, rotate
 from fedveil.flower.moving import leave, migrate
-from fedveil.flower.requests import Request
 from fedveil.flower.silo import ServedSilo, limit_memory
 
 silo = typer.Typer(
@@ -41,22 +40,14 @@ def join_command(
 ) -> None:
     """Make a silo's keys here, a drafted policy, and the request to be admitted."""
     asked = join_as_silo(folder, charter, name=name, passphrase=Asked(descriptor).chosen(unprotected))
-    _tell(folder, asked, as_json)
+    tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
 
 @silo.command("rotate")
 def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
     """Make new keys, used once a membership that names them is accepted, and the request to replace the old."""
-    _tell(folder, rotate(folder, Asked(descriptor)), as_json)
-
-
-def _tell(folder: Path, asked: Request, as_json: bool) -> None:
-    path = folder / f"{asked.name}.request"
-    if as_json:
-        print_json({"request": path, "fingerprint": asked.fingerprint})
-    else:
-        OUT.print(f"send to the founder: {path}")
-        OUT.print(f"read out by telephone: {asked.fingerprint}")
+    asked = rotate(folder, Asked(descriptor))
+    tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
 
 @silo.command("accept")
@@ -70,12 +61,14 @@ def accept_command(
     """Accept a sealed membership whose fingerprint the founder read to you, and show who belongs to it."""
     made = accept(folder, sealed, fingerprint, Asked(descriptor))
     members = {name: public.fingerprint for name, public in zip(made.silos, made.roster, strict=True)}
-    if as_json:
-        print_json({"serial": made.serial, "silos": members, "coordinator": made.coordinator.fingerprint})
-        return
-    for name, print_ in (*members.items(), ("coordinator", made.coordinator.fingerprint)):
-        OUT.print(f"{name}: {print_}")
-    OUT.print(f"accepted: serial {made.serial}, valid until {made.valid_until}")
+    coordinator = made.coordinator.fingerprint
+    tell(
+        as_json,
+        {"serial": made.serial, "silos": members, "coordinator": coordinator},
+        *(f"{name}: {print_}" for name, print_ in members.items()),
+        f"coordinator: {coordinator}",
+        f"accepted: serial {made.serial}, valid until {made.valid_until}",
+    )
 
 
 @silo.command("serve")
@@ -102,13 +95,8 @@ def migrate_command(
 ) -> None:
     """Move a silo that is not served into a new folder: keys, settings and all that it remembers, but no table."""
     beside = migrate(SiloFolder(folder), target)
-    if as_json:
-        print_json({"folder": target, "beside": beside})
-    else:
-        OUT.print(
-            f"carry to the other host: {target}, and the table that silo.toml names ({', '.join(beside)})"
-        )
-        OUT.print(f"{folder} is no silo's any more")
+    carried = f"carry to the other host: {target}, and the table that silo.toml names ({', '.join(beside)})"
+    tell(as_json, {"folder": target, "beside": beside}, carried, f"{folder} is no silo's any more")
 
 
 @silo.command("leave")
@@ -122,11 +110,8 @@ def leave_command(
 ) -> None:
     """Leave the federation on this host: write the ledger, then delete membership, keys and what could be repeated."""
     leave(SiloFolder(folder, Asked(descriptor)), output)
-    if as_json:
-        print_json({"export": output})
-    else:
-        OUT.print(f"ledger: {output}; {folder} keeps it, and is served no more")
-        OUT.print("the founder now revokes this silo, and seals")
+    told = f"ledger: {output}; {folder} keeps it, and is served no more"
+    tell(as_json, {"export": output}, told, "the founder now revokes this silo, and seals")
 
 
 @ledger.command("export")
@@ -147,7 +132,7 @@ def export_command(
         number=membership.number(home.settings.name),
         delta=home.policy.delta,
     )
-    print_json({"export": made}) if as_json else OUT.print(f"ledger: {made}")
+    tell(as_json, {"export": made}, f"ledger: {made}")
 
 
 @ledger.command("adopt")
@@ -161,9 +146,5 @@ def adopt_command(
 ) -> None:
     """Go on with a ledger that lost lines, and answer for them: what they charged is not counted any more."""
     missing = adopt(SiloFolder(folder) / "state", reason, tuple(head or ()))
-    if as_json:
-        print_json({"missing": missing})
-    else:
-        OUT.print(
-            f"adopted; {missing} missing heads are answered for. More was spent than this ledger tells."
-        )
+    told = f"adopted; {missing} missing heads are answered for. More was spent than this ledger tells."
+    tell(as_json, {"missing": missing}, told)

@@ -11,8 +11,8 @@ import typer
 
 from fedveil.bundle.verification import verify_bundle
 from fedveil.checks import Verification
-from fedveil.commands.options import OUT, Json
-from fedveil.console import print_json, rows_table
+from fedveil.commands.options import Json, tell
+from fedveil.console import rows_table
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.audit.ledger_audit import verify_ledger
 from fedveil.federation.audit.run_audit import verify_run
@@ -44,12 +44,9 @@ def verify_command(
 ) -> None:
     """Check a run, a bundle or an exported ledger: bytes, signatures, chains, epsilon; list what cannot be checked."""
     found = _verified(made, trust or [], (charter, membership), ledger or [])
-    if as_json:
-        print_json({"path": made, "holds": found.holds, "checks": [asdict(one) for one in found.checks]})
-    else:
-        OUT.print(
-            rows_table([{"check": one.name, "outcome": one.outcome, "": one.detail} for one in found.checks])
-        )
+    rows = [{"check": one.name, "outcome": one.outcome, "": one.detail} for one in found.checks]
+    checks = [asdict(one) for one in found.checks]
+    tell(as_json, {"path": made, "holds": found.holds, "checks": checks}, rows_table(rows))
     failed = [one for one in found.checks if one.outcome == "fails"]
     if failed:
         raise IntegrityError(f"{found.path}: {failed[0].name}: {failed[0].detail}")
