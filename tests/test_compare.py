@@ -103,7 +103,9 @@ def test_the_epsilon_of_a_variant_is_that_of_whole_runs(tmp_path: Path) -> None:
     (folder / "privacy.json").write_text(json.dumps(statement(epsilon=3.5)))
     assert compare([folder]).rows[0].epsilon == 3.5
     shown = re.sub("<[^>]+>", " ", report_page(load_run(folder)))
-    assert re.search(r"for one user, so far\s+[\d.]+\s+2\.00\s+.{0,4}for one user, of the whole run\s+3\.50", shown)
+    assert re.search(
+        r"for one user, so far\s+[\d.]+\s+2\.00\s+.{0,4}for one user, of the whole run\s+3\.50", shown
+    )
 
 
 def test_one_seed_without_a_guarantee_leaves_none(tmp_path: Path) -> None:
