@@ -39,7 +39,6 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.submission import END, Submission, create_run, read_document
 from fedveil.population.records import Population, Records
 from fedveil.protection.masking.masked_sums import MaskedSums
-from fedveil.protection.masking.secure_aggregation import AggregationPlan
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Model, Relay, Task
 
@@ -179,11 +178,7 @@ def _bytes(protection: str) -> Row:
         length = features + 1
         needed = 4 * length + 8 * length
         if isinstance(world.agreed, MaskedSums):
-            agreed = world.agreed
-            plan = AggregationPlan(
-                run=bytes(16), silos=agreed.clients, length=agreed.length, limit=agreed.limit
-            )
-            needed = 4 * length + plan.word.itemsize * length + 32
+            needed = 4 * length + world.agreed.word.itemsize * length + 32
         ratio = world.letters / (_ROUNDS * silos * needed)
     return at_most(f"bytes of letters over the protocol's, {protection}, d = {length}", "ratio", ratio, 1.1)
 

@@ -65,21 +65,22 @@ def _keystream() -> Row:
 
 
 def _round(length: int) -> Iterator[Row]:
-    plan = AggregationPlan(run=os.urandom(16), silos=_SILOS, length=length, limit=_LIMIT)
+    run = os.urandom(16)
+    plan = AggregationPlan(clients=_SILOS, length=length, limit=_LIMIT)
     identities = [IdentityKey.generate() for _ in range(_SILOS)]
     roster = tuple(identity.public for identity in identities)
     silos = [
-        AggregationSilo(plan, Place(run=plan.run, number=i, identity=identity, roster=roster))
+        AggregationSilo(plan, Place(run=run, number=i, identity=identity, roster=roster))
         for i, identity in enumerate(identities)
     ]
-    server = AggregationServer(plan)
+    server = AggregationServer(plan, run)
     for silo in silos:
         for recipient, data in server.receive(silo.index, silo.announce()):
             silos[recipient].receive(data)
     units = np.random.default_rng(0).integers(-_LIMIT, _LIMIT, length)
     masking, per_silo, at_server = [], [], []
     for attempt in range(3):
-        round_id = RoundId(run=plan.run, round=1, attempt=attempt)
+        round_id = RoundId(run=run, round=1, attempt=attempt)
         spent = [0.0] * _SILOS
         serving = 0.0
         messages, seconds = _timed(lambda round_id=round_id: server.begin(round_id, tuple(range(_SILOS))))  # type: ignore[misc]

@@ -38,7 +38,6 @@ def plan_of(
 ) -> WeightingPlan:
     """Return a plan whose silos add noise of multiplier 5."""
     return WeightingPlan(
-        run=os.urandom(16),
         silos=silos,
         users=users,
         length=length,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +31,7 @@ class Inside:
         self.driver = Driver(agreement, self.transcript)
         self.server: Any = self.driver._server
         self.silos: list[Any] = list(self.driver._clients)
-        self.plan = replace(plan, run=self.driver._run)
+        self.plan, self.run = plan, self.driver._run
 
     def deliver(self, messages: list[tuple[int, bytes]]) -> None:
         """Deliver messages of the server, and whatever follows from them."""

@@ -249,9 +249,7 @@ def test_a_client_contributes_to_the_round_that_it_was_told_of_alone() -> None:
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_clients_that_end_with_different_results_end_the_attempt(wrong: int) -> None:
     pytest.importorskip("tenseal")
-    plan = PartialPlan(
-        run=bytes(16), silos=2, length=4, ratio=0.5, clear_limit=9, hidden_limit=9, ballots="none"
-    )
+    plan = PartialPlan(silos=2, length=4, ratio=0.5, clear_limit=9, hidden_limit=9, ballots="none")
     driver = Driver(PartialSums(plan=plan))
     result = driver._clients[wrong].result
 

@@ -422,7 +422,7 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     assert party._session is not None
     client = party._session.client
     assert isinstance(client, PartialClient)
-    round_id = RoundId(run=client._plan.run, round=1, attempt=0)
+    round_id = RoundId(run=client._place.run, round=1, attempt=0)
     start = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))
     with pytest.raises(ProtocolError, match="2 of 3 silos"):
         client.receive(start.encode())

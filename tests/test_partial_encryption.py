@@ -25,7 +25,6 @@ SILOS, LENGTH, LIMIT = 3, 40, 2**20
 
 def plan(**changes):
     given = {
-        "run": os.urandom(16),
         "silos": SILOS,
         "length": LENGTH,
         "ratio": 0.25,
@@ -371,7 +370,7 @@ def test_a_silo_with_its_own_ckks_key_is_named_and_a_forged_tag_shows_when_decry
 )
 def test_a_ballot_with_another_number_of_votes_names_its_silo(bitmap):
     session = PartialParties(plan())
-    round_id = RoundId(run=session.plan.run, round=1, attempt=0)
+    round_id = RoundId(run=session.run, round=1, attempt=0)
     session.server.begin(round_id, (0, 1, 2))
     data = Envelope(round_id=round_id, sender=1, recipient=SERVER, message=Ballot(bitmap=bitmap)).encode()
     with pytest.raises(ProtocolError, match="silo 1"):
@@ -384,7 +383,7 @@ def test_the_server_cannot_open_what_it_relays_and_keys_are_relayed_once():
     lines = [line for line in session.transcript.lines if "sealed" in line.purpose]
     assert len(lines) == 2 * (SILOS - 1)
     forged = Envelope(
-        round_id=RoundId(run=session.plan.run, round=0, attempt=0),
+        round_id=RoundId(run=session.run, round=0, attempt=0),
         sender=0,
         recipient=1,
         message=SealedKeys(sealed=os.urandom(200)),
@@ -424,7 +423,7 @@ def _sum(message, **changes):
 def test_state_machines_meet_20_000_altered_messages_with_typed_errors_alone():
     """Updates, ballots and sums with bytes changed, cut and added: refused, or a message, never anything else."""
     session = PartialParties(plan(silos=2))
-    round_id = RoundId(run=session.plan.run, round=1, attempt=0)
+    round_id = RoundId(run=session.run, round=1, attempt=0)
     session.server.begin(round_id, (0, 1))
     rng = np.random.default_rng(2)
     update = PartialUpdate(

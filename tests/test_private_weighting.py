@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from functools import cache, partial
 from importlib.util import find_spec
 
@@ -44,6 +43,8 @@ def paillier_key(bits):
 
 
 EVERYBODY = (0, 1, 2)
+RUN = bytes(range(16))
+SETUP = RoundId(run=RUN, round=0, attempt=0)
 
 
 def evaluator(bits=768):
@@ -52,7 +53,6 @@ def evaluator(bits=768):
 
 def plan_of(**changes):
     numbers = {
-        "run": os.urandom(16),
         "silos": 3,
         "users": 6,
         "length": 5,
@@ -365,7 +365,7 @@ def test_the_noise_of_a_weighted_sum_stays_below_what_the_flood_is_sized_for():
 def test_inputs_outside_the_plan_are_refused_with_their_silo():
     counts = np.ones((3, 6), dtype=np.int64)
     session = session_of(plan_of(), counts)
-    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY))
+    session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY))
     silo = session.silos[2]
     rows, zero = np.zeros((6, 5), dtype=np.int64), np.zeros(5, dtype=np.int64)
     for bad_rows, bad_noise, message in (
@@ -408,7 +408,7 @@ def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
     counts = np.full((3, 6), 2)
     session = session_of(plan_of(), counts)
     contributions, noise = inputs(session, rng)
-    first = RoundId(run=session.plan.run, round=1, attempt=0)
+    first = RoundId(run=session.run, round=1, attempt=0)
     session.deliver(session.server.begin(first, EVERYBODY))
     late = [session.silos[s].encrypted(contributions[s], noise[s]) for s in range(3)]
     session.server.receive(0, late[0])
@@ -433,7 +433,7 @@ def test_a_silo_that_missed_the_weights_gets_them_with_the_next_attempt():
     rng = np.random.default_rng(12)
     counts = np.full((3, 6), 2)
     session = session_of(plan_of(rounds=3), counts)
-    for recipient, data in session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY):
+    for recipient, data in session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY):
         if recipient != 2:
             session.silos[recipient].receive(data)
     for round_number, attempt in ((1, 1), (2, 0), (3, 0)):
@@ -464,7 +464,7 @@ def test_ciphertexts_outside_the_group_are_refused(blocks, message):
     rng = np.random.default_rng(11)
     session = session_of(plan_of(), np.full((3, 6), 2))
     contributions, noise = inputs(session, rng)
-    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY))
+    session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY))
     data = session.silos[1].encrypted(contributions[1], noise[1])
     old = Envelope.decode(data).message.blocks
     with pytest.raises(ProtocolError, match=f"silo 1: .*{message}"):
@@ -473,11 +473,11 @@ def test_ciphertexts_outside_the_group_are_refused(blocks, message):
 
 def test_weights_outside_the_group_are_refused_by_the_silo():
     session = session_of(plan_of(), np.full((3, 6), 2))
-    ((_, data), *_) = session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY)
+    ((_, data), *_) = session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY)
     old = Envelope.decode(data).message.blocks
     with pytest.raises(ProtocolError, match="no unit"):
         session.silos[0].receive(altered(data, blocks=(bytes(len(old[0])), *old[1:])))
-    other = RoundId(run=session.plan.run, round=2, attempt=0)
+    other = RoundId(run=session.run, round=2, attempt=0)
     short = Envelope(round_id=other, sender=SERVER, recipient=0, message=EncryptedWeights(blocks=old[1:]))
     with pytest.raises(ProtocolError, match="5 encrypted weights for 6"):
         session.silos[0].receive(short.encode())
@@ -486,13 +486,13 @@ def test_weights_outside_the_group_are_refused_by_the_silo():
 def silo_of(plan, identities, index):
     roster = tuple(identity.public for identity in identities)
     counts = np.full(6, 2)
-    place = Place(run=plan.run, number=index, identity=identities[index], roster=roster)
+    place = Place(run=RUN, number=index, identity=identities[index], roster=roster)
     return WeightingSilo(plan, place, counts=counts, evaluator=evaluator())
 
 
 def parties_of(plan, identities):
     """Return the silos and the server, who have said nothing yet."""
-    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    server = WeightingServer(plan, RUN, PaillierKeyHolder(plan, paillier_key(768)))
     return [silo_of(plan, identities, index) for index in range(3)], server
 
 
@@ -516,16 +516,14 @@ def test_the_server_must_list_every_user_of_a_silo():
 
 def test_rounds_need_the_setup_and_the_plans_way_of_sampling():
     plan = plan_of()
-    server = WeightingServer(plan, PaillierKeyHolder(plan, paillier_key(768)))
+    server = WeightingServer(plan, RUN, PaillierKeyHolder(plan, paillier_key(768)))
     with pytest.raises(ProtocolError, match="setup"):
-        server.begin(RoundId(run=plan.run, round=1, attempt=0), EVERYBODY)
+        server.begin(RoundId(run=RUN, round=1, attempt=0), EVERYBODY)
     session = session_of(plan_of(renewed=True), np.full((3, 6), 2))
     with pytest.raises(ProtocolError, match="draws from 6 users"):
-        session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY)
+        session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY)
     with pytest.raises(ProtocolError, match="draws from 6 users"):
-        session.server.begin(
-            RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY, np.ones(5, dtype=bool)
-        )
+        session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY, np.ones(5, dtype=bool))
 
 
 def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
@@ -533,10 +531,10 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     session = session_of(plan_of(rounds=2), np.full((3, 6), 2))
     contributions, noise = inputs(session, rng)
     session.aggregate(1, zip(contributions, noise, strict=True))
-    weights = session.server.begin(RoundId(run=session.plan.run, round=2, attempt=0), EVERYBODY)
+    weights = session.server.begin(RoundId(run=session.run, round=2, attempt=0), EVERYBODY)
     session.deliver(weights)
     sent = session.silos[1].encrypted(contributions[1], noise[1])
-    envelope, round_id = Envelope.decode(sent), RoundId(run=session.plan.run, round=2, attempt=0)
+    envelope, round_id = Envelope.decode(sent), RoundId(run=session.run, round=2, attempt=0)
     session.server.receive(1, sent)
     for changes, reason in (
         ({"round_id": dataclasses.replace(round_id, run=bytes(16))}, "another run"),
@@ -570,8 +568,8 @@ def test_a_key_that_the_server_put_in_place_is_refused():
     for key in (
         SignedKey(public=swapped, signature=keys[1][1].signature),
         SignedKey(public=keys[1][1].public, signature=bytes(64)),
-        SignedKey.sign(identities[1], swapped, owner=1, purpose="secure aggregation", round_id=plan.setup),
-        SignedKey.sign(IdentityKey.generate(), swapped, owner=1, purpose=KEY_PURPOSE, round_id=plan.setup),
+        SignedKey.sign(identities[1], swapped, owner=1, purpose="secure aggregation", round_id=SETUP),
+        SignedKey.sign(IdentityKey.generate(), swapped, owner=1, purpose=KEY_PURPOSE, round_id=SETUP),
     ):
         silo = silo_of(plan, identities, 0)
         silo._peers = silos[0]._peers
@@ -586,13 +584,13 @@ def test_a_blinding_seed_from_elsewhere_is_refused():
     messages = []
     for silo in silos:
         messages += server.receive(silo.index, silo.announce())
-    seed = Envelope(round_id=plan.setup, sender=0, recipient=1, message=SealedSeed(sealed=bytes(60)))
+    seed = Envelope(round_id=SETUP, sender=0, recipient=1, message=SealedSeed(sealed=bytes(60)))
     with pytest.raises(ProtocolError, match="before the silos' keys"):
         silos[1].receive(seed.encode())
     for recipient, data in messages:
         if recipient == 2:
             silos[2].receive(data)
-    forged = Envelope(round_id=plan.setup, sender=0, recipient=2, message=SealedSeed(sealed=bytes(60)))
+    forged = Envelope(round_id=SETUP, sender=0, recipient=2, message=SealedSeed(sealed=bytes(60)))
     with pytest.raises(ProtocolError, match="silo 0: its blinding seed was refused"):
         silos[2].receive(forged.encode())
     with pytest.raises(ProtocolError, match="silo 1: "):
@@ -623,7 +621,7 @@ def test_decrypted_messages_of_one_silo_are_uniform_before_the_sum():
     """The key holder decrypts a silo's ciphertexts (zero contributions, zero noise): uniform modulo n all the same."""
     plan = plan_of(length=2000, noise_limit=1)
     session = session_of(plan, np.full((3, 6), 2))
-    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY))
+    session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY))
     zero = np.zeros((6, 2000), dtype=np.int64)
     data = session.silos[0].encrypted(zero, zero[0])
     key = paillier_key(768)
@@ -638,7 +636,7 @@ def test_the_randomness_of_a_ciphertext_carries_no_trace_of_the_exponents():
     plan = plan_of(length=2000, rounds=30, noise_limit=1)
     key = paillier_key(768)
     session = session_of(plan, np.full((3, 6), 2))
-    session.deliver(session.server.begin(RoundId(run=session.plan.run, round=1, attempt=0), EVERYBODY))
+    session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY))
     rows = np.full((6, 2000), 4)
     data = session.silos[0].encrypted(rows, np.zeros(2000, dtype=np.int64))
     randomness = [key.randomness(mpz.from_bytes(b, "big")) for b in Envelope.decode(data).message.blocks]
@@ -654,9 +652,7 @@ def test_the_same_inputs_twice_give_unlinkable_ciphertexts():
     rows, zero = np.full((6, 5), 7), np.zeros(5, dtype=np.int64)
     key, seen = paillier_key(768), []
     for attempt in (0, 1):
-        session.deliver(
-            session.server.begin(RoundId(run=session.plan.run, round=1, attempt=attempt), EVERYBODY)
-        )
+        session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=attempt), EVERYBODY))
         data = session.silos[0].encrypted(rows, zero)
         for block in Envelope.decode(data).message.blocks:
             value = mpz.from_bytes(block, "big")
@@ -670,9 +666,7 @@ def test_no_own_mask_serves_twice():
     session = session_of(plan, np.full((3, 6), 2))
     rows, zero, seeds = np.full((6, 5), 7), np.zeros(5, dtype=np.int64), []
     for attempt in (0, 1):
-        session.deliver(
-            session.server.begin(RoundId(run=session.plan.run, round=1, attempt=attempt), EVERYBODY)
-        )
+        session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=attempt), EVERYBODY))
         for silo in session.silos:
             silo.encrypted(rows, zero)
             seeds.append(silo._own_mask)

@@ -215,12 +215,12 @@ def test_decoders_raise_typed_errors_alone():
 def test_state_machines_raise_typed_errors_alone_and_reveal_nothing():
     identities = [IdentityKey.generate() for _ in range(2)]
     roster = tuple(identity.public for identity in identities)
-    plan = AggregationPlan(run=MOMENT.run, silos=2, length=9, limit=5)
+    plan = AggregationPlan(clients=2, length=9, limit=5)
     silos = [
-        AggregationSilo(plan, Place(run=plan.run, number=i, identity=key, roster=roster))
+        AggregationSilo(plan, Place(run=MOMENT.run, number=i, identity=key, roster=roster))
         for i, key in enumerate(identities)
     ]
-    server = AggregationServer(plan)
+    server = AggregationServer(plan, MOMENT.run)
     for silo in silos:
         for recipient, data in server.receive(silo.index, silo.announce()):
             silos[recipient].receive(data)

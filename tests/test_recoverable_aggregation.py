@@ -47,18 +47,19 @@ class Run:
     """All parties; silos vanish at the steps a test names."""
 
     def __init__(self, silos=4, threshold=3, length=6):
-        self.plan = AggregationPlan(run=os.urandom(16), silos=silos, length=length, limit=LIMIT)
+        self.session = os.urandom(16)
+        self.plan = AggregationPlan(clients=silos, length=length, limit=LIMIT)
         identities = [IdentityKey.generate() for _ in range(silos)]
         roster = tuple(identity.public for identity in identities)
         self.silos = [
             RecoverableSilo(
                 self.plan,
-                Place(run=self.plan.run, number=i, identity=identity, roster=roster),
+                Place(run=self.session, number=i, identity=identity, roster=roster),
                 threshold=threshold,
             )
             for i, identity in enumerate(identities)
         ]
-        self.server = RecoverableServer(self.plan, threshold=threshold)
+        self.server = RecoverableServer(self.plan, self.session, threshold=threshold)
         self.threshold = threshold
         self.received = []
 
@@ -79,8 +80,8 @@ class Run:
         return replies or self.server.proceed(), said
 
     def to_vectors(self, round_number=1, attempt=0, cohort=None, vanished=()):
-        round_id = RoundId(run=self.plan.run, round=round_number, attempt=attempt)
-        messages = self.server.begin(round_id, cohort or tuple(range(self.plan.silos)))
+        round_id = RoundId(run=self.session, round=round_number, attempt=attempt)
+        messages = self.server.begin(round_id, cohort or tuple(range(self.plan.clients)))
         messages, _ = self.step(messages, vanished)
         messages, _ = self.step([m for m in messages if m[0] not in vanished])
         for recipient, data in messages:
@@ -243,7 +244,7 @@ def test_wrong_survivors_are_refused(alive):
 
 def test_altered_shares_are_noticed_with_their_silo():
     run = Run()
-    messages = run.server.begin(RoundId(run=run.plan.run, round=1, attempt=0), (0, 1, 2, 3))
+    messages = run.server.begin(RoundId(run=run.session, round=1, attempt=0), (0, 1, 2, 3))
     messages, _ = run.step(messages)
     messages, _ = run.step(messages)
     recipient, data = messages[0]
@@ -284,7 +285,7 @@ def test_wrong_revealed_shares_are_noticed():
 
 def test_a_bundle_must_serve_every_silo():
     run = Run()
-    messages = run.server.begin(RoundId(run=run.plan.run, round=1, attempt=0), (0, 1, 2, 3))
+    messages = run.server.begin(RoundId(run=run.session, round=1, attempt=0), (0, 1, 2, 3))
     messages, _ = run.step(messages)
     for recipient, data in messages:
         (reply,) = run.silos[recipient].receive(data)
@@ -305,7 +306,7 @@ def test_a_key_serves_the_use_it_was_signed_for(which):
     run = Run()
     run.to_vectors()
     earlier = {sender: Envelope.decode(data).message for sender, data in run.received[:4]}
-    round_id = RoundId(run=run.plan.run, round=1, attempt=1)
+    round_id = RoundId(run=run.session, round=1, attempt=1)
     messages = run.server.begin(round_id, (0, 1, 2, 3))
     (recipient, data), *_ = run.step(messages)[0]
     envelope = Envelope.decode(data)
@@ -334,7 +335,7 @@ class Liar:
 
     def __init__(self):
         self.run = Run(silos=5, threshold=3)
-        self.round_id = RoundId(run=self.run.plan.run, round=1, attempt=0)
+        self.round_id = RoundId(run=self.run.session, round=1, attempt=0)
         self.announced = self.run.server.begin(self.round_id, (0, 1, 2, 3, 4))
 
     def told(self, silo, message):

@@ -36,14 +36,15 @@ class Run:
     """All parties, with the messages in the test's hands."""
 
     def __init__(self, silos=3, length=8, limit=1000):
-        self.plan = AggregationPlan(run=os.urandom(16), silos=silos, length=length, limit=limit)
+        self.session = os.urandom(16)
+        self.plan = AggregationPlan(clients=silos, length=length, limit=limit)
         self.identities = [IdentityKey.generate() for _ in range(silos)]
         self.roster = tuple(identity.public for identity in self.identities)
         self.silos = [AggregationSilo(self.plan, self.place(i)) for i in range(silos)]
-        self.server = AggregationServer(self.plan)
+        self.server = AggregationServer(self.plan, self.session)
 
     def place(self, number):
-        return Place(run=self.plan.run, number=number, identity=self.identities[number], roster=self.roster)
+        return Place(run=self.session, number=number, identity=self.identities[number], roster=self.roster)
 
     def meet(self):
         for silo in self.silos:
@@ -52,8 +53,8 @@ class Run:
         return self
 
     def begin(self, round_number=1, attempt=0, cohort=None):
-        round_id = RoundId(run=self.plan.run, round=round_number, attempt=attempt)
-        for recipient, data in self.server.begin(round_id, cohort or tuple(range(self.plan.silos))):
+        round_id = RoundId(run=self.session, round=round_number, attempt=attempt)
+        for recipient, data in self.server.begin(round_id, cohort or tuple(range(self.plan.clients))):
             self.silos[recipient].receive(data)
         return round_id
 
@@ -73,9 +74,9 @@ def test_the_sum_is_exact(silos, length, limit, seed):
 
 @pytest.mark.parametrize(("limit", "bytes_per_word"), [(2**29 - 1, 4), (2**29, 8), (2**61 - 1, 8)])
 def test_the_extremes_of_the_range_do_not_wrap(limit, bytes_per_word):
-    plan = AggregationPlan(run=bytes(16), silos=4, length=2, limit=limit)
+    plan = MaskedSums(clients=4, length=2, limit=limit)
     assert plan.word.itemsize == bytes_per_word
-    driver = Driver(MaskedSums(clients=4, length=2, limit=limit))
+    driver = Driver(plan)
     units = {s: np.array([limit, -limit]) for s in range(4)}
     total, _ = driver.play((1, 0), (0, 1, 2, 3), None, units.get)
     np.testing.assert_array_equal(total, [4 * limit, -4 * limit])
@@ -83,9 +84,9 @@ def test_the_extremes_of_the_range_do_not_wrap(limit, bytes_per_word):
 
 def test_a_range_that_does_not_fit_is_refused_before_the_run():
     with pytest.raises(ProtocolError, match="need 65 bits"):
-        AggregationPlan(run=bytes(16), silos=4, length=2, limit=2**61)
+        AggregationPlan(clients=4, length=2, limit=2**61)
     with pytest.raises(ProtocolError, match="2 silos"):
-        AggregationPlan(run=bytes(16), silos=1, length=2, limit=1)
+        AggregationPlan(clients=1, length=2, limit=1)
 
 
 def test_a_vector_outside_the_plan_is_refused_with_its_silo():
@@ -279,7 +280,7 @@ def silo_zero(run):
 
 def test_a_silo_takes_part_only_in_cohorts_that_hide_it():
     run = Run().meet()
-    round_id = RoundId(run=run.plan.run, round=1, attempt=0)
+    round_id = RoundId(run=run.session, round=1, attempt=0)
     for cohort, message in (((0,), "at least 2"), ((1, 2), "not in"), ((0, 9), "silo 9")):
         start = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RoundStart(cohort=cohort))
         with pytest.raises(ProtocolError, match=message):
@@ -290,7 +291,7 @@ def test_a_silo_takes_part_only_in_cohorts_that_hide_it():
 
 def test_nothing_happens_before_the_keys_are_known():
     run = Run()
-    round_id = RoundId(run=run.plan.run, round=1, attempt=0)
+    round_id = RoundId(run=run.session, round=1, attempt=0)
     with pytest.raises(ProtocolError, match="key is known"):
         run.server.begin(round_id, (0, 1))
     start = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RoundStart(cohort=(0, 1)))

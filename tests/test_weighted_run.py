@@ -399,9 +399,7 @@ def test_several_processes_are_refused() -> None:
 
 
 def test_a_silo_checks_its_own_counts() -> None:
-    plan = WeightingPlan(
-        run=bytes(16), silos=2, users=3, length=1, largest_count=6, norm_limit=1, noise_limit=0
-    )
+    plan = WeightingPlan(silos=2, users=3, length=1, largest_count=6, norm_limit=1, noise_limit=0)
     plan.check_counts(np.array([0, 3, 3]), 1)
     for counts in ([0, 4, 0], [-1, 0, 0], [1, 1]):
         with pytest.raises(ProtocolError, match="silo 1: "):

@@ -6,7 +6,6 @@ the server has nothing, and each pair of round and attempt is played once.
 
 from __future__ import annotations
 
-import os
 from functools import cache, partial
 from importlib.util import find_spec
 
@@ -53,7 +52,6 @@ class Weighting:
 
     def __init__(self, cipher: str) -> None:
         plan = WeightingPlan(
-            run=os.urandom(16),
             silos=SILOS,
             users=SILOS,
             length=LENGTH,
@@ -82,7 +80,6 @@ class PartlyEncrypted:
 
     def __init__(self) -> None:
         plan = PartialPlan(
-            run=os.urandom(16),
             silos=SILOS,
             length=LENGTH,
             ratio=0.4,

@@ -147,7 +147,6 @@ def _holder(cipher: str, places: int) -> tuple[Any, Any]:
 
 def _weighting_plan(places: int) -> WeightingPlan:
     plan = WeightingPlan(
-        run=bytes(16),
         silos=SILOS,
         users=MINE.shape[1],
         length=LENGTH,
@@ -172,9 +171,7 @@ def weighted(data: Data, cipher: str = "paillier", places: int = 0) -> list[Enve
 
 
 def partly_encrypted(data: Data) -> list[Envelope]:
-    plan = PartialPlan(
-        run=bytes(16), silos=SILOS, length=LENGTH, ratio=0.4, clear_limit=LIMIT, hidden_limit=LIMIT
-    )
+    plan = PartialPlan(silos=SILOS, length=LENGTH, ratio=0.4, clear_limit=LIMIT, hidden_limit=LIMIT)
 
     def give(silo: int) -> PartialGiven:
         vector = data.vectors[silo].astype(np.float64)

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.methods.claims import PublicFacts
 from fedveil.privacy.bounds import Clip
@@ -28,7 +27,6 @@ def partial_sums(protection: Any, method: Any, public: PublicFacts) -> PartialSu
     senders = method.channel.n_senders(public.n_silos)
     clear, hidden = _halves(protection, method, public, senders)
     plan = PartialPlan(
-        run=bytes(RUN_BYTES),
         silos=public.n_silos,
         length=public.length,
         ratio=protection.ratio,

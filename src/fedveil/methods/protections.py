@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import numpy as np
 from pydantic import Field
 
-from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import Count
 from fedveil.methods.claims import PublicFacts
@@ -292,7 +291,6 @@ class PrivateWeighting(ProtectionStage):
         grid = channel.message_grid(method.bound.grid, silos)
         chosen, places = self.places(method.sampler.rate)
         plan = WeightingPlan(
-            run=bytes(RUN_BYTES),
             silos=silos,
             users=public.n_users,
             length=public.length,

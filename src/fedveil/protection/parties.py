@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from fedveil.crypto.agreement import RoundId, SignedKey
 from fedveil.protection.errors import ProtocolError
@@ -15,29 +15,17 @@ from fedveil.protection.peers import Peers, check_cohort
 from fedveil.protection.protocol import ClientProtocol, GivenIn, Place, ResultOut
 
 
-class Plan(Protocol):
-    """What every plan says."""
-
-    @property
-    def run(self) -> bytes:
-        """16 bytes that no other run has."""
-
-    @property
-    def silos(self) -> int:
-        """How many silos there are."""
-
-
 class Party:
     """A party with its inbox, at the attempt that is being played: in the beginning, the setup.
 
     Args:
-        plan: what all parties agreed on.
+        run: 16 bytes that name the session.
         number: a silo's number, or SERVER.
     """
 
-    def __init__(self, plan: Plan, number: int) -> None:
-        self._silos, self._number = plan.silos, number
-        self._round_id = RoundId(run=plan.run, round=0, attempt=0)
+    def __init__(self, run: bytes, number: int) -> None:
+        self._number = number
+        self._round_id = RoundId(run=run, round=0, attempt=0)
         self._context: bytes | None = None
         self._inbox = Inbox(number)
         self._inbox.open(self._round_id)
@@ -76,12 +64,11 @@ class SiloParty(Party, ClientProtocol[GivenIn, ResultOut]):
     """A silo that takes part in rounds which the server begins; it is its own end of the session.
 
     Args:
-        plan: what all parties agreed on.
         place: the silo's in the session.
     """
 
-    def __init__(self, plan: Plan, place: Place) -> None:
-        super().__init__(plan, place.number)
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.run, place.number)
         self._place, self.index = place, place.number
         self._cohort: tuple[int, ...] = ()
 
@@ -101,7 +88,7 @@ class KeyedSilo(SiloParty[GivenIn, ResultOut]):
     """A silo that agrees on a key with every other one in the setup.
 
     Args:
-        plan: what all parties agreed on.
+        silos: how many there are.
         place: the silo's in the session.
         purpose: what the agreement key is for.
 
@@ -109,11 +96,11 @@ class KeyedSilo(SiloParty[GivenIn, ResultOut]):
         ProtocolError: a roster of another number of silos, or with another identity for this one.
     """
 
-    def __init__(self, plan: Plan, place: Place, *, purpose: str) -> None:
-        if len(place.roster) != plan.silos:
-            raise ProtocolError(f"the roster names {len(place.roster)} silos, the plan {plan.silos}")
-        super().__init__(plan, place)
-        self._peers = Peers(place, purpose)
+    def __init__(self, silos: int, place: Place, *, purpose: str) -> None:
+        if len(place.roster) != silos:
+            raise ProtocolError(f"the roster names {len(place.roster)} silos, the plan {silos}")
+        super().__init__(place)
+        self._silos, self._peers = silos, Peers(place, purpose)
 
     def announce(self) -> bytes:
         """Return the silo's first message: its signed public key."""
@@ -125,9 +112,10 @@ class KeyedSilo(SiloParty[GivenIn, ResultOut]):
             raise ProtocolError(f"the directory names {len(directory.keys)} silos of {self._silos}")
         self._peers.meet(directory.keys, self._round_id)
 
-    def _join(self, envelope: Envelope, start: RoundStart, least: int) -> None:
-        """Go on to a round of which this silo is asked to be, with ``least`` silos or more."""
+    def _join(self, envelope: Envelope, start: RoundStart) -> None:
+        """Go on to a round of which this silo is asked to be, with as many silos as its place demands."""
         check_cohort(start.cohort, self._silos, index=self.index)
+        least = self._place.least
         if len(start.cohort) < least:
             must = "all" if least == self._silos else least
             raise ProtocolError(
@@ -142,14 +130,15 @@ class CohortServer(Party):
     """A server that relays the silos' keys in the setup, and in every step of a round waits for its whole cohort.
 
     Args:
-        plan: what all parties agreed on.
+        silos: how many there are.
+        run: 16 bytes that name the session.
     """
 
     enough: ClassVar[bool] = False
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan, SERVER)
-        self._cohort = tuple(range(plan.silos))
+    def __init__(self, silos: int, run: bytes) -> None:
+        super().__init__(run, SERVER)
+        self._silos, self._cohort = silos, tuple(range(silos))
         self._keys: dict[int, SignedKey] = {}
         self._arrived: set[int] = set()
 

@@ -12,7 +12,6 @@ from typing import ClassVar, Final, TypeAlias, cast
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Step
 from fedveil.protection.masking.recoverable_aggregation import check_threshold
@@ -64,13 +63,10 @@ _BUNDLE_BYTES: Final = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedSums:
+class MaskedSums(AggregationPlan):
     """What all parties of a run under secure aggregation agree on.
 
     Attributes:
-        clients: how many clients there are.
-        length: d, coordinates of a vector.
-        limit: largest absolute value of a client's coordinate, noise included, in units of the grid.
         grid: the step of a message, a power of two, in the unit of the update.
         threshold: how many clients must survive a round with recovery; None: every client must.
 
@@ -78,15 +74,12 @@ class MaskedSums:
         ProtocolError: fewer than two clients, sums that would not fit, or a threshold not above half of the clients.
     """
 
-    clients: int
-    length: int
-    limit: int
     grid: float = 1.0
     threshold: int | None = None
     result_at_server: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.plan(bytes(RUN_BYTES))
+        super().__post_init__()
         if self.threshold is not None:
             check_threshold(self.threshold, self.clients)
 
@@ -131,20 +124,14 @@ class MaskedSums:
             raise ProtocolError(f"a kept vector has {len(data)} bytes instead of {8 * self.length}")
         return np.frombuffer(data, dtype="<i8").astype(np.int64)
 
-    def plan(self, run: bytes, least: int = 2) -> AggregationPlan:
-        """Return what the parties of one session agree on, where sums are over ``least`` clients or more."""
-        return AggregationPlan(run=run, silos=self.clients, length=self.length, limit=self.limit, least=least)
-
     def server(self, run: bytes) -> ServerProtocol[Units]:
         """Return the server's end."""
-        plan = self.plan(run)
         if self.threshold is None:
-            return AggregationServer(plan)
-        return RecoverableServer(plan, threshold=self.threshold)
+            return AggregationServer(self, run)
+        return RecoverableServer(self, run, threshold=self.threshold)
 
     def client(self, place: Place) -> ClientProtocol[Units, Units]:
         """Return a client's end."""
-        plan = self.plan(place.run, place.least)
         if self.threshold is None:
-            return AggregationSilo(plan, place)
-        return RecoverableSilo(plan, place, threshold=self.threshold)
+            return AggregationSilo(self, place)
+        return RecoverableSilo(self, place, threshold=self.threshold)

@@ -36,14 +36,15 @@ class RecoverableServer(Party):
 
     Args:
         plan: what all parties agreed on.
+        run: 16 bytes that name the session.
         threshold: how many silos must survive.
     """
 
     ready = True  # every attempt has keys of its own
 
-    def __init__(self, plan: AggregationPlan, *, threshold: int) -> None:
-        check_threshold(threshold, plan.silos)
-        super().__init__(plan, SERVER)
+    def __init__(self, plan: AggregationPlan, run: bytes, *, threshold: int) -> None:
+        check_threshold(threshold, plan.clients)
+        super().__init__(run, SERVER)
         self._plan, self._threshold = plan, threshold
         self._phase = Phase.IDLE
         self._cohort: tuple[int, ...] = ()
@@ -81,9 +82,9 @@ class RecoverableServer(Party):
         Raises:
             ProtocolError: an attempt that was played before, or fewer silos than the threshold.
         """
-        check_cohort(cohort, self._plan.silos)
+        check_cohort(cohort, self._plan.clients)
         self._check_enough(len(cohort))
-        if round_id.run != self._plan.run:
+        if round_id.run != self._round_id.run:
             raise ProtocolError("a round of another run cannot be played")
         self._inbox.open(round_id)
         self._round_id, self._phase = self._bound(round_id, cohort), Phase.KEYS

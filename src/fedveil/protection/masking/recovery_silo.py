@@ -48,8 +48,8 @@ class RecoverableSilo(SiloParty[Units, Units]):
     """
 
     def __init__(self, plan: AggregationPlan, place: Place, *, threshold: int) -> None:
-        check_threshold(threshold, plan.silos)
-        super().__init__(plan, place)
+        check_threshold(threshold, plan.clients)
+        super().__init__(place)
         self._plan, self._threshold = plan, threshold
         self._new_peers()
         self._phase = Phase.IDLE
@@ -113,9 +113,9 @@ class RecoverableSilo(SiloParty[Units, Units]):
         )
 
     def _start(self, envelope: Envelope, start: RoundStart) -> list[bytes]:
-        if envelope.round_id.run != self._plan.run:
+        if envelope.round_id.run != self._place.run:
             raise ProtocolError("a round of another run begins")
-        check_cohort(start.cohort, self._plan.silos, index=self.index)
+        check_cohort(start.cohort, self._plan.clients, index=self.index)
         self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, RoundStart)
         self._round_id, self._cohort = self._bound(envelope.round_id, start.cohort), start.cohort
@@ -131,9 +131,9 @@ class RecoverableSilo(SiloParty[Units, Units]):
             raise ProtocolError(f"the directory names {len(members)} silos; {self._threshold} are needed")
         self._masking.meet(tuple((silo, keys.mask) for silo, keys in directory.keys), self._round_id)
         self._sealing.meet(tuple((silo, keys.seal) for silo, keys in directory.keys), self._round_id)
-        seeds = split(self._seed, holders=self._plan.silos, threshold=self._threshold)
+        seeds = split(self._seed, holders=self._plan.clients, threshold=self._threshold)
         private = self._masking.agreement_key.private_bytes()
-        keys = split(private, holders=self._plan.silos, threshold=self._threshold)
+        keys = split(private, holders=self._plan.clients, threshold=self._threshold)
         self._own = seeds[self.index].value, keys[self.index].value
         sealed = []
         for silo in members:

@@ -48,35 +48,31 @@ KEY_PURPOSE = "secure aggregation"
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationPlan:
-    """What all parties of a run agree on beforehand.
+    """The vectors of a sum, on which all parties of a run agree beforehand.
 
     Attributes:
-        run: 16 bytes that no other run has.
-        silos: how many silos there are.
+        clients: how many silos there are.
         length: d, the length of a vector.
         limit: the largest absolute value of one silo's coordinate, noise included, in grid units.
-        least: the fewest silos of a sum; a silo takes part in no smaller one.
 
     Raises:
-        ProtocolError: the sum of all silos would not fit 64 bits.
+        ProtocolError: fewer than two silos, or the sum of all would not fit 64 bits.
     """
 
-    run: bytes
-    silos: int
+    clients: int
     length: int
     limit: int
-    least: int = 2
 
     def __post_init__(self) -> None:
         """Check before any training that no sum can wrap around."""
-        if self.silos < 2 or self.length < 1 or self.limit < 1:
+        if self.clients < 2 or self.length < 1 or self.limit < 1:
             raise ProtocolError(
-                f"secure aggregation needs 2 silos, 1 coordinate and a limit of 1, not {self.silos} silos, "
+                f"secure aggregation needs 2 silos, 1 coordinate and a limit of 1, not {self.clients} silos, "
                 f"{self.length} coordinates and a limit of {self.limit}"
             )
         if self.largest_sum >= 2**63:
             raise ProtocolError(
-                f"{self.silos} silos with values up to {self.limit} grid units need "
+                f"{self.clients} silos with values up to {self.limit} grid units need "
                 f"{self.largest_sum.bit_length() + 1} bits, more than 64; "
                 "take fewer silos or a lower noise multiplier"
             )
@@ -84,7 +80,7 @@ class AggregationPlan:
     @property
     def largest_sum(self) -> int:
         """Largest absolute value of a coordinate of the sum."""
-        return self.silos * self.limit
+        return self.clients * self.limit
 
     @property
     def word(self) -> np.dtype[np.unsignedinteger]:
@@ -138,7 +134,7 @@ class AggregationSilo(KeyedSilo[Units, Units]):
     """
 
     def __init__(self, plan: AggregationPlan, place: Place) -> None:
-        super().__init__(plan, place, purpose=KEY_PURPOSE)
+        super().__init__(plan.clients, place, purpose=KEY_PURPOSE)
         self._plan = plan
         self._phase = _Phase.SETUP
         self._seed = b""
@@ -198,7 +194,7 @@ class AggregationSilo(KeyedSilo[Units, Units]):
         assert isinstance(start, RoundStart)
         if self._phase is _Phase.SETUP:
             raise ProtocolError("a round begins before the silos' keys are known")
-        self._join(envelope, start, self._plan.least)
+        self._join(envelope, start)
         self._seed, self._phase = b"", _Phase.INPUTS
         return []
 
@@ -208,10 +204,11 @@ class AggregationServer(CohortServer):
 
     Args:
         plan: what all parties agreed on.
+        run: 16 bytes that name the session.
     """
 
-    def __init__(self, plan: AggregationPlan) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: AggregationPlan, run: bytes) -> None:
+        super().__init__(plan.clients, run)
         self._plan = plan
         self._phase = _Phase.SETUP
         self._sum = np.zeros(0, dtype=plan.word)

@@ -74,7 +74,7 @@ class PartialSilo(KeyedSilo[PartialGiven, PartialResult]):
     """
 
     def __init__(self, plan: PartialPlan, place: Place, *, workers: Executor | None = None) -> None:
-        super().__init__(plan, place, purpose=KEY_PURPOSE)
+        super().__init__(plan.silos, place, purpose=KEY_PURPOSE)
         self._plan = plan
         self._phase = Phase.SETUP
         self._directory_known = False
@@ -264,7 +264,7 @@ class PartialSilo(KeyedSilo[PartialGiven, PartialResult]):
     def _start(self, envelope: Envelope, start: RoundStart) -> list[bytes]:
         if self._phase is Phase.SETUP:
             raise ProtocolError("a round begins before the silos' common keys are known")
-        self._join(envelope, start, self._plan.least)
+        self._join(envelope, start)
         self._phase = Phase.VOTES
         return []
 

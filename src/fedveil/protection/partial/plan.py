@@ -21,7 +21,6 @@ class PartialPlan:
     """Sizes, limits and the rule of the partition; public.
 
     Attributes:
-        run: 16 bytes that no other run has.
         silos: how many silos there are.
         length: d, the length of a vector.
         ratio: r_0, the share of the coordinates that is encrypted in the first round.
@@ -31,14 +30,12 @@ class PartialPlan:
         pick: whether a silo votes for its values of largest or smallest size.
         clear_limit: largest absolute value of one silo's coordinate in clear, noise included, in grid units.
         hidden_limit: the same of an encrypted coordinate.
-        least: the fewest silos of a sum; a silo takes part in no smaller one.
         ballot_limit: largest absolute value of one silo's noise on one count of votes; 0 where votes have none.
 
     Raises:
         ProtocolError: fewer than two silos, a share or limit out of range, or sums that do not fit.
     """
 
-    run: bytes
     silos: int
     length: int
     ratio: float
@@ -48,7 +45,6 @@ class PartialPlan:
     clear_limit: int
     hidden_limit: int
     ballot_limit: int = 0
-    least: int = 2
 
     def __post_init__(self) -> None:
         """Check before any training what would end a round."""

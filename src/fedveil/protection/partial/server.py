@@ -24,12 +24,13 @@ class PartialServer(CohortServer):
 
     Args:
         plan: what all parties agreed on.
+        run: 16 bytes that name the session.
     """
 
     may_have_released = True  # a part of every update travels in clear
 
-    def __init__(self, plan: PartialPlan) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: PartialPlan, run: bytes) -> None:
+        super().__init__(plan.silos, run)
         self._plan = plan
         self._phase = Phase.SETUP
         self._relayed: set[int] = set()

@@ -43,7 +43,7 @@ class PartialSums:
     as whole numbers of its grid, so both sums are exact; only a half without a bound is rounded to its grid.
 
     Attributes:
-        plan: the public numbers; every session gives it a run of its own.
+        plan: the public numbers.
         clear: what is done to the half in clear.
         hidden: what is done to the encrypted half.
         vote_noise: noise on the counts of votes, over the square root of the votes of a ballot; 0 for none.
@@ -154,7 +154,7 @@ class PartialSums:
 
     def server(self, run: bytes) -> ServerProtocol[PartialResult]:
         """Return the server's end, which holds no key."""
-        return PartialServer(replace(self.plan, run=run))
+        return PartialServer(self.plan, run)
 
     def client(self, place: Place) -> ClientProtocol[PartialGiven, PartialResult]:
         """Return a client's end; client 0 keeps the secret of the ballots' orders for the run."""
@@ -170,8 +170,7 @@ class PartialClient(PartialSilo):
     """
 
     def __init__(self, agreed: PartialSums, place: Place) -> None:
-        plan = replace(agreed.plan, run=place.run, least=place.least)
-        super().__init__(plan, place, workers=agreed.workers)
+        super().__init__(agreed.plan, place, workers=agreed.workers)
         self._agreed = agreed
         self._given: PartialGiven | None = None
 

@@ -19,7 +19,6 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Int64
 
-from fedveil.crypto.agreement import RoundId
 from fedveil.protection.errors import OwnRecordsError, ProtocolError
 
 _LARGEST_COMMON_BITS = 8192
@@ -50,7 +49,6 @@ class WeightingPlan:
     """Public numbers of one run of Protocol 1 (ULDP-FL, section 4).
 
     Attributes:
-        run: 16 bytes that no other run has.
         silos: |S|.
         users: |U|.
         length: d, coordinates of a contribution.
@@ -67,7 +65,6 @@ class WeightingPlan:
         ProtocolError: a number outside its domain.
     """
 
-    run: bytes
     silos: int
     users: int
     length: int
@@ -148,11 +145,6 @@ class WeightingPlan:
     def exponent_bits(self) -> int:
         """Bits of n_{s,u} y_{s,u,j} without its sign."""
         return (self.norm_limit * self.count_limit).bit_length()
-
-    @property
-    def setup(self) -> RoundId:
-        """The attempt that stands for the setup."""
-        return RoundId(run=self.run, round=0, attempt=0)
 
     def check_counts(self, counts: Int64[np.ndarray, " users"], silo: int) -> None:
         """Return if a silo's record counts are such that no total exceeds N_max; the silo itself checks this.

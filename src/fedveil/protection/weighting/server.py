@@ -35,11 +35,12 @@ class WeightingServer(CohortServer):
 
     Args:
         plan: what all parties agreed on.
+        run: 16 bytes that name the session.
         holder: the cipher's key holder.
     """
 
-    def __init__(self, plan: WeightingPlan, holder: KeyHolder) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: WeightingPlan, run: bytes, holder: KeyHolder) -> None:
+        super().__init__(plan.silos, run)
         self._plan, self._holder = plan, holder
         self._phase = Phase.SETUP
         self._relayed: set[int] = set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -13,7 +12,7 @@ from gmpy2 import gcd, mpz
 from jaxtyping import Float64, Int64
 
 from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.agreement import RUN_BYTES, RoundId, derive
+from fedveil.crypto.agreement import RoundId, derive
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.masks import UniformIntegers
 from fedveil.crypto.transfer import TransferReceiver, check_point
@@ -70,7 +69,7 @@ class WeightingSilo(KeyedSilo[WeightedGiven, Float64[np.ndarray, " d"]]):
         counts: Int64[np.ndarray, " users"],
         evaluator: Callable[[WeightingPlan, bytes], Evaluator],
     ) -> None:
-        super().__init__(plan, place, purpose=KEY_PURPOSE)
+        super().__init__(plan.silos, place, purpose=KEY_PURPOSE)
         plan.check_counts(counts, place.number)
         self._plan, self._counts, self._make = plan, counts.astype(np.int64), evaluator
         self._phase = Phase.SETUP
@@ -97,8 +96,7 @@ class WeightingSilo(KeyedSilo[WeightedGiven, Float64[np.ndarray, " d"]]):
     @property
     def binding(self) -> bytes:
         """A digest of the public numbers and of the silo's own counts, by which contributions are weighted."""
-        public = repr(replace(self._plan, run=bytes(RUN_BYTES))).encode()
-        return sha256(public + self._counts.astype("<i8").tobytes()).digest()
+        return sha256(repr(self._plan).encode() + self._counts.astype("<i8").tobytes()).digest()
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message; return the answers to it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Final
 
@@ -41,7 +41,7 @@ class WeightedSums:
     """What the parties of a run under private weighting agree on, and what each client alone knows: its counts.
 
     Attributes:
-        plan: the public numbers; every session gives it a run of its own.
+        plan: the public numbers.
         counts: (|S|, |U|) n_{s,u}; row s is given to client s alone. A silo of a federation has its own row, and the
             coordinator none: what it has means nothing.
         cipher: which one.
@@ -132,8 +132,7 @@ class WeightedSums:
 
     def server(self, run: bytes) -> ServerProtocol[Units]:
         """Return the server's end, with a new key of the cipher."""
-        plan = replace(self.plan, run=run)
-        return WeightingServer(plan, self.cipher.holder(plan))
+        return WeightingServer(self.plan, run, self.cipher.holder(self.plan))
 
     def client(self, place: Place) -> ClientProtocol[WeightedGiven, Units]:
         """Return a client's end.
@@ -141,5 +140,6 @@ class WeightedSums:
         Raises:
             ProtocolError: counts that the plan does not allow, naming the silo.
         """
-        plan = replace(self.plan, run=place.run)
-        return WeightingSilo(plan, place, counts=self.counts[place.number], evaluator=self.cipher.evaluator)
+        return WeightingSilo(
+            self.plan, place, counts=self.counts[place.number], evaluator=self.cipher.evaluator
+        )
