@@ -30,10 +30,18 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.report.page import write_report
-from fedveil.statistics.evaluation.binary import LabelledBins, ScoreCounts, auc, enough_bins
+from fedveil.statistics.evaluation.binary import (
+    LabelledBins,
+    ScoreCounts,
+    auc,
+    brier,
+    enough_bins,
+    observed_minus_predicted,
+)
 from fedveil.statistics.evaluation.counts import accuracy, balanced_accuracy
 from fedveil.statistics.evaluation.evaluated import FILE, Evaluated, read_evaluated
-from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges, probabilities
+from fedveil.statistics.evaluation.evaluator import Placed
+from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges, probabilities, variance_of_means
 from fedveil.statistics.local import LocalStatistic, silo_sums
 from fedveil.statistics.strategy import Strategy
 from tests.doc_examples import BLOCKS
@@ -209,6 +217,78 @@ def test_probabilities_of_bins_are_those_of_their_scores() -> None:
         if (place == bin_).any():
             assert mean[bin_] == pytest.approx(p[place == bin_].mean(), abs=0.01)
             assert square[bin_] == pytest.approx((p[place == bin_] ** 2).mean(), abs=0.01)
+
+
+def test_the_area_of_these_people_holds_where_noise_is_small_beside_what_bins_leave_untold() -> None:
+    """Without noise the order within a bin is what is unknown; an interval of the noise alone would hold nothing."""
+    hits = 0
+    for seed in range(40):
+        labels, scores = people(np.random.default_rng(seed), 4000)
+        found = auc(replace(released(np.random.default_rng(seed), labels, scores, 1e-6, 12), variance=1e-12))
+        assert found is not None
+        low, high = found.interval.low_here, found.interval.high_here
+        assert low is not None
+        assert high is not None
+        hits += low <= roc_auc_score(labels, scores) <= high
+        assert high - low < 0.01
+    assert hits >= 32
+
+
+def placed_by(
+    rng: np.random.Generator, scores: np.ndarray, sd: float, bins: int
+) -> tuple[Placed, np.ndarray]:
+    """Return the bins that a first release places, and its cells without noise."""
+    fine = np.zeros(CODE.width)
+    np.add.at(fine, np.searchsorted(FINE, scores, side="right"), 1)
+    cells = CODE.decoder @ (CODE.matrix @ fine + sd * rng.normal(size=CODE.sent))
+    edges = equal_mass_edges(cells, bins, 0.0)
+    return Placed(edges=edges, cells=cells, covariance=sd**2 * CODE.covariance), fine
+
+
+def test_the_brier_score_holds_wherever_scores_lie_in_their_bins() -> None:
+    """2,000 people at epsilon 1: probabilities of a bin's classes differ, and of bins they are known with noise."""
+    rng, hits, noise = np.random.default_rng(6), 0, 3.6
+    for _ in range(50):
+        labels = (rng.random(2000) < 0.5).astype(np.int64)
+        scores = 3 * (rng.normal(size=2000) + 3 * labels - 1.5)
+        placed, _ = placed_by(rng, scores, noise / math.sqrt(0.15), 10)
+        second = noise / math.sqrt(0.85)
+        cells = second * rng.normal(size=(2, len(placed.edges) + 1))
+        np.add.at(cells, (labels, np.searchsorted(placed.edges, scores, side="left")), 1)
+        counts = ScoreCounts(cells=cells, variance=second**2, edges=placed.edges, people_per_unit=1.0)
+        found, exact = brier(counts, placed), float(((labels - 1 / (1 + np.exp(-scores))) ** 2).mean())
+        assert found is not None
+        assert found.low_here is not None
+        assert found.high_here is not None
+        hits += found.low_here <= exact <= found.high_here
+    assert hits >= 48
+
+
+def test_what_is_predicted_has_the_noise_of_the_release_that_placed_the_bins() -> None:
+    scores = people(np.random.default_rng(7), 200_000)[1]
+    placed, fine = placed_by(np.random.default_rng(7), scores, 2.0, 9)
+    counted = np.random.default_rng(8).uniform(50, 100, len(placed.edges) + 1)
+
+    def predicted(cells: np.ndarray) -> float:
+        return float(counted @ probabilities(cells, placed.edges)[0])
+
+    cells, gradient = fine + 1.0, np.zeros(len(FINE) + 1)
+    for place in range(len(gradient)):
+        moved = cells.copy()
+        moved[place] += 1e-3
+        gradient[place] = (predicted(moved) - predicted(cells)) / 1e-3
+    assert placed.covariance is not None
+    of_fine = placed.covariance[: len(gradient), : len(gradient)]
+    found = variance_of_means(replace(placed, cells=cells), counted)
+    assert found == pytest.approx(gradient @ of_fine @ gradient, rel=1e-3)
+    counts = ScoreCounts(
+        cells=np.stack((counted, counted)), variance=1.0, edges=placed.edges, people_per_unit=1.0
+    )
+    with_it = observed_minus_predicted(counts, placed)
+    without = observed_minus_predicted(counts, replace(placed, covariance=None))
+    assert with_it is not None
+    assert without is not None
+    assert (with_it.low_here or 0) < (without.low_here or 0)
 
 
 # --- a run --------------------------------------------------------------------------------------------------------

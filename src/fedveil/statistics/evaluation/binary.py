@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -42,7 +42,12 @@ from fedveil.statistics.evaluation.evaluator import (
     numbers,
     places,
 )
-from fedveil.statistics.evaluation.scores import equal_mass_edges, first_layout, probabilities
+from fedveil.statistics.evaluation.scores import (
+    equal_mass_edges,
+    first_layout,
+    probabilities,
+    variance_of_means,
+)
 from fedveil.statistics.intervals import Estimate, Interval
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.rising import isotonic_regression
@@ -54,7 +59,7 @@ MOST_TIED: Final = 0.5
 do not tell them apart would count as ties."""
 _BINNING: Final = 0.1
 """The area under the curve of B bins of equal mass errs by about -.3 / B^2 before its ties are corrected, and by less
-than a third of that afterwards."""
+than a third of that afterwards, half of which counts as a standard deviation."""
 _NOISE: Final = 0.29
 """Standard deviation of the area by noise: about .29 sqrt(B) sigma sqrt(1/n1^2 + 1/n0^2)."""
 STEEPEST: Final = 3.0
@@ -182,7 +187,7 @@ class TwoClasses(Evaluator):
 
     def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
         """Yield every figure of all people."""
-        counts, (p, square) = _counts(everybody, placed), probabilities(placed.cells, placed.edges)
+        counts, (p, _) = _counts(everybody, placed), probabilities(placed.cells, placed.edges)
         ones = np.ones_like(counts.cells)
         positive = np.stack((np.zeros_like(p), np.ones_like(p)))
         yield everybody.counted, "", counts.total
@@ -193,10 +198,14 @@ class TwoClasses(Evaluator):
             ("sensitivity", counts.correct * positive, positive),
             ("specificity", counts.correct * (1 - positive), 1 - positive),
             ("share of class 1", positive, ones),
-            ("observed minus predicted", positive - p, ones),
-            ("brier", np.stack((square, 1 - 2 * p + square)), ones),
         ):
             yield name, "", counts.quotient(above, below) if counts.enough else None
+        yield (
+            "observed minus predicted",
+            "",
+            observed_minus_predicted(counts, placed) if counts.enough else None,
+        )
+        yield "brier", "", brier(counts, placed) if counts.enough else None
         for mean, found in calibration(counts, p):
             yield "observed share of class 1", f"predicted {mean:.3f}", found
 
@@ -263,7 +272,47 @@ def auc(counts: ScoreCounts) -> Estimate | None:
     below, above = (np.cumsum(h0) - h0 / 2) / n0, 1 - (np.cumsum(h1) - h1 / 2) / n1
     area = float(h1 @ below) / float(n1)
     gradient = np.stack(((above - area) / n0, (below - area) / n1))
-    return counts.estimate(area + tilted_ties(counts.cells), gradient)
+    found = counts.estimate(area + tilted_ties(counts.cells), gradient)
+    lost = _BINNING / counts.cells.shape[1] ** 2 / 2
+    return replace(found, noise=found.noise + untold_orders(counts.cells) + lost**2)
+
+
+def untold_orders(cells: Float64[np.ndarray, "2 B"]) -> float:
+    """Return the variance that the order of scores within bins gives the area, which nothing that is released tells.
+
+    The pairs that h1 of a bin win against h0 have the variance h1 h0 (h1 + h0 + 1) / 12 if all orders are equally
+    likely (Mann and Whitney 1947): 1 / (3 B^2 n) of the area in all, for B bins of equal mass. Many people under little
+    noise are told apart no better than that.
+    """
+    h0, h1 = np.clip(cells, 0, None)
+    return float((h1 * h0 * (h1 + h0 + 1)).sum() / (12 * (h0.sum() * h1.sum()) ** 2))
+
+
+def observed_minus_predicted(counts: ScoreCounts, placed: Placed) -> Interval | None:
+    """Return the share of class 1 less the mean predicted probability, with the noise of both releases."""
+    p, _ = probabilities(placed.cells, placed.edges)
+    positive = np.stack((np.zeros_like(p), np.ones_like(p)))
+    noise = variance_of_means(placed, counts.cells.sum(axis=0))
+    return counts.quotient(positive - p, np.ones_like(counts.cells), noise)
+
+
+def brier(counts: ScoreCounts, placed: Placed) -> Interval | None:
+    """Return the mean of (label - p)^2, with the least interval that holds wherever scores lie in their bins.
+
+    The estimate takes probabilities of both classes of a bin for alike. They are not (class 1 has the larger ones, if
+    the model is any good), and of the first release they are known but for its noise; so the ends are those of the
+    smallest and of the largest square in every cell: p between the edges of its bin.
+    """
+    p, square = probabilities(placed.cells, placed.edges)
+    ones = np.ones_like(counts.cells)
+    edges = np.array(placed.edges)
+    least, most = (1 / (1 + np.exp(-one)) for one in (np.append(-np.inf, edges), np.append(edges, np.inf)))
+    found = counts.quotient(np.stack((square, 1 - 2 * p + square)), ones)
+    low = counts.quotient(np.stack((least**2, (1 - most) ** 2)), ones)
+    high = counts.quotient(np.stack((most**2, (1 - least) ** 2)), ones)
+    if found is None or low is None or high is None:
+        return None
+    return replace(found, low=low.low, high=high.high, low_here=low.low_here, high_here=high.high_here)
 
 
 def calibration(

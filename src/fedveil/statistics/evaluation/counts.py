@@ -75,15 +75,20 @@ class Counts:
         return self.people(gradient) + self.people_per_unit * ends
 
     def quotient(
-        self, above: Float64[np.ndarray, "K B"], below: Float64[np.ndarray, "K B"]
+        self, above: Float64[np.ndarray, "K B"], below: Float64[np.ndarray, "K B"], beside: float = 0.0
     ) -> Interval | None:
-        """Return a quotient of two weighted sums with Fieller's interval; None where it divides by nothing."""
+        """Return a quotient of two weighted sums with Fieller's interval; None where it divides by nothing.
+
+        Args:
+            above, below: weights of the cells.
+            beside: variance of the numerator by other noise than that of the cells.
+        """
         a, b = float((above * self.cells).sum()), float((below * self.cells).sum())
         noise = tuple(
             self.variance * float((x * y).sum()) for x, y in ((above, above), (below, below), (above, below))
         )
         t = a / b if b > 0 else 0.0
-        return ratio(a, b, (noise[0], noise[1], noise[2]), self._people_and_ends(above - t * below))
+        return ratio(a, b, (noise[0] + beside, noise[1], noise[2]), self._people_and_ends(above - t * below))
 
 
 def accuracy(counts: Counts) -> Estimate | None:

@@ -6,7 +6,7 @@ Every figure is a function of this file; reading it again costs nothing and touc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -133,7 +133,7 @@ class Asked(BaseModel):
             return evaluator.unplaced
         (made,) = before
         (found,) = decode(evaluator.first, made.vector, made.std, self.unit).values()
-        return evaluator.placed(found.values[0])
+        return replace(evaluator.placed(found.values[0]), covariance=found.covariance)
 
     def last(self, placed: Placed) -> Layout:
         """Return the layout of the last release, of all people and of every group."""

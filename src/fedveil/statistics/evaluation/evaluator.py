@@ -104,10 +104,12 @@ class Placed:
     Attributes:
         edges: ascending; equal edges leave bins between them empty.
         cells: the decoded first release; empty where there is none, and before it is made.
+        covariance: of their noise; None where there is none.
     """
 
     edges: tuple[float, ...] = ()
     cells: Float64[np.ndarray, " cells"]
+    covariance: Float64[np.ndarray, "cells cells"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
