@@ -9,6 +9,7 @@ order, on any processor: with it all of a case is compared everywhere.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -238,7 +239,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def fingerprint() -> str:
-    """Return what float32 training depends on besides the code: the processor and the libraries."""
+    """Return what float32 training depends on besides the code: the processor, the libraries, the mode of oneMKL."""
     models = [line for line in _cpu_lines() if line.startswith(("model name", "flags"))]
     parts = (
         platform.machine(),
@@ -246,6 +247,7 @@ def fingerprint() -> str:
         torch.backends.cpu.get_cpu_capability(),
         *(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy")),
         f"{torch.get_num_threads()} threads",
+        f"MKL_CBWR {os.environ.get('MKL_CBWR')}",
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
