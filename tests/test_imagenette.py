@@ -50,7 +50,7 @@ def archive(path: Path, side: int) -> Path:
 
 
 def test_pictures_come_in_the_order_of_their_names_in_three_colours(tmp_path: Path) -> None:
-    train, labels, test, test_labels = read_archive(archive(tmp_path / "images.tgz", 64))
+    (train, labels), (test, test_labels) = read_archive(archive(tmp_path / "images.tgz", 64))
     assert train.shape == (3, 3, 64, 64)
     assert train.dtype == np.uint8
     assert train[:, :, 7, 9].tolist() == [[10] * 3, [20] * 3, [30] * 3]

@@ -2,17 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 
 from fedveil.errors import ConfigError
 from fedveil.population.allocation import CLIENT_LAWS, Allocation, Column
 from fedveil.population.catalogue.files import DataFile, Store
-from fedveil.population.records import Population
+from fedveil.population.records import Affine, Population, Records
 from fedveil.randomness import ExperimentRandomness
 
+Labelled: TypeAlias = tuple[UInt8[np.ndarray, "..."], Int64[np.ndarray, " _"]]
+"""Records and their classes."""
+
 DEFAULT_SILOS = 5
+CENTRED = Affine(factor=2 / 255, shift=-1.0)
 LOCAL_TEST_NOTE = (
     "Each silo with more than 500 records sets a stratified tenth of them aside, unused, as in the published "
     "experiments."
@@ -46,6 +51,32 @@ class Request:
         )
         kind = "client" if self.allocation.law in CLIENT_LAWS else "silo"
         return user, silo, tuple(f"{kind} {s}" for s in range(n_silos))
+
+    def ten_classes(
+        self,
+        name: str,
+        train: Labelled,
+        test: Labelled,
+        *,
+        notes: tuple[str, ...],
+        public_test: bool = True,
+        scale: Affine = CENTRED,
+    ) -> Population:
+        """Return pictures of ten classes, those for training handed out."""
+        user, silo, silo_names = self.hand_out(train[1])
+        return Population(
+            name=name,
+            train=Records(features=train[0], targets=train[1], silo=silo, user=user),
+            test_features=test[0],
+            test_targets=test[1],
+            public_test=public_test,
+            n_users=self.n_users,
+            silo_names=silo_names,
+            task="classification",
+            n_classes=10,
+            scale=scale,
+            notes=notes,
+        )
 
     def hand_out_within(self, silo: Column, silo_names: tuple[str, ...], *, least: int) -> Column:
         """Allocate records that already lie in silos; returns the user column.

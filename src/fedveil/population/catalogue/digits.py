@@ -4,7 +4,7 @@ import numpy as np
 
 from fedveil.population.catalogue.data_set import DataSet, Request
 from fedveil.population.catalogue.files import DataFile, Store
-from fedveil.population.records import Affine, Population, Records
+from fedveil.population.records import Affine, Population
 from fedveil.population.splits import stratified_holdout
 
 TEST_SHARE = 0.2
@@ -18,16 +18,11 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     features, labels = pixels.astype(np.uint8), digits.astype(np.int64)
     count = int(np.ceil(TEST_SHARE * len(labels)))
     test = stratified_holdout(labels, count, request.randomness.numpy("digits", "test"))
-    user, silo, silo_names = request.hand_out(labels[~test])
-    return Population(
-        name="digits",
-        train=Records(features=features[~test], targets=labels[~test], silo=silo, user=user),
-        test_features=features[test],
-        test_targets=labels[test],
-        n_users=request.n_users,
-        silo_names=silo_names,
-        task="classification",
-        n_classes=10,
+    return request.ten_classes(
+        "digits",
+        (features[~test], labels[~test]),
+        (features[test], labels[test]),
+        public_test=False,
         scale=Affine(factor=2 / BRIGHTEST, shift=-1.0),
         notes=("Pixels are scaled from their known range 0 .. 16 to -1 .. 1: nothing is fitted on records.",),
     )

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Int64, UInt8
 
 from fedveil.errors import DataError
-from fedveil.population.catalogue.data_set import DataSet, Request
+from fedveil.population.catalogue.data_set import DataSet, Labelled, Request
 from fedveil.population.catalogue.files import DataFile, Store
-from fedveil.population.records import Affine, Population, Records
+from fedveil.population.records import Population
 
 _SIDE: Final = 64
 _PIXELS_NOTE: Final = (
@@ -24,16 +23,8 @@ _TERMS: Final = (
     "terms: non-commercial research and education."
 )
 
-# Training images and their labels, test images and theirs.
-Pictures = tuple[
-    UInt8[np.ndarray, "n 3 64 64"],
-    Int64[np.ndarray, " n"],
-    UInt8[np.ndarray, "m 3 64 64"],
-    Int64[np.ndarray, " m"],
-]
 
-
-def read_archive(path: Path) -> Pictures:
+def read_archive(path: Path) -> tuple[Labelled, Labelled]:
     """Read ``imagenette2-64/{train,val}/CLASS/NAME.JPEG`` in the order of the names; a class's label is its rank.
 
     Raises:
@@ -62,16 +53,13 @@ def read_archive(path: Path) -> Pictures:
         labels = np.asarray([names.index(label) for label, _, _ in files], dtype=np.int64)
         return np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels
 
-    return (*decoded(sorted(parts["train"])), *decoded(sorted(parts["val"])))
+    return decoded(sorted(parts["train"])), decoded(sorted(parts["val"]))
 
 
 def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
-    return _population(
-        "imagenette",
-        request,
-        read_archive(source.path(files[0])),
-        "All images, resized to 64 x 64 pixels; published experiments train on crops of 224 x 224.",
-    )
+    train, test = read_archive(source.path(files[0]))
+    note = "All images, resized to 64 x 64 pixels; published experiments train on crops of 224 x 224."
+    return request.ten_classes("imagenette", train, test, notes=(note, _PIXELS_NOTE))
 
 
 def _build_subset(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
@@ -83,30 +71,12 @@ def _build_subset(request: Request, source: Store, files: tuple[DataFile, ...]) 
         labels, test_labels = (stored[key].astype(np.int64) for key in ("y_train", "y_val"))
     if train.shape[1:] != (3, _SIDE, _SIDE):
         raise DataError(f"{path} holds no {_SIDE} x {_SIDE} colour images")
-    return _population(
-        "imagenette_subset",
-        request,
-        (train, labels, test, test_labels),
+    note = (
         "A subset, resized: 100 training and 30 validation images of each class, 64 x 64 pixels. Published "
-        "experiments train on 9,469 images of 224 x 224; compare methods on this subset with one another only.",
+        "experiments train on 9,469 images of 224 x 224; compare methods on this subset with one another only."
     )
-
-
-def _population(name: str, request: Request, images: Pictures, note: str) -> Population:
-    train, labels, test, test_labels = images
-    user, silo, silo_names = request.hand_out(labels)
-    return Population(
-        name=name,
-        train=Records(features=train, targets=labels, silo=silo, user=user),
-        test_features=test,
-        test_targets=test_labels,
-        public_test=True,
-        n_users=request.n_users,
-        silo_names=silo_names,
-        task="classification",
-        n_classes=10,
-        scale=Affine(factor=2 / 255, shift=-1.0),
-        notes=(note, _PIXELS_NOTE),
+    return request.ten_classes(
+        "imagenette_subset", (train, labels), (test, test_labels), notes=(note, _PIXELS_NOTE)
     )
 
 

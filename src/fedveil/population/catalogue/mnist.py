@@ -1,13 +1,14 @@
 """MNIST, as the ULDP-FL experiments prepare it."""
 
 import gzip
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
 
 from fedveil.errors import DataError
-from fedveil.population.catalogue.data_set import LOCAL_TEST_NOTE, DataSet, Request
+from fedveil.population.catalogue.data_set import CENTRED, LOCAL_TEST_NOTE, DataSet, Request
 from fedveil.population.catalogue.files import DataFile, Store
 from fedveil.population.records import Affine, Population, Records
 from fedveil.population.splits import local_tests, stratified_holdout
@@ -18,7 +19,6 @@ CANONICAL_RECORDS = 50_000
 RGB_RECORDS = 20_000
 _UNSIGNED_BYTES = 0x08
 _SCALE = Affine(factor=1 / (255 * PIXEL_STD), shift=-PIXEL_MEAN / PIXEL_STD)
-_CENTRED = Affine(factor=2 / 255, shift=-1.0)
 _CENTRED_NOTE = "Pixels are scaled from 0 .. 255 to -1 .. 1: nothing is fitted on records."
 _SCALE_NOTE = (
     f"Pixels are normalised by mean {PIXEL_MEAN} and standard deviation {PIXEL_STD}, published figures of the "
@@ -71,31 +71,15 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     )
 
 
-def _build_canonical(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
-    return _canonical(request, source, files, name="mnist_canonical", scale=_SCALE, note=_SCALE_NOTE)
-
-
-def _build_centred(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
-    return _canonical(request, source, files, name="mnist_centred", scale=_CENTRED, note=_CENTRED_NOTE)
-
-
 def _canonical(
     request: Request, source: Store, files: tuple[DataFile, ...], *, name: str, scale: Affine, note: str
 ) -> Population:
     """Return the canonical split, its pixels scaled in one of two published ways."""
     train_images, train_labels, test_images, test_labels = (read_idx(source.path(file)) for file in files)
-    labels = train_labels[:CANONICAL_RECORDS].astype(np.int64)
-    user, silo, silo_names = request.hand_out(labels)
-    return Population(
-        name=name,
-        train=Records(features=train_images[:CANONICAL_RECORDS, None], targets=labels, silo=silo, user=user),
-        test_features=test_images[:, None],
-        test_targets=test_labels.astype(np.int64),
-        public_test=True,
-        n_users=request.n_users,
-        silo_names=silo_names,
-        task="classification",
-        n_classes=10,
+    return request.ten_classes(
+        name,
+        (train_images[:CANONICAL_RECORDS, None], train_labels[:CANONICAL_RECORDS].astype(np.int64)),
+        (test_images[:, None], test_labels.astype(np.int64)),
         scale=scale,
         notes=(
             "Clients hold the first 50,000 canonical training images; the last 10,000, the published validation "
@@ -107,19 +91,10 @@ def _canonical(
 
 def _build_rgb(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
     train_images, train_labels, test_images, test_labels = (read_idx(source.path(file)) for file in files)
-    labels = train_labels[:RGB_RECORDS].astype(np.int64)
-    user, silo, silo_names = request.hand_out(labels)
-    return Population(
-        name="mnist_rgb",
-        train=Records(features=_as_colour(train_images[:RGB_RECORDS]), targets=labels, silo=silo, user=user),
-        test_features=_as_colour(test_images),
-        test_targets=test_labels.astype(np.int64),
-        public_test=True,
-        n_users=request.n_users,
-        silo_names=silo_names,
-        task="classification",
-        n_classes=10,
-        scale=_CENTRED,
+    return request.ten_classes(
+        "mnist_rgb",
+        (_as_colour(train_images[:RGB_RECORDS]), train_labels[:RGB_RECORDS].astype(np.int64)),
+        (_as_colour(test_images), test_labels.astype(np.int64)),
         notes=(
             f"The first {RGB_RECORDS:,} canonical training images, with a margin of two pixels and three equal "
             "colours: the shape of SVHN, to pre-train networks for it.",
@@ -182,7 +157,7 @@ MNIST_CANONICAL = DataSet(
     records="60,000: the first 50,000 training images for clients, 10,000 for testing",
     terms=_TERMS,
     variants=_VARIANTS,
-    build=_build_canonical,
+    build=partial(_canonical, name="mnist_canonical", scale=_SCALE, note=_SCALE_NOTE),
 )
 MNIST_CENTRED = DataSet(
     name="mnist_centred",
@@ -190,7 +165,7 @@ MNIST_CENTRED = DataSet(
     records="60,000: the first 50,000 training images for clients, 10,000 for testing",
     terms=_TERMS,
     variants=_VARIANTS,
-    build=_build_centred,
+    build=partial(_canonical, name="mnist_centred", scale=CENTRED, note=_CENTRED_NOTE),
     model="mlp_32_16",
 )
 MNIST_RGB = DataSet(

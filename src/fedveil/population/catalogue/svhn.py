@@ -10,10 +10,9 @@ from scipy.io import loadmat
 from fedveil.errors import DataError
 from fedveil.population.catalogue.data_set import DataSet, Request
 from fedveil.population.catalogue.files import DataFile, Store
-from fedveil.population.records import Affine, Population, Records
+from fedveil.population.records import Population
 
 SUBSET_RECORDS: Final = 8_000
-SCALE: Final = Affine(factor=2 / 255, shift=-1.0)
 _PIXELS_NOTE = (
     "Pixels are scaled from 0 .. 255 to -1 .. 1: nothing is fitted on records. Images are not cropped at random, as "
     "they are in the published experiments."
@@ -46,19 +45,10 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     (train, train_labels), (extra, extra_labels), (test, test_labels) = (
         read_mat(source.path(file)) for file in files
     )
-    images, labels = np.concatenate((train, extra)), np.concatenate((train_labels, extra_labels))
-    user, silo, silo_names = request.hand_out(labels)
-    return Population(
-        name="svhn",
-        train=Records(features=images, targets=labels, silo=silo, user=user),
-        test_features=test,
-        test_targets=test_labels,
-        public_test=True,
-        n_users=request.n_users,
-        silo_names=silo_names,
-        task="classification",
-        n_classes=10,
-        scale=SCALE,
+    return request.ten_classes(
+        "svhn",
+        (np.concatenate((train, extra)), np.concatenate((train_labels, extra_labels))),
+        (test, test_labels),
         notes=(
             "Clients hold the canonical training and extra images. Tests are on all 26,032 test images, of which the "
             "published experiments keep 10,000 for validation.",
@@ -74,19 +64,11 @@ def _build_subset(request: Request, source: Store, files: tuple[DataFile, ...]) 
             _no_images(path)
         images = np.ascontiguousarray(stored["X"].transpose(0, 3, 1, 2))
         labels = stored["y"].astype(np.int64)
-    user, silo, silo_names = request.hand_out(labels[:SUBSET_RECORDS])
-    return Population(
-        name="svhn_subset",
-        train=Records(
-            features=images[:SUBSET_RECORDS], targets=labels[:SUBSET_RECORDS], silo=silo, user=user
-        ),
-        test_features=images[SUBSET_RECORDS:],
-        test_targets=labels[SUBSET_RECORDS:],
-        n_users=request.n_users,
-        silo_names=silo_names,
-        task="classification",
-        n_classes=10,
-        scale=SCALE,
+    return request.ten_classes(
+        "svhn_subset",
+        (images[:SUBSET_RECORDS], labels[:SUBSET_RECORDS]),
+        (images[SUBSET_RECORDS:], labels[SUBSET_RECORDS:]),
+        public_test=False,
         notes=(
             "A subset: the first 10,000 SVHN test images, 8,000 of them for training. Published experiments train on "
             "604,388 images; compare methods on this subset with one another only.",
