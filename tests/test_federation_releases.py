@@ -16,9 +16,10 @@ import tomlkit
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import (
+    InferenceDocument,
+    ReleaseDocument,
     TableDocument,
-    read_inference_document,
-    read_release_document,
+    read_releases,
 )
 from fedveil.engine.releases import release_series
 from fedveil.engine.releases.inference import prepare_inference
@@ -166,7 +167,7 @@ def statistics(folder: Path, **changes: Any) -> TableDocument:
     }
     path = test_releases.written(folder, **asked | changes)
     listed(folder / "schema.toml")
-    return read_release_document(path)
+    return read_releases(path, ReleaseDocument)
 
 
 WEIGHTED = {
@@ -201,7 +202,7 @@ def test_statistics_between_institutions_are_the_simulations(
 def test_a_regression_between_institutions_is_the_simulations_and_survives_restarts(tmp_path: Path) -> None:
     """Every release by parties that were opened again: the bytes of the simulation, and three charges at every silo."""
     test_inference_runs.tables(tmp_path, odd=False)
-    document = read_inference_document(test_inference_runs.written(tmp_path, privacy=SEEDED))
+    document = read_releases(test_inference_runs.written(tmp_path, privacy=SEEDED), InferenceDocument)
     listed(tmp_path / "schema.toml")
     alone = make_releases(prepare_inference(document), tmp_path / "alone")
     world = Hospitals(tmp_path, document)
@@ -299,7 +300,7 @@ def test_what_a_silo_refuses_costs_it_no_planning(tmp_path: Path, monkeypatch: p
 
 def test_a_regression_reads_its_target_and_features_and_no_other_column(tmp_path: Path) -> None:
     test_inference_runs.tables(tmp_path, odd=False)
-    document = read_inference_document(test_inference_runs.written(tmp_path, privacy=SEEDED))
+    document = read_releases(test_inference_runs.written(tmp_path, privacy=SEEDED), InferenceDocument)
     listed(tmp_path / "schema.toml")
     read = asked_of(document, declared(document.data.table)).columns  # type: ignore[arg-type]
     assert {"sick"} < read < set(read_schema(tmp_path / "schema.toml").columns)
@@ -367,7 +368,7 @@ LIES: tuple[tuple[Callable[[Phase], Phase], str], ...] = (
 def test_what_was_released_before_cannot_be_told_otherwise(tmp_path: Path) -> None:
     """The last lie is a sum that could have been released: told to one silo alone, no masks of its session cancel."""
     test_inference_runs.tables(tmp_path, odd=False)
-    document = read_inference_document(test_inference_runs.written(tmp_path, privacy=SEEDED))
+    document = read_releases(test_inference_runs.written(tmp_path, privacy=SEEDED), InferenceDocument)
     world, honest = Hospitals(tmp_path, document), Hospitals.told
     assert world.play() is None
     for change, words in LIES:
@@ -474,7 +475,9 @@ def test_the_folder_of_a_release_is_checked_as_that_of_a_run(tmp_path: Path) -> 
 
 def test_every_release_of_a_document_is_signed_and_its_end_with_the_last(tmp_path: Path) -> None:
     test_inference_runs.tables(tmp_path, odd=False)
-    document = read_inference_document(test_inference_runs.written(tmp_path, privacy="epsilon = 8.0"))
+    document = read_releases(
+        test_inference_runs.written(tmp_path, privacy="epsilon = 8.0"), InferenceDocument
+    )
     world, flatters = Hospitals(tmp_path, document), list[int]()
 
     def flattering(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:

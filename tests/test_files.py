@@ -30,7 +30,7 @@ from fedveil.bundle.card import model_card
 from fedveil.bundle.writing import bundle_run
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.engine.experiments.release_document import read_inference_document
+from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.preprocessing import read_preprocessed
@@ -311,7 +311,9 @@ def of_releases(folder: Path) -> dict[str, FileKind]:
     begun.write_bytes((here / "evaluation.json").read_bytes())
     (folder / "odds").mkdir()
     odds.tables(folder / "odds", people=60)
-    document = read_inference_document(odds.written(folder / "odds", people=60, privacy="epsilon = 200.0"))
+    document = read_releases(
+        odds.written(folder / "odds", people=60, privacy="epsilon = 200.0"), InferenceDocument
+    )
     fitted = make_releases(prepare_inference(document), folder / "runs")
     packed, unpacked = (bundle_run(here, folder / name) for name in ("bundle.zip", "bundle"))
 

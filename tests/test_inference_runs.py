@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.experiments.release_document import read_inference_document
+from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.release_run import make_releases
 from fedveil.errors import FedveilError, RunFolderError
@@ -91,7 +91,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a regression."""
     folder = tmp_path_factory.mktemp("odds")
     tables(folder)
-    return make_releases(prepare_inference(read_inference_document(written(folder))), folder / "runs")
+    return make_releases(
+        prepare_inference(read_releases(written(folder), InferenceDocument)), folder / "runs"
+    )
 
 
 # --- what is refused, and before what -----------------------------------------------------------------------
@@ -134,7 +136,7 @@ def test_what_cannot_be_had_is_refused_with_the_reason(
 ) -> None:
     """No table exists, so nothing else can be wrong."""
     with pytest.raises(FedveilError) as caught:
-        prepare_inference(read_inference_document(written(tmp_path, **changes)))
+        prepare_inference(read_releases(written(tmp_path, **changes), InferenceDocument))
     assert words in str(caught.value)
 
 
@@ -142,18 +144,18 @@ def test_people_cannot_be_weighed_in_the_open(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_text(path.read_text().replace('silos = "uniform"', 'silos = "records"'))
     with pytest.raises(FedveilError, match=r"inference\.silos.*private-weighting"):
-        prepare_inference(read_inference_document(path))
+        prepare_inference(read_releases(path, InferenceDocument))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_a_budget_that_is_too_small_names_one_that_would_do(share: float, tmp_path: Path) -> None:
     with pytest.raises(FedveilError, match="too few people") as caught:
         prepare_inference(
-            read_inference_document(written(tmp_path, privacy=f"epsilon = 0.05\nshare = {share}"))
+            read_releases(written(tmp_path, privacy=f"epsilon = 0.05\nshare = {share}"), InferenceDocument)
         )
     needed = float(str(caught.value).split("epsilon = ")[1].split(",")[0])
     enough = f"epsilon = {1.1 * needed}\nshare = {share}"
-    prepare_inference(read_inference_document(written(tmp_path, privacy=enough)))
+    prepare_inference(read_releases(written(tmp_path, privacy=enough), InferenceDocument))
 
 
 def test_the_plan_reads_no_table_and_costs_what_is_declared(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_the_regression_of_the_page_is_planned(tmp_path: Path) -> None:
     """What the page shows can be asked for, with a schema that has its columns."""
     written(tmp_path, people=20000, silos='silos = ["north", "south", "west"]')
     (tmp_path / "odds.toml").write_text(BLOCKS["docs/how-to/estimate-effects.md:0"].text)
-    prepared = prepare_inference(read_inference_document(tmp_path / "odds.toml"))
+    prepared = prepare_inference(read_releases(tmp_path / "odds.toml", InferenceDocument))
     assert prepared.fitted.names == ("intercept", "age", "ward = y")
     assert prepared.fitted.design.units == (13.0, 1.0)
 
@@ -179,7 +181,7 @@ def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> N
     found = []
     for without in (None, 0):
         tables(tmp_path, people=80, without=without)
-        document = read_inference_document(tmp_path / "odds.toml")
+        document = read_releases(tmp_path / "odds.toml", InferenceDocument)
         folder = make_releases(prepare_inference(document), tmp_path / "runs")
         charges, fitted = [one.event for one in read_entries(folder / "ledger.jsonl")], read_fitted(folder)
         found.append((charges, [len(one.vector) for one in fitted.releases], fitted.names))
@@ -194,7 +196,7 @@ def test_a_killed_regression_goes_on_under_its_charges(
 ) -> None:
     """Killed ahead of the second charge and behind it: the same bytes as without a kill, and three charges."""
     tables(tmp_path, people=80)
-    document = read_inference_document(written(tmp_path, privacy="epsilon = 8.0\ninsecure_seed = 1"))
+    document = read_releases(written(tmp_path, privacy="epsilon = 8.0\ninsecure_seed = 1"), InferenceDocument)
     prepared = prepare_inference(document)
     whole = make_releases(prepared, tmp_path / "whole")
     work, calls = pkgutil.resolve_name(fatal), []
@@ -296,6 +298,6 @@ def test_private_weighting_carries_a_regression(tmp_path: Path) -> None:
     )
     text = path.read_text().replace('silos = "uniform"', 'silos = "equal"')
     path.write_text(text.replace('"secure-aggregation"', '"private-weighting"\nkey_bits = 2048\nn_max = 4'))
-    folder = make_releases(prepare_inference(read_inference_document(path)), tmp_path / "runs")
+    folder = make_releases(prepare_inference(read_releases(path, InferenceDocument)), tmp_path / "runs")
     assert len(read_fitted(folder).releases) == 3
     assert any("which users have a record" in text for text in stated(folder).uncovered)

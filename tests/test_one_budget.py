@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.experiments.release_document import InferenceDocument, parse_releases
+from fedveil.engine.experiments.release_document import InferenceDocument
 from fedveil.engine.experiments.sections import PrivacySection
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.inference import prepare_inference
@@ -26,6 +26,7 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, ComposedEvent, ConcentratedEvent, GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.together import spent_by
+from fedveil.validation import validated
 from tests.doc_examples import BLOCKS
 from tests.federation_world import asked, clients, population
 from tests.hospitals import table_in
@@ -45,7 +46,7 @@ def regression(folder: Path, share: float) -> InferenceDocument:
         "protection": {"name": "secure-aggregation"},
         "inference": {"family": "logistic", "target": "sick", "features": ["ward"], "silos": "uniform"},
     }
-    return parse_releases(InferenceDocument, document, "test")
+    return validated(InferenceDocument, document, "test")
 
 
 def strength(folder: Path) -> float:

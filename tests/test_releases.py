@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiments.release_document import ReleaseDocument, read_release_document
+from fedveil.engine.experiments.release_document import ReleaseDocument, read_releases
 from fedveil.engine.releases.release_run import make_releases, resume_releases
 from fedveil.engine.releases.release_sum import noisy_sum
 from fedveil.engine.releases.releases import PreparedRelease, prepare_release
@@ -106,14 +106,14 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a release."""
     folder = tmp_path_factory.mktemp("cohort")
     tables(folder)
-    document = read_release_document(written(folder))
+    document = read_releases(written(folder), ReleaseDocument)
     return make_releases(prepare_release(document), folder / "runs")
 
 
 def refusal(folder: Path, **changes: Any) -> str:
     """Return why a request is refused; no table exists, so nothing else can be wrong."""
     with pytest.raises(FedveilError) as caught:
-        prepare_release(read_release_document(written(folder, **changes)))
+        prepare_release(read_releases(written(folder, **changes), ReleaseDocument))
     return str(caught.value)
 
 
@@ -172,12 +172,13 @@ def test_a_budget_that_is_too_small_names_the_block_and_an_epsilon_that_would_do
     assert "statistics.release.age" in told
     needed = float(told.split("epsilon = ")[1].split(",")[0])
     prepare_release(
-        read_release_document(
+        read_releases(
             written(
                 tmp_path,
                 privacy=f"epsilon = {needed * 1.05}",
                 release='age = { show = ["histogram"], bins = 20 }',
-            )
+            ),
+            ReleaseDocument,
         )
     )
 
@@ -196,7 +197,7 @@ def test_the_example_of_the_page_is_planned(tmp_path: Path) -> None:
     schema = SCHEMA.format(users=20000, silos='silos = ["north", "south", "west"]')
     schema += 'pressure = { kind = "number", lower = 40, upper = 240 }\n'
     (tmp_path / "schema.toml").write_text(schema)
-    prepared = prepare_release(read_release_document(tmp_path / "cohort.toml"))
+    prepared = prepare_release(read_releases(tmp_path / "cohort.toml", ReleaseDocument))
     assert prepared.step.layout.norm == pytest.approx(1.0)
     assert {one.release for one in prepared.plan} == {"age", "follow_up", "table", "moments"}
 
@@ -229,7 +230,7 @@ def test_a_release_killed_after_its_charge_is_charged_again(
 ) -> None:
     tables(tmp_path, people=60)
     statistics = 'silos = "uniform"\nlargest_error = 1e6'
-    document = read_release_document(written(tmp_path, people=60, statistics=statistics))
+    document = read_releases(written(tmp_path, people=60, statistics=statistics), ReleaseDocument)
 
     def killed(*given: Any) -> None:
         raise KeyboardInterrupt
@@ -273,18 +274,20 @@ def test_what_was_released_is_not_stated_again_for_another_document(
     path.write_text(content.replace(was, now))
     try:
         with pytest.raises(RunFolderError, match=told):
-            resume_releases(prepare_release(read_release_document(released / "statistics.toml")), released)
+            resume_releases(
+                prepare_release(read_releases(released / "statistics.toml", ReleaseDocument)), released
+            )
     finally:
         path.write_text(content)
     assert (released / "privacy.json").read_bytes() == before
-    resume_releases(prepare_release(read_release_document(released / "statistics.toml")), released)
+    resume_releases(prepare_release(read_releases(released / "statistics.toml", ReleaseDocument)), released)
     assert (released / "privacy.json").read_bytes() == before
 
 
 def test_charges_that_another_machine_rounded_otherwise_are_told_from_another_document(
     released: Path,
 ) -> None:
-    prepared = prepare_release(read_release_document(released / "statistics.toml"))
+    prepared = prepare_release(read_releases(released / "statistics.toml", ReleaseDocument))
     (release,) = prepared.series.releases
     event = release.guarantee.event
     assert isinstance(event, GaussianEvent)
@@ -305,7 +308,7 @@ def spent_by_two(folder: Path) -> float:
 def test_rows_are_near_the_exact_figures(released: Path) -> None:
     """Within 6 standard deviations of their noise: decoding finds what was sent, cell by cell."""
     found = read_released(released)
-    document = read_release_document(released.parent.parent / "cohort.toml")
+    document = read_releases(released.parent.parent / "cohort.toml", ReleaseDocument)
     prepared = prepare_release(document)
     assert document.data.table is not None
     table = read_columns(prepared.declared.schema, document.data.table.files, prepared.step.columns)
@@ -329,11 +332,11 @@ def test_bytes_that_are_no_text_are_counted_in_their_own_cell(tmp_path: Path) ->
     written(tmp_path)
     tables(tmp_path, odd=False)
     path = tmp_path / "north.csv"
-    before = table_of(read_release_document(tmp_path / "cohort.toml")).places("ward")
+    before = table_of(read_releases(tmp_path / "cohort.toml", ReleaseDocument)).places("ward")
     content = path.read_bytes()
     place = content.index(b",x,")
     path.write_bytes(content[: place + 1] + b"\xff" + content[place + 2 :])
-    after = table_of(read_release_document(tmp_path / "cohort.toml")).places("ward")
+    after = table_of(read_releases(tmp_path / "cohort.toml", ReleaseDocument)).places("ward")
     assert (before.state != after.state).sum() == 1
     assert after.state[before.state != after.state].tolist() == [State.INVALID]
 
@@ -344,7 +347,7 @@ def test_one_cell_of_one_person_changes_no_decision(tmp_path: Path) -> None:
     found = []
     for without in (None, 0):
         tables(tmp_path, without=without)
-        document = read_release_document(tmp_path / "cohort.toml")
+        document = read_releases(tmp_path / "cohort.toml", ReleaseDocument)
         prepared = prepare_release(document)
         found.append(
             (prepared.release(()).method, prepared.declared, sum_of(prepared, table_of(document)).shape)
@@ -369,9 +372,9 @@ def test_groups_by_silo_and_category_add_up_to_all(tmp_path: Path) -> None:
     tables(tmp_path)
     release = 'age = { show = ["count", "mean"] }'
     statistics = 'silos = "uniform"\nby = ["silo", "ward"]\nfloor = 0\nlargest_error = 1e6'
-    document = read_release_document(written(tmp_path, release=release, statistics=statistics))
+    document = read_releases(written(tmp_path, release=release, statistics=statistics), ReleaseDocument)
     prepared = prepare_release(document)
-    ungrouped = prepare_release(read_release_document(written(tmp_path, release=release)))
+    ungrouped = prepare_release(read_releases(written(tmp_path, release=release), ReleaseDocument))
     assert prepared.release(()).method.channel.nominal() == pytest.approx(
         ungrouped.release(()).method.channel.nominal(), rel=1e-3
     )
@@ -396,7 +399,7 @@ def test_the_noise_is_that_of_one_central_gaussian(tmp_path: Path, protection: s
     asked = written(
         tmp_path, people=60, protection=f'name = "{protection}"', release=release, statistics=statistics
     )
-    document = read_release_document(asked)
+    document = read_releases(asked, ReleaseDocument)
     prepared, table = prepare_release(document), table_of(document)
     weights = Weights.UNIFORM.of(table.pairs(), 3, 60)
     exact = silo_sums(prepared.step, table, weights, prepared.release(()).bound).sum(axis=0)  # type: ignore[arg-type]
@@ -418,7 +421,7 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
         statistics='silos = "records"\nlargest_error = 1e6\nfloor = 0',
         release='sick = { show = ["count", "categories"] }',
     )
-    document = read_release_document(asked)
+    document = read_releases(asked, ReleaseDocument)
     folder = make_releases(prepare_release(document), tmp_path / "runs")
     released, statement = read_released(folder), stated(folder)
     assert released.counted == "people"
@@ -478,7 +481,7 @@ def test_truncation_shifts_a_million_peoples_counts_by_less_than_a_tenth_of_one(
         lost = strategy.decoder @ (strategy.matrix - kept.T)
         return 1e6 * float(np.abs(np.cumsum(lost, axis=0)).max())
 
-    document = read_release_document(written(tmp_path, people=10**6, privacy="epsilon = 0.5"))
+    document = read_releases(written(tmp_path, people=10**6, privacy="epsilon = 0.5"), ReleaseDocument)
     method = prepare_release(document).release(()).method
     assert isinstance(method.bound, FixedVector)
     assert shift(method.bound) < 0.1

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from fedveil.errors import FedveilError
+from fedveil.errors import ConfigError, FedveilError
 
 LARGEST_DOCUMENT: Final = 1 << 26
 """Bytes of a document that is read at once: settings, a schema, a statement, a key."""
@@ -164,6 +164,11 @@ def parse_toml(text: str, place: object, error: type[FedveilError]) -> dict[str,
             raise error(f"{place}: not a TOML document: {problem}") from None
         _check(document, place, error)
         return document
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; an unreadable one is a :class:`ConfigError` that names file and line."""
+    return parse_toml(read_text(path, ConfigError), path, ConfigError)
 
 
 def parse_json(content: bytes | str, place: object, error: type[FedveilError]) -> Any:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import Tag, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 from pydantic.fields import FieldInfo
+
+from fedveil.errors import ConfigError, FedveilError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _WANTED: Final = {
     "int": "a whole number",
@@ -74,6 +78,20 @@ class WrongSectionError(ValueError):
     def __init__(self, problems: Sequence[Any], section: Any) -> None:
         super().__init__("a wrong section")
         self.problems, self.section = problems, section
+
+
+def validated(
+    kind: type[ModelT], document: object, place: object, error: type[FedveilError] = ConfigError
+) -> ModelT:
+    """Return a document as one of its kind.
+
+    Raises:
+        FedveilError: of the type ``error``: a key that is missing, unknown or wrong; names the place and the key.
+    """
+    try:
+        return kind.model_validate(document)
+    except ValidationError as wrong:
+        raise error(f"{place}: {explained(wrong, kind)}") from None
 
 
 def explained(error: ValidationError, document: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,6 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 import torch
 from jaxtyping import Float32, Shaped
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -37,6 +35,7 @@ from fedveil.population.table_file import open_table, without_days
 from fedveil.population.tables import read_features_by_schema, read_number_columns
 from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness
+from fedveil.validation import validated
 
 _WEIGHTS: Final = "model.safetensors"
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -95,10 +94,8 @@ class Bundle:
         if self.manifest.input.schema_file is None:
             return None
         text = as_text(self._files["schema.toml"], "schema.toml", BundleError)
-        try:
-            return Schema.model_validate(parse_toml(text, "schema.toml", BundleError))
-        except (ValidationError, tomllib.TOMLDecodeError):
-            raise BundleError(f"{self.path}: schema.toml is no schema") from None
+        document = parse_toml(text, "schema.toml", BundleError)
+        return validated(Schema, document, f"{self.path}: schema.toml is no schema", BundleError)
 
     def _check_size(self, stored: Mapping[str, Tensor]) -> None:
         """Compare a shipped model with the weights before it takes memory: a manifest may ask for anything.

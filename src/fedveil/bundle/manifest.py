@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedveil.bundle.archive import BundleError
 from fedveil.files import parse_json
 from fedveil.population.records import Label, Task
-from fedveil.validation import explained
+from fedveil.validation import validated
 
 NAME: Final = "bundle.json"
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -121,7 +121,4 @@ class Manifest(_Part):
             raise BundleError(
                 f"{NAME}: schema version {document.get('schema_version')!r}; this fedveil reads version 2"
             )
-        try:
-            return cls.model_validate(document)
-        except ValidationError as error:
-            raise BundleError(f"{NAME}: {explained(error, cls)}") from None
+        return validated(cls, document, NAME, BundleError)

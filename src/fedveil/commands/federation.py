@@ -14,7 +14,7 @@ from fedveil.commands.figures import print_statement
 from fedveil.commands.link import end_by_terminate
 from fedveil.commands.options import OUT, Json, tell
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
-from fedveil.commands.released import RELEASES
+from fedveil.commands.released import RELEASES, kind_of
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.run_folder.documents import read_statement
 from fedveil.engine.run_folder.folder import RunFolder
@@ -164,11 +164,11 @@ def run_command(
     else:
         assert experiment is not None
         folder = create_run(coordinator, read_document(experiment, coordinator))
-    for file, show in RELEASES.items():
-        if (folder / file).exists():
-            _release(coordinator, folder, as_json, show)
-            return
-    _run(coordinator, folder, as_json)
+    kind = kind_of(folder.path)
+    if kind is not None:
+        _release(coordinator, folder, as_json, RELEASES[kind])
+    else:
+        _run(coordinator, folder, as_json)
 
 
 def _print_before(submission: Submission, as_json: bool) -> None:

@@ -11,9 +11,9 @@ import typer
 from fedveil.commands.figures import print_statement
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import ends, number, print_json, rows_table
-from fedveil.engine.experiments.release_document import INFERENCE, read_inference_document
+from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
 from fedveil.engine.releases.inference import PreparedInference, prepare_inference
-from fedveil.engine.releases.release_run import make_releases, resume_releases
+from fedveil.engine.releases.release_run import make_releases
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.inference import p_text, write_inference
 from fedveil.report.statistics import stated
@@ -29,17 +29,11 @@ def infer_command(
     as_json: Json = False,
 ) -> None:
     """Estimate effects over silos: one regression with intervals, inside one budget."""
-    prepared = prepare_inference(read_inference_document(file))
+    prepared = prepare_inference(read_releases(file, InferenceDocument))
     if plan:
         _print_plan(prepared, as_json)
         return
     print_inference(make_releases(prepared, runs), as_json)
-
-
-def go_on_with_inference(folder: Path, as_json: bool) -> None:
-    """Make the releases that a folder lacks if it was interrupted before, and print the regression."""
-    resume_releases(prepare_inference(read_inference_document(folder / INFERENCE)), folder)
-    print_inference(folder, as_json)
 
 
 def print_inference(folder: Path, as_json: bool) -> None:

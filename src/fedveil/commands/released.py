@@ -6,11 +6,29 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from fedveil.commands.inference import go_on_with_inference, print_inference
-from fedveil.commands.statistics import go_on_with_release, print_release
-from fedveil.engine.experiments.release_document import INFERENCE, STATISTICS
+from fedveil.commands.inference import print_inference
+from fedveil.commands.statistics import print_release
+from fedveil.engine.experiments.release_document import (
+    InferenceDocument,
+    ReleaseDocument,
+    TableDocument,
+    read_releases,
+)
+from fedveil.engine.releases.kinds import prepare_document
+from fedveil.engine.releases.release_run import resume_releases
 
-_Command = Callable[[Path, bool], None]
+RELEASES: Final[Mapping[type[TableDocument], Callable[[Path, bool], None]]] = {
+    ReleaseDocument: print_release,
+    InferenceDocument: print_inference,
+}
 
-GO_ON: Final[Mapping[str, _Command]] = {STATISTICS: go_on_with_release, INFERENCE: go_on_with_inference}
-RELEASES: Final[Mapping[str, _Command]] = {STATISTICS: print_release, INFERENCE: print_inference}
+
+def kind_of(folder: Path) -> type[TableDocument] | None:
+    """Return what kind of releases a folder is of; None for a run that trains."""
+    return next((kind for kind in RELEASES if (folder / kind.file).exists()), None)
+
+
+def go_on(folder: Path, kind: type[TableDocument], as_json: bool) -> None:
+    """Make the releases that a folder lacks if it was interrupted before, and print what they show."""
+    resume_releases(prepare_document(read_releases(folder / kind.file, kind)), folder)
+    RELEASES[kind](folder, as_json)

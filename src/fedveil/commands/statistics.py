@@ -11,8 +11,8 @@ from fedveil.commands.figures import print_rows, print_statement
 from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import print_json, rows_table
-from fedveil.engine.experiments.release_document import STATISTICS, read_release_document
-from fedveil.engine.releases.release_run import make_releases, resume_releases
+from fedveil.engine.experiments.release_document import ReleaseDocument, read_releases
+from fedveil.engine.releases.release_run import make_releases
 from fedveil.engine.releases.releases import PreparedRelease, answered, prepare_release
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_epsilon
@@ -42,7 +42,7 @@ def stats_command(
     as_json: Json = False,
 ) -> None:
     """Count people over silos: one release of tables with intervals, inside one budget."""
-    document = read_release_document(file)
+    document = read_releases(file, ReleaseDocument)
     prepared = prepare_release(document)
     if plan:
         _print_plan(prepared, as_json)
@@ -54,12 +54,6 @@ def stats_command(
             "again for nothing, --again pays for another"
         )
     print_release(make_releases(prepared, runs), as_json, here)
-
-
-def go_on_with_release(folder: Path, as_json: bool) -> None:
-    """Make the release of a folder if it was interrupted before, and print it."""
-    resume_releases(prepare_release(read_release_document(folder / STATISTICS)), folder)
-    print_release(folder, as_json)
 
 
 def print_release(folder: Path, as_json: bool, here: bool = False) -> None:

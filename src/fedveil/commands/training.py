@@ -12,7 +12,7 @@ import typer
 from fedveil.commands.data import print_report
 from fedveil.commands.figures import print_rows, print_statement
 from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
-from fedveil.commands.released import GO_ON
+from fedveil.commands.released import go_on, kind_of
 from fedveil.console import epsilon_text, observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.advice import advice_of
 from fedveil.engine.experiments.experiment import parse_assignment
@@ -97,10 +97,10 @@ def resume_command(
     """Go on with an interrupted run from its last complete round, or with an interrupted release."""
     if (folder / STATE).exists():
         raise ConfigError(f"{folder}: a run between institutions: `fedveil federation run --resume {folder}`")
-    for document, go_on in GO_ON.items():
-        if (folder / document).exists():
-            go_on(folder, as_json)
-            return
+    kind = kind_of(folder)
+    if kind is not None:
+        go_on(folder, kind, as_json)
+        return
     with observer(OUT, quiet=as_json) as watching:
         outcome = resume(folder, watching)
     _end([outcome], write_report(outcome.folder), as_json)

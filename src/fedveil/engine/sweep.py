@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from fedveil.engine.experiments.experiment import Experiment, parse, parse_assignment, read_toml
+from fedveil.engine.experiments.experiment import Experiment, parse, parse_assignment
 from fedveil.engine.experiments.study import Selection, load_study
 from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import Outcome, go_on, run
@@ -26,6 +26,7 @@ from fedveil.engine.run_folder.documents import RoundRow, read_lines
 from fedveil.engine.run_folder.folder import Row, RunFolder, finite
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.files import read_toml
 from fedveil.privacy.statement import show_epsilon
 from fedveil.privacy.together import spent_by
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedveil.crypto.keys import PublicIdentity, in_groups
-from fedveil.engine.experiments.experiment import read_toml
-from fedveil.errors import ConfigError
-from fedveil.validation import explained
+from fedveil.files import read_toml
+from fedveil.validation import validated
 
 CHARTER: Final = "charter.toml"
 
@@ -89,10 +88,7 @@ class Charter:
         Raises:
             ConfigError: missing, no TOML, or no charter; names the file and the key.
         """
-        try:
-            document = _Document.model_validate(read_toml(path))
-        except ValidationError as error:
-            raise ConfigError(f"{path}: {explained(error, _Document)}") from None
+        document = validated(_Document, read_toml(path), path)
         return cls(
             name=document.name,
             host=document.host,

@@ -23,7 +23,6 @@ from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.experiments.release_document import (
     KINDS,
     TableDocument,
-    parse_releases,
 )
 from fedveil.engine.experiments.sections import TableSection
 from fedveil.errors import ConfigError
@@ -32,11 +31,12 @@ from fedveil.federation.limits import LARGEST_EXPERIMENT
 from fedveil.files import parse_json
 from fedveil.protection.refusals import Code
 from fedveil.registry import Member
+from fedveil.validation import validated
 
 EXPERIMENT: Final = "experiment.toml"
 DOCUMENTS: Final[Mapping[str, Callable[[dict[str, Any], str], Experiment | TableDocument]]] = {
     EXPERIMENT: parse,
-    **{kind.file: partial(parse_releases, kind) for kind in KINDS},
+    **{kind.file: partial(validated, kind) for kind in KINDS},
 }
 """What a run is of, by the one file of these that its folder has."""
 

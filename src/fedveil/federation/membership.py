@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
@@ -18,7 +18,7 @@ from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import Charter
 from fedveil.files import parse_toml, read_text
 from fedveil.protection.protocol import Roster
-from fedveil.validation import explained
+from fedveil.validation import validated
 
 _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
@@ -202,10 +202,7 @@ class Membership:
         Raises:
             ConfigError: no TOML, or not a membership; names the key.
         """
-        try:
-            document = _Document.model_validate(parse_toml(text, place, ConfigError))
-        except ValidationError as error:
-            raise ConfigError(f"{place}: {explained(error, _Document)}") from None
+        document = validated(_Document, parse_toml(text, place, ConfigError), place)
         nodes = tuple(member.node for member in document.silos)
         return cls(
             silos=tuple(member.name for member in document.silos),

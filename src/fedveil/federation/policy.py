@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedveil.engine.experiments.experiment import Experiment, asked_for, read_toml
+from fedveil.engine.experiments.experiment import Experiment, asked_for
 from fedveil.engine.releases.asks import Asks
 from fedveil.errors import ConfigError
 from fedveil.federation.document import versions
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.files import read_toml
 from fedveil.foreign import foreign
 from fedveil.keys import Count, Positive
 from fedveil.local.losses import LOSSES
@@ -27,7 +28,7 @@ from fedveil.protection.refusals import Code
 from fedveil.registry import PACKAGE, outsiders
 from fedveil.statistics.inference.families import FAMILIES
 from fedveil.statistics.request import FIGURES
-from fedveil.validation import explained
+from fedveil.validation import validated
 
 RELEASES: Final = (
     *FIGURES,
@@ -141,10 +142,7 @@ class Policy(BaseModel):
         Raises:
             ConfigError: missing, no TOML, or not a policy; names the file and the key.
         """
-        try:
-            return cls.model_validate(read_toml(path))
-        except ValidationError as error:
-            raise ConfigError(f"{path}: {explained(error, cls)}") from None
+        return validated(cls, read_toml(path), path)
 
     @property
     def budget(self) -> Budget | None:

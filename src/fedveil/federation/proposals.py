@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.experiments.release_document import TableDocument, kind_in, parse_releases
+from fedveil.engine.experiments.release_document import TableDocument, kind_in
 from fedveil.engine.experiments.sections import TrainerSection
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.asks import beside_training_asked
@@ -28,6 +28,7 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.share import OwnTable, Share, Tested
 from fedveil.protection.parts import Phase
 from fedveil.protection.refusals import Code
+from fedveil.validation import validated
 
 
 def own_work(text: str, phase: Phase | None, policy: Policy, share: Share, number: int) -> OwnWork:
@@ -109,7 +110,7 @@ def _released(
         raise RefusalError(Code.SHAPE)
     if share.table is None:
         raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
-    asked, of = parse_releases(kind, document, _ORIGIN), share.table.declared
+    asked, of = validated(kind, document, _ORIGIN), share.table.declared
     policy.check_open(asked.protection.name, asked.privacy.insecure_seed)
     policy.check_asked(asked_of(asked, of))
     return own_release(prepare_document(asked, of), phase, policy, share.table)

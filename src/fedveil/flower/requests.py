@@ -14,14 +14,13 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
-from fedveil.engine.experiments.experiment import read_toml
-from fedveil.errors import ConfigError, IntegrityError
-from fedveil.files import reading
-from fedveil.validation import explained
+from fedveil.errors import IntegrityError
+from fedveil.files import read_toml, reading
+from fedveil.validation import validated
 
 Role = Literal["silo", "coordinator"]
 _SIGNED_AS: Final = b"fedveil/2/request"
@@ -149,10 +148,7 @@ class Request:
         Raises:
             ConfigError: missing, no TOML, or no request; names the file and the key.
         """
-        try:
-            document = _Document.model_validate(read_toml(path))
-        except ValidationError as error:
-            raise ConfigError(f"{path}: {explained(error, _Document)}") from None
+        document = validated(_Document, read_toml(path), path)
         return cls(
             role=document.role,
             name=document.name,

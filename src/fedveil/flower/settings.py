@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Self
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from fedveil.errors import ConfigError
-from fedveil.files import parse_toml, read_text
-from fedveil.validation import explained
+from fedveil.files import read_toml
+from fedveil.validation import validated
 
 
 class Settings(BaseModel):
@@ -21,10 +20,7 @@ class Settings(BaseModel):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a settings file; what is wrong is named by file and key."""
-        try:
-            return cls.model_validate(parse_toml(read_text(path, ConfigError), str(path), ConfigError))
-        except ValidationError as error:
-            raise ConfigError(f"{path}: {explained(error, cls)}") from None
+        return validated(cls, read_toml(path), path)
 
     def write(self, path: Path) -> None:
         """Write a settings file."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.engine.experiments.declared import Declared
-from fedveil.engine.experiments.experiment import Experiment, parse, read_toml
+from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.experiments.release_document import (
     KINDS,
     TableDocument,
@@ -35,7 +35,7 @@ from fedveil.federation.opening import open_release, open_training, record_of
 from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
 from fedveil.federation.release_rounds import DueRelease
 from fedveil.federation.share import public_table
-from fedveil.files import parse_json, read_content, reading
+from fedveil.files import parse_json, read_content, read_toml, reading
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.flower.sockets import address

@@ -19,13 +19,13 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedveil.errors import DataError
 from fedveil.files import parse_toml, read_text
 from fedveil.foreign import foreign
 from fedveil.population.identities import AS_TEXT
-from fedveil.validation import explained
+from fedveil.validation import validated
 
 MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
 EPOCH: Final = date(1970, 1, 1)
@@ -354,7 +354,4 @@ def read_schema(path: Path) -> Schema:
             the key.
     """
     document = parse_toml(read_text(path, DataError), f"schema {path}", DataError)
-    try:
-        return Schema.model_validate(document)
-    except ValidationError as error:
-        raise DataError(f"schema {path} does not fit: {explained(error, Schema)}") from None
+    return validated(Schema, document, f"schema {path} does not fit", DataError)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from fedveil.engine.experiments.experiment import read_toml
+from fedveil.files import read_toml
 
 
 class IndexItem(BaseModel):

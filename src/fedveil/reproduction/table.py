@@ -8,14 +8,14 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedveil.engine.experiments.experiment import parse, parse_assignment, read_toml
+from fedveil.engine.experiments.experiment import parse, parse_assignment
 from fedveil.engine.experiments.study import Selection, study_documents
 from fedveil.errors import ConfigError
-from fedveil.files import read_content
+from fedveil.files import read_content, read_toml
 from fedveil.reproduction.results import Values, digest
-from fedveil.validation import explained
+from fedveil.validation import validated
 
 Printed = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?$")]
 
@@ -174,10 +174,7 @@ def load_table(name: str) -> Table:
     if name not in table_names():
         raise ConfigError(f"{name}: no such table; known are {', '.join(table_names())}")
     path = _folder() / f"{name}.toml"
-    try:
-        return Table.model_validate(read_toml(path) | {"name": name})
-    except ValidationError as error:
-        raise ConfigError(f"{path.name}: {explained(error, Table)}") from None
+    return validated(Table, read_toml(path) | {"name": name}, path.name)
 
 
 def _folder() -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import tomlkit
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from fedveil.engine.experiments.choice import Choice, Chosen, Keys
@@ -27,10 +27,10 @@ from fedveil.engine.experiments.sections import (
     TrainerSection,
 )
 from fedveil.errors import ConfigError
-from fedveil.files import parse_toml, read_text
+from fedveil.files import parse_toml
 from fedveil.keys import Count
 from fedveil.local.steps import LocalSgd
-from fedveil.validation import explained
+from fedveil.validation import validated
 
 
 class Experiment(Section):
@@ -188,10 +188,7 @@ def parse(document: dict[str, Any], origin: str) -> Experiment:
         document: the nested tables.
         origin: what to call the document in an error (a file or a preset).
     """
-    try:
-        return Experiment.model_validate(document)
-    except ValidationError as error:
-        raise ConfigError(f"{origin}: {explained(error, Experiment)}") from None
+    return validated(Experiment, document, origin)
 
 
 def _known_keys(path: tuple[int | str, ...]) -> list[str]:
@@ -215,11 +212,6 @@ def _mark_of(section: FieldInfo | None) -> Chosen | Keys | None:
         return None
     marks = (*section.metadata, *(mark for one in get_args(section.annotation) for mark in get_args(one)[1:]))
     return next((mark for mark in marks if isinstance(mark, Chosen | Keys)), None)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; an unreadable one is a :class:`ConfigError` that names file and line."""
-    return parse_toml(read_text(path, ConfigError), path, ConfigError)
 
 
 def asked_for(document: dict[str, Any]) -> dict[str, tuple[str, str]]:

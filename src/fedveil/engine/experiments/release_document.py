@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import tomlkit
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from fedveil.engine.experiments.choice import Choice, Chosen
-from fedveil.engine.experiments.experiment import read_toml
 from fedveil.engine.experiments.sections import DataSection, PrivacySection, Section
-from fedveil.errors import ConfigError
-from fedveil.statistics.inference.request import (
-    Inference,
-)
-from fedveil.statistics.request import (
-    Request,
-)
-from fedveil.validation import explained
+from fedveil.files import read_toml
+from fedveil.statistics.inference.request import Inference
+from fedveil.statistics.request import Request
+from fedveil.validation import validated
 
 STATISTICS: Final = "statistics.toml"
 INFERENCE: Final = "inference.toml"
@@ -88,29 +83,7 @@ def kind_in(document: Mapping[str, Any]) -> type[TableDocument] | None:
     return next((kind for kind in KINDS if kind.table in document), None)
 
 
-def read_release_document(path: Path) -> ReleaseDocument:
-    """Read a document of statistics, as :func:`read_releases`."""
-    return read_releases(path, ReleaseDocument)
-
-
-def read_inference_document(path: Path) -> InferenceDocument:
-    """Read a document of a regression, as :func:`read_releases`."""
-    return read_releases(path, InferenceDocument)
-
-
 _Document = TypeVar("_Document", bound=TableDocument)
-
-
-def parse_releases(kind: type[_Document], document: dict[str, Any], origin: object) -> _Document:
-    """Validate a document of releases.
-
-    Raises:
-        ConfigError: keys that are wrong, by their paths.
-    """
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        raise ConfigError(f"{origin}: {explained(error, kind)}") from None
 
 
 def read_releases(path: Path, kind: type[_Document]) -> _Document:
@@ -119,7 +92,7 @@ def read_releases(path: Path, kind: type[_Document]) -> _Document:
     Raises:
         ConfigError: unreadable, or a key that is wrong, by its path.
     """
-    found = parse_releases(kind, read_toml(path), path)
+    found = validated(kind, read_toml(path), path)
     table = found.data.table
     assert table is not None
     data = found.data.model_copy(update={"table": table.anchored(path.parent.absolute())})

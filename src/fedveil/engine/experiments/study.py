@@ -20,8 +20,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedveil.engine.experiments.experiment import Experiment, merge, parse, read_toml
+from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.errors import ConfigError
+from fedveil.files import read_toml
 
 _TABLES = {"title", "experiment", "scenarios", "variants", "quick"}
 

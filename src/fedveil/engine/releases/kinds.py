@@ -16,7 +16,7 @@ from fedveil.engine.releases.releases import prepare_release
 
 class _Kind(NamedTuple):
     asked: Callable[[Any, Declared], Asks]
-    prepare: Callable[[Any, Declared], PreparedReleases]
+    prepare: Callable[[Any, Declared | None], PreparedReleases]
 
 
 _KINDS: Final[Mapping[type[TableDocument], _Kind]] = MappingProxyType(
@@ -40,12 +40,12 @@ def asked_of(document: TableDocument, of: Declared) -> Asks:
     return _KINDS[type(document)].asked(document, of)
 
 
-def prepare_document(document: TableDocument, of: Declared) -> PreparedReleases:
+def prepare_document(document: TableDocument, of: Declared | None = None) -> PreparedReleases:
     """Compose the releases of a document and find their noise; no table is opened.
 
     Args:
         document: what is asked for.
-        of: what is declared of the tables.
+        of: what is declared of the tables; None: what the files say that the document names.
 
     Raises:
         FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.

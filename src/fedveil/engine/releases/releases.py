@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedveil.engine.experiments.declared import Declared, declared
-from fedveil.engine.experiments.release_document import STATISTICS, ReleaseDocument, read_release_document
+from fedveil.engine.experiments.release_document import STATISTICS, ReleaseDocument, read_releases
 from fedveil.engine.releases.release_method import release_builder
 from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.release_series import calibrated
@@ -107,7 +107,7 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
 def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:
     """Return a folder whose release has every cell that is asked for, of the same tables; None if there is none."""
     for path in sorted(parent.glob(f"*/{FILE}")):
-        before, stored = read_release_document(path.parent / STATISTICS), read_released(path.parent)
+        before, stored = read_releases(path.parent / STATISTICS, ReleaseDocument), read_released(path.parent)
         of = prepared.declared
         same = (before.data, stored.schema, stored.silos) == (document.data, of.schema, of.silos)
         asked, had = document.statistics, stored.request

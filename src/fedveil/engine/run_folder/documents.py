@@ -23,12 +23,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, parse_json, read_content
 from fedveil.privacy.statement import Statement
-from fedveil.validation import explained
+from fedveil.validation import validated
 
 SCHEMA_VERSION: Final = 1
 NORM_LEVELS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -298,7 +298,4 @@ def checked(value: JsonObject, place: object, kind: type[DocumentT]) -> Document
     Raises:
         RunFolderError: a key is missing or has another form; names place and key, and what would be right.
     """
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise RunFolderError(f"{place} is damaged: {explained(error, kind)}") from None
+    return validated(kind, value, f"{place} is damaged", RunFolderError)

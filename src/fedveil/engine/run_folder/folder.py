@@ -47,10 +47,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveil.engine.experiments.experiment import Experiment, parse, read_toml
+from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.run_folder.documents import SCHEMA_VERSION, RoundRow, read_line
 from fedveil.errors import RunFolderError
-from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content, reading, replace_file
+from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content, read_toml, reading, replace_file
 from fedveil.privacy.ledger_lines import Head
 from fedveil.server.optimizers import State
 

@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from pydantic import ValidationError
-
 from fedveil.checks import Unchecked, same_but_rounded
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.experiments.release_document import kind_in, parse_releases
+from fedveil.engine.experiments.release_document import kind_in
 from fedveil.engine.releases.evaluation import plan_evaluation
 from fedveil.engine.releases.kinds import prepare_document
 from fedveil.engine.releases.preprocessing import Preprocessed, plan_preprocessing
@@ -41,6 +39,7 @@ from fedveil.statistics.evaluation.evaluated import FILE as EVALUATED
 from fedveil.statistics.inference.fitted import FILE as FITTED
 from fedveil.statistics.released import FILE as COUNTED
 from fedveil.statistics.stored import NoisySum, NoisySums
+from fedveil.validation import validated
 
 _TERMS: Final = "the experiment of the terms"
 DECLARED: Final = "declared.toml"
@@ -181,7 +180,7 @@ def _meant(
     of = Declared(schema=_agreed(document, last.membership), silos=last.membership.silos)
     kind = kind_in(experiment)
     if kind is not None:
-        prepared = prepare_document(parse_releases(kind, experiment, _TERMS), of)
+        prepared = prepare_document(validated(kind, experiment, _TERMS), of)
         made = _sums(prepared.file, numbers, prepared.release)
         return {prepared.file: prepared.to_json(made)}
     asked, meant = parse(experiment, _TERMS), dict[str, Any]()
@@ -233,12 +232,8 @@ def _agreed(document: bytes, membership: Membership) -> Schema:
     """Return the schema on which the members agreed."""
     if hashlib.sha256(document).digest() != membership.schema_digest:
         raise IntegrityError(f"{DECLARED}: not the schema on which the members agreed")
-    try:
-        return Schema.model_validate(
-            parse_toml(as_text(document, DECLARED, IntegrityError), DECLARED, IntegrityError)
-        )
-    except ValidationError:
-        raise IntegrityError(f"{DECLARED}: no schema") from None
+    tables = parse_toml(as_text(document, DECLARED, IntegrityError), DECLARED, IntegrityError)
+    return validated(Schema, tables, f"{DECLARED}: no schema", IntegrityError)
 
 
 def _file(files: Mapping[str, bytes], name: str) -> bytes:
