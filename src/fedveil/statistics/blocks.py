@@ -78,6 +78,7 @@ class OneHot(Encoder):
     one_hot: ClassVar[bool] = True
 
     cells: Partition
+    norm: ClassVar[float] = 1.0  # a record lies in one cell at most
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,11 +104,6 @@ class OneHot(Encoder):
     def width(self) -> int:
         """One number a cell."""
         return self.cells.size
-
-    @property
-    def norm(self) -> float:
-        """1: a record lies in one cell at most."""
-        return 1.0
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
         """Return one 1 a record."""

@@ -70,21 +70,13 @@ class States(Partition):
     """Whether a column has a value: valid, missing, unreadable."""
 
     column: str
+    labels: ClassVar[tuple[str, ...]] = ("with a value", MISSING, UNREADABLE)
+    spread: ClassVar[int] = 1  # most have a value
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The column."""
         return (self.column,)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Three."""
-        return ("with a value", MISSING, UNREADABLE)
-
-    @property
-    def spread(self) -> int:
-        """1: most have a value."""
-        return 1
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         """Return the state of every cell."""
@@ -165,11 +157,7 @@ class Silos(Partition):
     """The declared silos."""
 
     names: tuple[str, ...]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The reserved name."""
-        return ("silo",)
+    columns: ClassVar[tuple[str, ...]] = ("silo",)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -185,15 +173,8 @@ class Silos(Partition):
 class Everybody(Partition):
     """One cell."""
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """None."""
-        return ()
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """All."""
-        return ("all",)
+    columns: ClassVar[tuple[str, ...]] = ()
+    labels: ClassVar[tuple[str, ...]] = ("all",)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         """Return the one cell."""

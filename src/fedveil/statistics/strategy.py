@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 from jaxtyping import Float64
@@ -72,6 +72,9 @@ class Strategy:
     kind: Kind
     ordered: int
     free: int = 0
+    sensitivity: ClassVar[float] = (
+        1.0  # the largest l2 norm of a convex combination of columns, in closed form
+    )
 
     def __post_init__(self) -> None:
         """Refuse what has no cell, and prefix codes that are larger than they were measured."""
@@ -89,11 +92,6 @@ class Strategy:
     def sent(self) -> int:
         """How many numbers are sent."""
         return self.width + (self.ordered if self.kind == "stacked" else 0)
-
-    @property
-    def sensitivity(self) -> float:
-        """The largest l2 norm of a convex combination of columns, by its closed form."""
-        return 1.0
 
     @cached_property
     def matrix(self) -> Float64[np.ndarray, "sent width"]:

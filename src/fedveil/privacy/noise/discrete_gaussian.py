@@ -16,7 +16,6 @@ from fedveil.privacy.noise.law import scale_in_units
 from fedveil.randomness import BitSource
 
 _BLOCK: Final = 2**15
-_TABLE_RATIO: Final = 4096.0  # up to here probabilities are summed; beyond, the normal law is right to 1e-8
 _REACH: Final = 40.0  # the table's half-width in standard deviations; the rest is below the smallest float64
 
 

@@ -66,20 +66,13 @@ class _Errors:
     """
 
     largest: float
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Prediction and target."""
-        return (SCORE, TARGET)
+    columns: ClassVar[tuple[str, ...]] = (SCORE, TARGET)
 
 
 class ErrorStates(_Errors, Partition):
     """Whether the error of a record lies within what is declared of it."""
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Three."""
-        return ("within", "larger error", UNREADABLE)
+    labels: ClassVar[tuple[str, ...]] = ("within", "larger error", UNREADABLE)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         """Return the state of every record."""
@@ -99,16 +92,8 @@ class ErrorPowers(_Errors, Encoder):
 
     lower: float
     upper: float
-
-    @property
-    def width(self) -> int:
-        """Four."""
-        return 4
-
-    @property
-    def norm(self) -> float:
-        """2: every number is at most 1 in size."""
-        return 2.0
+    width: ClassVar[int] = 4
+    norm: ClassVar[float] = 2.0  # of four numbers of at most 1 in size
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
         """Return the powers of every record."""
@@ -134,11 +119,7 @@ class Amounts(Evaluator):
     lower: float
     upper: float
     largest: float
-
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """Mean absolute error, root mean squared error, share of the variance that is explained."""
-        return ("mae", "rmse", "r2")
+    compared: ClassVar[tuple[str, ...]] = ("mae", "rmse", "r2")
 
     def columns(
         self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]

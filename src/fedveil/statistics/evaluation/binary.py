@@ -78,11 +78,7 @@ class LabelledBins(Partition):
     """
 
     edges: tuple[float, ...]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Score and label."""
-        return (SCORE, TARGET)
+    columns: ClassVar[tuple[str, ...]] = (SCORE, TARGET)
 
     @property
     def bins(self) -> int:
@@ -146,11 +142,7 @@ class TwoClasses(Evaluator):
     measure: ClassVar[str] = "auc"
 
     bins: int
-
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """Area, accuracy, balanced accuracy."""
-        return ("auc", "accuracy", "balanced accuracy")
+    compared: ClassVar[tuple[str, ...]] = ("auc", "accuracy", "balanced accuracy")
 
     @property
     def first(self) -> Layout:

@@ -29,11 +29,7 @@ class ConfusionCells(Partition):
     """Class and predicted class at once; a record without a prediction of a class has a cell of its own."""
 
     classes: tuple[str, ...]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Prediction and class."""
-        return (SCORE, TARGET)
+    columns: ClassVar[tuple[str, ...]] = (SCORE, TARGET)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -68,11 +64,7 @@ class Classes(Evaluator):
     measure: ClassVar[str] = "balanced accuracy"
 
     names: tuple[str, ...]
-
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """Accuracy and its mean over classes."""
-        return ("accuracy", "balanced accuracy")
+    compared: ClassVar[tuple[str, ...]] = ("accuracy", "balanced accuracy")
 
     def columns(
         self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]

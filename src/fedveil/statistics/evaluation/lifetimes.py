@@ -72,11 +72,7 @@ class ExitCells(Partition):
 
     horizons: tuple[float, ...]
     edges: tuple[float, ...]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Score, event, time."""
-        return (SCORE, TARGET, TIME)
+    columns: ClassVar[tuple[str, ...]] = (SCORE, TARGET, TIME)
 
     @property
     def bins(self) -> int:

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -56,6 +57,7 @@ class Scaled(Term):
     upper: float
     centre: float
     scale: float
+    expected: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,11 +68,6 @@ class Scaled(Term):
     def unit(self) -> float:
         """The scale."""
         return self.scale
-
-    @property
-    def expected(self) -> tuple[float, float]:
-        """0 and 1."""
-        return 0.0, 1.0
 
     def of(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n k"], Bool[np.ndarray, " n"]]:
         """Return one covariate."""
@@ -91,16 +88,12 @@ class Levels(Term):
     column: str
     categories: tuple[str, ...]
     reference: str
+    unit: ClassVar[float] = 1.0
 
     @property
     def names(self) -> tuple[str, ...]:
         """Column and category."""
         return tuple(f"{self.column} = {name}" for name in self.categories if name != self.reference)
-
-    @property
-    def unit(self) -> float:
-        """1."""
-        return 1.0
 
     @property
     def expected(self) -> tuple[float, float]:

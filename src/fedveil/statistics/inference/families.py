@@ -152,6 +152,7 @@ class Logistic(_Generalised):
     """A 0/1 target whose log-odds are linear; e^coefficient is an odds ratio."""
 
     name: ClassVar[str] = "logistic"
+    typical: ClassVar[float] = 0.2  # probabilities between .28 and .72
 
     def score_norm(self, bound: float) -> float:
         """B: a residual y - p is at most 1."""
@@ -160,11 +161,6 @@ class Logistic(_Generalised):
     def curvature_norm(self, bound: float) -> float:
         """B^2 / 4: p (1 - p) is at most 1/4."""
         return bound**2 / 4
-
-    @property
-    def typical(self) -> float:
-        """0.2: probabilities between .28 and .72."""
-        return 0.2
 
     def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
         """Return the place of the second category, 0 or 1."""
@@ -197,6 +193,7 @@ class Linear(_Generalised):
 
     centre: float
     cut: float
+    typical: ClassVar[float] = 0.9  # one residual of ten is cut
 
     @property
     def unit(self) -> float:
@@ -215,11 +212,6 @@ class Linear(_Generalised):
     def curvature_norm(self, bound: float) -> float:
         """B^2."""
         return bound**2
-
-    @property
-    def typical(self) -> float:
-        """0.9: one residual of ten is cut."""
-        return 0.9
 
     def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
         """Return the centred number on the scale of the equation; infinite ones are cut like any other."""
