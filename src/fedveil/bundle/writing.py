@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,6 +17,7 @@ from fedveil.bundle.archive import SUMS, sums, write_files
 from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart, Reached
 from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.experiments.named_code import check_code
 from fedveil.engine.experiments.task_choice import defaults_of, task_of
 from fedveil.engine.populations import load_population
 from fedveil.engine.run_folder.folder import Row, RunFolder, stored_tensors
@@ -94,15 +96,22 @@ def write_bundle(path: Path, source: Source) -> Path:
     return path
 
 
-def bundle_run(run: Path, path: Path, *, about: str = "") -> Path:
+def bundle_run(run: Path, path: Path, *, about: str = "", code: Collection[str] = ()) -> Path:
     """Write a bundle of a run folder whose data and model are named in its experiment.
 
+    Args:
+        run: the run folder.
+        path: a new folder, or a new ``.zip``.
+        about: what the model is for, and for whom: for its card.
+        code: import paths of models, losses and metrics that the folder may name, and that may run.
+
     Raises:
-        ConfigError: they were handed over in Python: ``Result.save`` writes that bundle.
+        ConfigError: they were handed over in Python: ``Result.save`` writes that bundle; or code that is not named.
         RunFolderError: the run has not ended, or its folder is damaged.
         DataError: the data are not where the experiment says: their public facts (shape, classes) are read with them.
     """
     folder, experiment = RunFolder.open(run)
+    check_code(experiment, code, run)
     population = _population(folder, experiment)
     task = task_of(experiment, population)
     with reading(run, RunFolderError), stored_tensors(folder / "model.safetensors") as stored:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json
+from fedveil.commands.options import OUT, Code, Json
 from fedveil.console import print_json
 from fedveil.engine.audit import audit
 from fedveil.privacy.statement import show_epsilon, show_lower_bound
@@ -20,10 +20,11 @@ def audit_command(
     canaries: Annotated[
         int, typer.Option(min=0, help="units of the one-run audit, which trains once more; 0 leaves it out")
     ] = 200,
+    code: Code = None,
     as_json: Json = False,
 ) -> None:
     """Attack a run: membership inference, and a lower bound on epsilon that may refute its claim."""
-    found = audit(folder, canaries=canaries)
+    found = audit(folder, canaries=canaries, code=code or ())
     report = write_report(folder)
     if as_json:
         print_json({**asdict(found), "refuted": found.refuted, "report": report})

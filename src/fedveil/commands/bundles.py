@@ -11,7 +11,7 @@ from fedveil.bundle.bundle import load_bundle, write_table
 from fedveil.bundle.export import export_onnx, export_torch
 from fedveil.bundle.signing import sign
 from fedveil.bundle.writing import bundle_run
-from fedveil.commands.options import Json, tell
+from fedveil.commands.options import Code, Json, tell
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError
 
@@ -26,10 +26,11 @@ def bundle_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder, or a new .zip")],
     about: Annotated[str, typer.Option(help="what the model is for, and for whom: for its card")] = "",
+    code: Code = None,
     as_json: Json = False,
 ) -> None:
     """Put a run's model, schema, statement and ledger into one folder or zip, to be used elsewhere."""
-    made = bundle_run(run, output, about=about)
+    made = bundle_run(run, output, about=about, code=code or ())
     tell(as_json, {"bundle": made}, f"bundle: {made}")
 
 

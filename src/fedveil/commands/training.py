@@ -11,7 +11,7 @@ import typer
 
 from fedveil.commands.data import print_report
 from fedveil.commands.figures import print_rows, print_statement
-from fedveil.commands.options import OUT, Json, Listed, Runs, Source, grouped
+from fedveil.commands.options import OUT, Code, Json, Listed, Runs, Source, grouped
 from fedveil.commands.released import go_on, kind_of
 from fedveil.console import epsilon_text, observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.advice import advice_of
@@ -92,7 +92,9 @@ def run_command(
 
 
 def resume_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")], as_json: Json = False
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    code: Code = None,
+    as_json: Json = False,
 ) -> None:
     """Go on with an interrupted run from its last complete round, or with an interrupted release."""
     if (folder / STATE).exists():
@@ -102,7 +104,7 @@ def resume_command(
         go_on(folder, kind, as_json)
         return
     with observer(OUT, quiet=as_json) as watching:
-        outcome = resume(folder, watching)
+        outcome = resume(folder, watching, code or ())
     _end([outcome], write_report(outcome.folder), as_json)
 
 

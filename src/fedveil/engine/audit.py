@@ -15,7 +15,7 @@ lower bound on epsilon follows, for the unit that the run's own statement protec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
+from fedveil.engine.experiments.named_code import check_code
 from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.turn import Turn
@@ -68,18 +69,25 @@ class Audit:
         return self.claimed is not None and self.bound is not None and self.bound.epsilon > self.claimed
 
 
-def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, total: None) -> Audit:
+def audit(
+    path: Path,
+    *,
+    canaries: int = 200,
+    watch: Watcher = lambda done, total: None,
+    code: Collection[str] = (),
+) -> Audit:
     """Attack a run and write ``audit.json`` into its folder.
 
     Args:
         path: the run folder of a complete run.
         canaries: units of the one-run audit; 0 leaves it out (it trains once more).
         watch: told (rounds done, rounds) of that training.
+        code: import paths of models, losses and metrics that the folder may name, and that may run.
 
     Raises:
         RunFolderError: no run folder, a run that has no model or statement yet, or one whose members are unknown: it
             does not say which records it was trained on, or those at hand are others.
-        ConfigError: more canaries than units, or too many for the memory.
+        ConfigError: more canaries than units, or too many for the memory; code that is not named.
         DataError: the records that the run was trained on are not here.
     """
     folder, experiment = RunFolder.open(path)
@@ -88,6 +96,7 @@ def audit(path: Path, *, canaries: int = 200, watch: Watcher = lambda done, tota
             raise RunFolderError(
                 f"{path}: has no {name}: an audit needs a run that ended; `fedveil resume {path}` ends it"
             )
+    check_code(experiment, code, path)
     statement = read_statement(folder / "privacy.json")
     prepared = prepare(experiment)
     require_same_records(folder, prepared)

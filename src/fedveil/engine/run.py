@@ -9,12 +9,13 @@ again, since nothing shows that nobody saw it; only noise from a seed makes the 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from fedveil.engine.environment import environment
+from fedveil.engine.experiments.named_code import check_code
 from fedveil.engine.movement import clip_of, movement
 from fedveil.engine.observer import Observer
 from fedveil.engine.releases.release_sum import Release
@@ -101,9 +102,14 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
         return _go_on(shared, folder, observer)
 
 
-def resume(path: Path, observer: Observer) -> Outcome:
-    """Go on with an interrupted run; a complete one is evaluated and reported again, nothing else."""
+def resume(path: Path, observer: Observer, code: Collection[str] = ()) -> Outcome:
+    """Go on with an interrupted run; a complete one is evaluated and reported again, nothing else.
+
+    Raises:
+        ConfigError: its experiment names an import path that is not among those of ``code``, which may run.
+    """
     folder, experiment = RunFolder.open(path)
+    check_code(experiment, code, path)
     return go_on(folder, prepare(experiment), observer)
 
 

@@ -48,6 +48,7 @@ SOCKET: Final = "party"
 """The coordinator's socket for submissions, in its folder ``run``."""
 
 _LOOK_SECONDS: Final = 0.5
+_RUNS: Final = "runs"
 
 
 def read_document(path: Path, home: CoordinatorFolder) -> Experiment | TableDocument:
@@ -94,7 +95,7 @@ def _check_schema(document: Experiment | TableDocument, path: Path, home: Coordi
 
 def create_run(home: CoordinatorFolder, document: Experiment | TableDocument) -> RunFolder:
     """Make the folder of a run of the coordinator's, with the schema that its numbers are read by."""
-    folder = RunFolder.create(home / "runs", document)
+    folder = RunFolder.create(home / _RUNS, document)
     folder.write(DECLARED, read_content(home / SCHEMA, RunFolderError))
     return folder
 
@@ -107,6 +108,11 @@ def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
     Raises:
         FedveilError: whatever is wrong with the coordinator's folder, the document or the run folder.
     """
+    if path.resolve().parent != (home / _RUNS).resolve():
+        raise RunFolderError(
+            f"{path}: a coordinator goes on with runs of its own folder {home / _RUNS} alone: what another folder "
+            "names would run beside its keys"
+        )
     kind = next((kind for kind in KINDS if (path / kind.file).exists()), None)
     if kind is None:
         yield from _training(home, path)
