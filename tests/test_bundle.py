@@ -3,6 +3,7 @@ checked."""
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.bundle.archive import SUMS, BundleError, read_files, sums, write_files
+from fedveil.bundle.bundle import write_table
 from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.export import export_onnx, export_torch
 from fedveil.bundle.manifest import Manifest
@@ -241,6 +243,30 @@ def test_tables_are_encoded_as_they_were_for_training(hospital: Path, tmp_path: 
     assert again.predict_table(tmp_path / "new.csv").column("prediction").to_pylist() == list(
         result.predict(encoded)
     )
+
+
+def test_kept_ids_are_written_as_they_are_and_labels_of_a_bundle_as_no_formula(
+    made: Path, tmp_path: Path
+) -> None:
+    """Ids are the reader's own and go back to her tables; labels come from whoever made the bundle."""
+    ids = ["=1+1", "-12/3", "+49 30 1", "@x", "'quoted", '"', "007", "1e5", "NA", "", "a,b", " b ", "ä;\\"]
+    read = fv.load(made)
+    columns = {name: np.ones(len(ids)) for name in read.manifest.input.columns}
+    new, out = tmp_path / "new.csv", tmp_path / "out.csv"
+    pyarrow.csv.write_csv(pa.table({"=id": ids} | columns), new)
+    foreign = replace(read, manifest=read.manifest.model_copy(update={"classes": ("=cmd()", "-1")}))
+    write_table(foreign.predict_table(new, ("=id",)), out, ("=id",))
+    header, *rows = csv.reader(out.read_text(encoding="utf-8").splitlines())
+    assert header == ["=id", "prediction", "probability_=cmd()", "probability_-1"]
+    assert [row[0] for row in rows] == ids
+    assert {row[1] for row in rows} <= {"'=cmd()", "-1"}
+    write_table(foreign.predict_table(new, ("=id",)), out.with_suffix(".parquet"), ("=id",))
+    exact = pyarrow.parquet.read_table(out.with_suffix(".parquet"))
+    assert exact.column("=id").to_pylist() == ids
+    assert set(exact.column("prediction").to_pylist()) <= {"=cmd()", "-1"}
+    pyarrow.csv.write_csv(pa.table({"prediction": ids} | columns), new)
+    with pytest.raises(DataError, match="column 'prediction' cannot be kept"):
+        read.predict_table(new, ("prediction",))
 
 
 @pytest.mark.parametrize(

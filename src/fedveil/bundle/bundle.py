@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,19 +155,24 @@ class Bundle:
             The kept columns, ``prediction``, and for classification ``probability_LABEL`` for each class.
 
         Raises:
-            DataError: a column that is missing, or a value that does not fit the schema; names file, column, record.
+            DataError: a column that is missing, one to keep that is called as one that is written, or a value that does
+                not fit the schema; names file, column, record.
         """
         features = self._features(path)
         written = Format() if self.schema is None else self.schema.format
         kept = open_table(path, keep, written) if keep else pa.table({})
-        columns = {name: without_days(kept.column(name)) for name in keep}
-        columns["prediction"] = pa.array(self.predict(features))
+        columns = {"prediction": pa.array(self.predict(features))}
         if self.manifest.task == "classification":
             chances = self.predict_proba(features)
             columns |= {
                 f"probability_{one}": pa.array(chances[:, at]) for at, one in enumerate(self.manifest.classes)
             }
-        return pa.table(columns)
+        for name in keep:
+            if name in columns:
+                raise DataError(
+                    f"{path}: column '{name}' cannot be kept: one of that name is written; rename it there"
+                )
+        return pa.table({name: without_days(kept.column(name)) for name in keep} | columns)
 
     def _features(self, path: Path) -> np.ndarray:
         schema, said = self.schema, self.manifest.input
@@ -238,11 +243,17 @@ def load_bundle(path: str | Path, model: nn.Module | str | None = None) -> Bundl
     )
 
 
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write a table as ``.parquet`` or ``.csv``.
+def write_table(table: pa.Table, path: Path, keep: Collection[str] = ()) -> None:
+    """Write predictions as ``.parquet`` or ``.csv``.
 
-    In a ``.csv`` a text that begins like a formula of a spreadsheet has an apostrophe before it: names of classes and
-    columns come from whoever made the model.
+    In a ``.csv`` a text of the bundle's that begins like a formula of a spreadsheet has an apostrophe before it: names
+    of classes come from whoever made the model. Kept columns are the reader's own, and are written as they were read:
+    an id that is changed is found nowhere any more.
+
+    Args:
+        table: of :meth:`Bundle.predict_table`.
+        path: where.
+        keep: columns that were kept.
 
     Raises:
         DataError: another suffix, or it cannot be written.
@@ -253,15 +264,17 @@ def write_table(table: pa.Table, path: Path) -> None:
         if path.suffix == ".parquet":
             pa_parquet.write_table(table, path)
         else:
-            pa_csv.write_csv(_without_formulas(table), path)
+            pa_csv.write_csv(_without_formulas(table, keep), path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or 'no such place'}") from None
 
 
-def _without_formulas(table: pa.Table) -> pa.Table:
-    """Return a table no name of which, and no text, is a formula; a number as text is none."""
-    named = table.rename_columns([_plain(name) for name in table.column_names])
-    for place, column in enumerate(named.columns):
+def _without_formulas(table: pa.Table, keep: Collection[str]) -> pa.Table:
+    """Return a table of whose columns, but those to keep, no name and no text is a formula; a number is none."""
+    named = table.rename_columns([name if name in keep else _plain(name) for name in table.column_names])
+    for place, (name, column) in enumerate(zip(table.column_names, named.columns, strict=True)):
+        if name in keep:
+            continue
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             texts = [None if text is None else _plain(text) for text in column.to_pylist()]
             named = named.set_column(place, named.field(place), pa.array(texts, type=column.type))

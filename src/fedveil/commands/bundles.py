@@ -44,7 +44,7 @@ def predict_command(
 ) -> None:
     """Predict for every record of a table."""
     made = load_bundle(bundle, network).predict_table(table, tuple(keep or ()))
-    write_table(made, output)
+    write_table(made, output, keep or ())
     found = {"output": output, "records": made.num_rows, "columns": made.column_names}
     tell(as_json, found, f"{made.num_rows} records: {output}")
 
