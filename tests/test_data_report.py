@@ -160,6 +160,12 @@ CASES: dict[str, tuple[list[list[str]], str, str, str]] = {
         "sick",
         "without any record of some class: north, south",
     ),
+    "an id": (
+        changed({(i, "score"): str(900 - 17 * (i % 20)) for i in EVERY}),
+        "model",
+        "score",
+        "one value in all records of a person, and another one for everybody else",
+    ),
     "no label": (changed({(3, "sick"): ""}), "run", "sick", "2.5% of the cells are missing"),
 }
 
@@ -183,6 +189,27 @@ def test_a_feature_that_sounds_like_an_outcome_is_named(tmp_path: Path) -> None:
     head = ",".join(COLUMNS).replace("score", "died")
     path.write_text("\n".join([head, *(",".join([*row[:-1], "no"]) for row in rows())]))
     assert [one.where for one in data_report(how, [path]).findings if "outcome" in one.found] == ["died"]
+
+
+def test_a_feature_that_is_a_number_or_one_of_many_classes_in_other_words_is_found(tmp_path: Path) -> None:
+    path, said = tmp_path / "t.csv", []
+    lines = [f"p{i % 20},north,{20 + i},{98.6 + i * i},{'abc'[i % 3]},{(7, 9, 4)[i % 3]}" for i in EVERY]
+    path.write_text("\n".join(["patient,hospital,age,heat,grade,code", *lines]) + "\n")
+    numbers = {name: {"kind": "number", "lower": 0, "upper": 9999} for name in ("age", "heat", "code")}
+    grade = {"kind": "category", "categories": ["a", "b", "c"]}
+    for target, features in (
+        ({"kind": "number", "column": "warm"}, {**numbers, "grade": grade}),
+        ({"kind": "label", "column": "grade", "classes": ["a", "b", "c"]}, numbers),
+    ):
+        text = path.read_text().splitlines()
+        warm = [f"{line},{37 + float(line.split(',')[3]) / 9}" for line in text[1:]]
+        path.with_name("u.csv").write_text("\n".join([f"{text[0]},warm", *warm]) + "\n")
+        report = data_report(schema(target=target, features=features), [path.with_name("u.csv")])
+        said += [(one.where, one.found) for one in report.findings]
+    assert said == [
+        ("heat", "it and what is predicted lie on one line"),
+        ("code", "each of its values is found with one class alone"),
+    ]
 
 
 def test_a_target_of_one_class_says_so_twice(tmp_path: Path) -> None:

@@ -294,14 +294,14 @@ def test_a_constant_answer_is_what_a_model_must_beat(tmp_path: Path) -> None:
     one_logit = train(tmp_path, nn.Linear(3, 1), people(test=rare), rounds=1)
     assert list(one_logit.metrics) == ["auc", "accuracy", "loss"]
     assert one_logit.baseline == pytest.approx({"accuracy": 0.95, "auc": 0.5, "loss": entropy}, rel=1e-5)
-    held = people(targets=X[:, 1], task="regression", classes=None, test=(X[:9], X[:9, 1]))
+    held = people(targets=X[:, 1] + 1, task="regression", classes=None, test=(X[:9], X[:9, 1] + 1))
     number = train(tmp_path, nn.Linear(3, 1), held, rounds=1)
     assert number.baseline["r2"] == pytest.approx(0, abs=1e-6)
     assert number.baseline["mae"] == pytest.approx(np.abs(X[:9, 1] - X[:9, 1].mean()).mean(), rel=1e-5)
 
 
 def test_regression_survival_and_clients_run(tmp_path: Path) -> None:
-    held = people(targets=X[:, 1], task="regression", classes=None, test=(X[:9], X[:9, 1]))
+    held = people(targets=X[:, 1] + 1, task="regression", classes=None, test=(X[:9], X[:9, 1] + 1))
     result = train(tmp_path, nn.Linear(3, 1), held, loss=absolute)
     assert result.predict(X).shape == (N,)
     times = np.stack((Y, np.abs(X[:, 1])), axis=1)
@@ -349,9 +349,43 @@ def test_a_callback_that_sees_private_numbers_ends_no_run_by_raising_either(tmp_
         train(tmp_path, callbacks=[EndsByRaising()])
 
 
+WHO = np.arange(60)
+
+
 def test_records_that_are_trained_on_are_no_public_test_table() -> None:
     with pytest.warns(UserWarning, match="these are the records that are trained on"):
         people(test=(X, Y))
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "column", "told"),
+    [
+        ("classification", WHO % 3, WHO % 3, "column 1 is what is predicted"),
+        ("regression", WHO / 7, WHO / 7, "column 1 is what is predicted"),
+        ("survival", np.stack((WHO % 2, 3 + WHO), axis=1), 3 + WHO, "column 1 is what is predicted"),
+        (
+            "regression",
+            WHO / 7,
+            4000 - 3 * (WHO % 20),
+            "column 1 has one whole number in all records of a person",
+        ),
+    ],
+    ids=["class", "number", "time", "id"],
+)
+def test_a_feature_that_is_the_target_or_an_id_is_warned_of(
+    task: Any, targets: np.ndarray, column: np.ndarray, told: str
+) -> None:
+    """And no other: not one that is the same for a person, or whole, or never the same, but not all of it."""
+    given = {"silo": ["n"] * 60, "n_users": 60, "task": task, "user": [f"p{who}" for who in WHO % 20]}
+    harmless = np.stack(((WHO % 20) / 3, WHO, WHO % 20 // 2, np.zeros(60)), axis=1)
+    made = fv.population(harmless, targets, **given)  # warnings are errors here
+    assert made.feature_shape == (4,)
+    with pytest.warns(UserWarning, match=told) as said:
+        fv.population(np.insert(harmless, 1, column, axis=1), targets, **given)
+    assert len(said) == 1
+    frame = pa.table({"age": WHO % 7, "number": WHO + 100})
+    with pytest.warns(UserWarning, match="column 'number' has one whole number"):
+        fv.population(frame, targets, **given | {"user": WHO + 100})
 
 
 def test_ids_that_differ_in_their_form_alone_are_warned_of_and_stay_apart() -> None:

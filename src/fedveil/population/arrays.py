@@ -17,7 +17,14 @@ from torch.utils.data import Dataset
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import read_content
 from fedveil.population.column_checks import check_task
-from fedveil.population.given import read_features, read_ids, read_labels, read_numbers, refuse_outside
+from fedveil.population.giveaways import giveaways
+from fedveil.population.given import (
+    read_features,
+    read_ids,
+    read_labels,
+    read_numbers,
+    refuse_outside,
+)
 from fedveil.population.identities import AS_TEXT, alike, keys_of, numbered
 from fedveil.population.records import (
     Features,
@@ -96,7 +103,8 @@ def population(
         DataError: values that cannot be; names the column and the row, never the value.
 
     Warns:
-        UserWarning: ids that differ in their form alone; test records that are those to train on.
+        UserWarning: ids that differ in their form alone; a feature that is an id, or the target; test records that are
+            those to train on.
 
     Guarantees:
         As :func:`fedveil.population.tables.read_tables`: whether a record is held out, and what its user's batches are
@@ -142,6 +150,8 @@ def population(
         notes.append(
             "The classes are those that occur in the records: no guarantee covers that. Declare classes."
         )
+    for found in giveaways(table, labels, (users, place)):
+        warnings.warn(found, stacklevel=3)
     key = keys_of(users)[place]
     if test is not None:
         tested = read_features(test[0], "test features")

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from fedveil.population.columns import Column, Places, State
-from fedveil.population.identities import alike, numbered
-from fedveil.population.outcomes import BY_CHANCE, named_like_an_outcome, told_by
+from fedveil.population.identities import alike, numbered, tells_who
+from fedveil.population.outcomes import BY_CHANCE, named_like_an_outcome, repeats, tells_every_class, told_by
 from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
 from fedveil.population.whole_table import WholeTable
 
@@ -144,6 +144,7 @@ def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Fin
     """What each column's cells do to a run and a model."""
     target = tables.schema.target
     refused = isinstance(target, Amount) and target.outside == "error"
+    names, person = numbered([who or "" for who in tables.user])
     for one in facts:
         feature = tables.schema.features.get(one.name)
         needed = feature is None or feature.missing == "error"
@@ -194,6 +195,14 @@ def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Fin
             )
         if feature is not None:
             yield from _outcome(tables, one.name)
+            if tells_who(_values(tables.columns[one.name]), person, names):
+                yield Finding(
+                    bears_on="model",
+                    where=one.name,
+                    found="one value in all records of a person, and another one for everybody else",
+                    effect="if it is an id, the model learns who somebody is and nothing for anybody new: take it out; "
+                    "the guarantee holds all the same",
+                )
 
 
 def _outcome(tables: WholeTable, name: str) -> Iterator[Finding]:
@@ -203,11 +212,31 @@ def _outcome(tables: WholeTable, name: str) -> Iterator[Finding]:
         yield Finding(bears_on="model", where=name, found="the name sounds like an outcome", effect=effect)
     positive, known = _positive(tables)
     column = tables.columns[name]
+    values = _values(column)
     if positive is None:
+        if found := _told_of_more(tables, values):
+            yield Finding(bears_on="model", where=name, found=found, effect=effect)
         return
-    values = np.where(column.state == State.VALID, column.values, np.nan).astype(np.float64)
     if found := told_by(values[known], positive[known], category=isinstance(column, Places)):
         yield Finding(bears_on="model", where=name, found=found, effect=effect)
+
+
+def _values(column: Column) -> Float64[np.ndarray, "n"]:
+    """Return the valid values of a column, places of a category as numbers; NaN for all others."""
+    return np.where(column.state == State.VALID, column.values, np.nan).astype(np.float64)
+
+
+def _told_of_more(tables: WholeTable, values: Float64[np.ndarray, "n"]) -> str:
+    """Return in which way a feature gives away a number, or more than two classes; empty where it does not."""
+    target = tables.schema.target
+    if isinstance(target, Amount) and repeats(values, _values(tables.columns[target.column])):
+        return "it and what is predicted lie on one line"
+    if isinstance(target, Label):
+        column = tables.columns[target.column]
+        known = column.state == State.VALID
+        if tells_every_class(values[known], column.values[known].astype(np.int64)):
+            return "each of its values is found with one class alone"
+    return ""
 
 
 def _positive(tables: WholeTable) -> tuple[Int64[np.ndarray, "n"] | None, Bool[np.ndarray, "n"]]:

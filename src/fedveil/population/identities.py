@@ -2,11 +2,11 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Float64, Int32, Int64
 
 from fedveil.randomness import key_of
 
@@ -19,6 +19,8 @@ holds the ids is warned (:func:`alike`)."""
 
 _SEPARATORS: Final = re.compile(r"[\s\-_./]+")
 _FRACTION: Final = re.compile(r"\.0+$")
+_FEWEST: Final = 10
+"""People of whom a feature that has another number for each is no chance."""
 
 
 def alike(ids: Iterable[str]) -> list[set[str]]:
@@ -52,3 +54,34 @@ def numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
 def keys_of(users: list[str]) -> Int64[np.ndarray, "users"]:
     """Return what each user's batches are seeded by: her id, not her place among those present."""
     return np.array([key_of(who) for who in users], dtype=np.int64)
+
+
+def tells_who(values: Float64[np.ndarray, "n"], person: Int32[np.ndarray, "n"], names: Sequence[str]) -> bool:
+    """Return whether a feature is an id: one whole number for all records of a person, and another for everybody else.
+
+    Of people with one record each any fine measurement does that: there it must be the number in their id.
+
+    Args:
+        values: of the feature, NaN where it is missing, which is left out.
+        person: whose record it is.
+        names: the ids, by the number of the person.
+
+    >>> names, person = numbered(["p%d" % (i % 10) for i in range(30)])
+    >>> tells_who(person * 3.0 + 7, person, names), tells_who(np.arange(30.0), person, names)
+    (True, False)
+    """
+    there = ~np.isnan(values)
+    values, person = values[there], person[there]
+    people = len(np.unique(person))
+    if people < _FEWEST or np.any(values != np.rint(values)):
+        return False
+    if not len(set(zip(values.tolist(), person.tolist(), strict=True))) == people == len(np.unique(values)):
+        return False
+    return len(values) > people or bool(np.all(values == np.array([_number(name) for name in names])[person]))
+
+
+def _number(name: str) -> float:
+    try:
+        return float(name)
+    except ValueError:
+        return float("nan")

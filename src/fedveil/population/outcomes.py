@@ -15,6 +15,9 @@ SUSPICIOUS: Final = 0.98
 FEWEST: Final = 10
 """Records of each class, or with one value, without which a feature is not suspected: few are told apart by chance."""
 
+SAME_LINE: Final = 0.9999
+"""Correlation from which on a feature is the number that is predicted, in another unit perhaps."""
+
 BY_CHANCE: Final = 1e-6
 """Chance of a category's value to be found with one class alone, below which that is no chance."""
 
@@ -111,3 +114,33 @@ def told_by(values: Float64[np.ndarray, "n"], positive: Int64[np.ndarray, "n"], 
         return "it alone tells what is predicted almost always"
     decided = category and bool(np.any((count >= FEWEST) & (chance < BY_CHANCE)))
     return "one of its values is found with one class alone" if decided else ""
+
+
+def repeats(values: Float64[np.ndarray, "n"], target: Float64[np.ndarray, "n"]) -> bool:
+    """Return whether a feature and a number that is predicted lie on one line, in 10 records or more.
+
+    >>> repeats(np.arange(10.0), 3 - 2 * np.arange(10.0)), repeats(np.arange(10.0), np.arange(10.0) ** 2)
+    (True, False)
+    """
+    there = ~(np.isnan(values) | np.isnan(target))
+    first, second = values[there], target[there]
+    if len(first) < FEWEST or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return False
+    return bool(abs(np.corrcoef(first, second)[0, 1]) > SAME_LINE)
+
+
+def tells_every_class(values: Float64[np.ndarray, "n"], classes: Int64[np.ndarray, "n"]) -> bool:
+    """Return whether each value of a feature is found with one class alone, and each class with 10 records or more.
+
+    A feature whose values are more than a tenth of the records tells nothing so: they are hardly found twice.
+
+    >>> classes = np.arange(60) % 3
+    >>> tells_every_class(7.0 - classes, classes), tells_every_class(np.arange(60) % 4.0, classes)
+    (True, False)
+    """
+    there = ~np.isnan(values)
+    values, classes = values[there], classes[there]
+    distinct = len(np.unique(values))
+    if not 1 < distinct <= len(values) / 10 or np.unique(classes, return_counts=True)[1].min() < FEWEST:
+        return False
+    return len(set(zip(values.tolist(), classes.tolist(), strict=True))) == distinct

@@ -1,0 +1,56 @@
+"""Features handed over in Python that are an id, or the target: a model that reads one knows nothing of anybody new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from jaxtyping import Int32, Shaped
+
+from fedveil.foreign import foreign
+from fedveil.population.given import FeatureTable
+from fedveil.population.identities import tells_who
+from fedveil.population.records import Targets
+
+_FIRST: Final = 1000
+"""Records that tell of most columns that they are neither."""
+
+
+def giveaways(
+    table: FeatureTable, targets: Targets, who: tuple[list[str], Int32[np.ndarray, "n"]]
+) -> Iterator[str]:
+    """Yield a sentence for each such feature; it names the column and no value.
+
+    Args:
+        table: the features; where records are no rows of a table, none is looked at.
+        targets: of the records; of a class its number.
+        who: the ids, and whose record each is.
+    """
+    if table.values.ndim != 2:
+        return
+    (names, person), kinds = who, targets.reshape(len(targets), -1).T
+    for place in range(table.values.shape[1]):
+        column = table.values[:, place]
+        called = f"column {place}" if table.names is None else f"column '{foreign(table.names[place])}'"
+        if len(column) and np.ptp(column) and any(_equal(column, kind) for kind in kinds):
+            yield (
+                f"features: {called} is what is predicted, in every record: nobody has it when it is needed; take it "
+                "out"
+            )
+        if _may_be_an_id(column[:_FIRST], person[:_FIRST]) and tells_who(
+            column.astype(np.float64), person, names
+        ):
+            yield (
+                f"features: {called} has one whole number in all records of a person, and another for everybody else: "
+                "if it is an id, a model learns from it who somebody is; take it out"
+            )
+
+
+def _equal(column: Shaped[np.ndarray, "n"], kind: Shaped[np.ndarray, "n"]) -> bool:
+    return np.array_equal(column[:_FIRST], kind[:_FIRST]) and np.array_equal(column, kind)
+
+
+def _may_be_an_id(column: Shaped[np.ndarray, "n"], person: Int32[np.ndarray, "n"]) -> bool:
+    """Return whether no number is that of two people here."""
+    return len(set(zip(column.tolist(), person.tolist(), strict=True))) == len(np.unique(column))
