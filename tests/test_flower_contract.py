@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,11 @@ pytest.importorskip("flwr")
 import httpx
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
+from fedveil.commands.coordinator import open_party, serve_command
+from fedveil.commands.link import imported as imported_to_serve
+from fedveil.errors import ConfigError
+from fedveil.flower.release import RELEASES, check_release
+from fedveil.flower.silo import ServedSilo
 from tests.pins.flower import RECORDED, contract, imported, installed
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +39,49 @@ def test_the_lowest_and_the_highest_release_allowed_give_the_same() -> None:
     known = json.loads(RECORDED.read_text(encoding="utf-8"))
     assert set(known) == {f"1.{minor}" for minor in range(int(low), int(above))}
     assert all(given == known[installed()] for given in known.values())
+    assert tuple(known) == RELEASES
+
+
+@pytest.mark.parametrize(
+    ("release", "refused"),
+    [
+        *(("1.41.0", False), ("1.42.3", False), ("1.42.0rc1", False)),
+        *(
+            ("1.40.9", True),
+            ("1.43.0", True),
+            ("1.4", True),
+            ("1.410.0", True),
+            ("2.41.0", True),
+            (None, True),
+        ),
+    ],
+)
+def test_another_release_is_refused_before_anything_of_it_is_imported(
+    release: str | None, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By everything that serves: the coordinator, its link, a silo. Neither folder, key nor socket is touched."""
+
+    def found(package: str) -> str:
+        if package != "flwr" or release is None:
+            raise PackageNotFoundError(package)
+        return release
+
+    monkeypatch.setattr("fedveil.flower.release.version", found)
+    if not refused:
+        check_release()
+        return
+    said = (
+        f"flwr {release} is installed, .*flwr 1.41 to 1.42 alone" if release else "needs flwr, which is not"
+    )
+    nothing: Any = object()  # what is served: nothing of it is looked at
+    for serve in (
+        lambda: imported_to_serve("fedveil.flower.link"),
+        lambda: open_party(nothing),
+        lambda: serve_command(nothing),
+        lambda: ServedSilo(nothing),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            serve()
 
 
 def test_a_client_of_the_link_has_the_connections_that_a_carrier_replaces() -> None:

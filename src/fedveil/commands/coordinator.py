@@ -12,6 +12,7 @@ from fedveil.commands.options import OUT, Json, tell
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.joining import accept, join_as_coordinator
+from fedveil.flower.release import check_release
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
     from fedveil.flower.party import Party
@@ -68,6 +69,7 @@ def accept_command(
 @coordinator.command("serve")
 def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
     """Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host."""
+    check_release()
     home = CoordinatorFolder(folder, Asked(descriptor))
     _ = home.identity  # asks for the passphrase before anything listens
     end_by_terminate()

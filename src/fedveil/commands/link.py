@@ -14,6 +14,7 @@ import typer
 
 from fedveil.errors import ConfigError
 from fedveil.flower.link_folder import LinkFolder
+from fedveil.flower.release import check_release
 
 
 def link_command(
@@ -32,8 +33,9 @@ def imported(module: str) -> Any:
     """Return a module that carries letters, which is imported when it serves.
 
     Raises:
-        ConfigError: what it needs is not installed.
+        ConfigError: what it needs is not installed, or another release of Flower than it was made for.
     """
+    check_release()
     try:
         return import_module(module)
     except ModuleNotFoundError as missing:

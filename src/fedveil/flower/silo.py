@@ -14,6 +14,7 @@ from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import Guard, open_silo
 from fedveil.flower.metrics import as_metrics
 from fedveil.flower.page import MetricsPage
+from fedveil.flower.release import check_release
 from fedveil.flower.sockets import RunningFolder
 from fedveil.flower.status import party_status
 
@@ -32,9 +33,13 @@ class ServedSilo:
 
     Args:
         folder: the silo's.
+
+    Raises:
+        ConfigError: the carrier was not made for the release of Flower that is installed, or there is none.
     """
 
     def __init__(self, folder: SiloFolder) -> None:
+        check_release()
         self._silo = folder
         with contextlib.ExitStack() as begun:
             self._running = RunningFolder(folder.path)
