@@ -26,12 +26,26 @@ from fedveil.engine.experiments.choice import own_keys
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RefusedRunError, SilentSiloError
+from fedveil.privacy.statement import show_noise
 from fedveil.reference import summary
 from fedveil.registry import members, names
+from fedveil.report.plan import _table
 from tests.commands import ended, output
 from tests.source import parsed
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "fedveil"
+
+
+@pytest.mark.parametrize("noise", [9.834499, 26.385, 5.0, 1.00004, 12345.6, 0.123456])
+def test_a_plan_shows_noise_that_is_enough_for_the_epsilon_beside_it(noise: float) -> None:
+    """Who copies the noise multiplier from the table would spend more than it says, were it rounded down."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(rows_table([{"method": "a", "noise_multiplier": noise}]))
+    assert isinstance(console.file, io.StringIO)
+    shown = float(console.file.getvalue().splitlines()[-2].split("│")[2])
+    assert noise <= shown <= noise * 1.001
+    page = _table([{"method": "a", "noise_multiplier": noise, "epsilon": 1.0}])
+    assert show_noise(noise) in page
 
 
 @given(st.floats(0, 1e12))

@@ -21,7 +21,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_audit(folder: Path, epsilon: float | None, refuted: bool) -> str:
-    bound = None if epsilon is None else {"epsilon": epsilon, "canaries": 60, "guesses": 30, "right": 29}
+    bound = (
+        None
+        if epsilon is None
+        else {"epsilon": epsilon, "confidence": 0.95, "canaries": 60, "guesses": 30, "right": 29}
+    )
     document = {
         "schema_version": 1,
         "inference": {

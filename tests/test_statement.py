@@ -8,8 +8,10 @@ from fractions import Fraction
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from fedveil.errors import PrivacyError, RunFolderError
+from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import (
@@ -24,6 +26,7 @@ from fedveil.privacy.statement import (
     Disclosure,
     Statement,
     epsilons_by_accountant,
+    show_delta,
     show_epsilon,
     show_lower_bound,
 )
@@ -61,10 +64,27 @@ NONE = dataclasses.replace(
 def test_the_claim_is_one_plain_sentence() -> None:
     assert GOOD.sentences()[0] == (
         "Adding or removing one user (all her records in every silo) changes the probability of anything "
-        "computed from the released models by at most a factor e^2.81, except with probability 1e-05 (accountant: pld)."
+        "computed from the released models by at most a factor e^2.81, and by at most 1e-05 beyond that "
+        "(accountant: pld)."
     )
     replaced = dataclasses.replace(GOOD, unit="record", adjacency=Adjacency.REPLACE_ONE)
     assert replaced.sentences()[0].startswith("Replacing the data of one record by any other changes")
+
+
+@pytest.mark.parametrize(("mu", "times"), [(0.268, 16), (0.5015, 9), (1.096, 4.9)])
+def test_delta_is_what_is_added_and_not_how_rarely_the_factor_fails(mu: float, times: float) -> None:
+    """The factor e^epsilon of one Gaussian release is exceeded with a probability of many deltas."""
+    epsilon = gaussian_epsilon(mu, 1e-5)
+    beyond = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    assert beyond == pytest.approx(1e-5, rel=1e-6)
+    assert norm.cdf(mu / 2 - epsilon / mu) == pytest.approx(times * 1e-5, rel=0.05)
+    assert not any("except with probability" in line for line in GOOD.sentences())
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1.0000004e-5, 1000**-1.1, 3**-7, 0.1 + 0.2, 1 / 3])
+def test_a_delta_is_never_told_smaller_than_it_is(delta: float) -> None:
+    shown = float(show_delta(delta))
+    assert delta <= shown <= delta * (1 + 1e-5)
 
 
 def test_no_guarantee_is_said_with_its_reasons() -> None:

@@ -53,6 +53,13 @@ def test_axes_say_how_they_are_written(over: str, message: str) -> None:
         Axis.read(over)
 
 
+def test_points_whose_folders_would_have_one_name_are_refused(source: str) -> None:
+    """One would go on with the other's run, and what both spent be counted once."""
+    with pytest.raises(ConfigError, match=r"both be the run try-folder_a_b\b"):
+        points(source, Selection(), [Axis.read("data.folder=a/b,a_b")])
+    assert len(points(source, Selection(), [Axis.read("data.folder=a,b")])) == 2
+
+
 @pytest.mark.parametrize(
     "over",
     [

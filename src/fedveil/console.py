@@ -276,6 +276,10 @@ def rows_table(rows: Iterable[dict[str, Any]], title: str | None = None) -> Tabl
 def _cell(key: str, value: Any) -> str:
     if key == "epsilon" and not isinstance(value, str):
         return epsilon_text(value)
+    if key == "noise_multiplier" and isinstance(value, float):
+        from fedveil.privacy.statement import show_noise  # takes seconds to import
+
+        return show_noise(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or isinstance(value, float):

@@ -54,7 +54,7 @@ def train(
         rounds: T.
         epsilon: target at ``delta``: the least noise is found that keeps all rounds within it. None where the method
             is given its ``noise_multiplier``, or has none.
-        delta: probability mass for which epsilon may not hold; below 1 / n_users.
+        delta: what a probability may change by beyond the factor e^epsilon; below 1 / n_users.
         loss: a name, a loss of ``torch.nn``, or a function (outputs, targets) -> one term a record. None:
             cross-entropy, squared error or Cox's, by the task and the model's outputs.
         metrics: names or functions (outputs, targets, weights) -> number, on the test records.

@@ -34,7 +34,12 @@ def audit_command(
     if found.bound is not None:
         least = show_lower_bound(found.bound.epsilon)
         claimed = "nothing" if found.claimed is None else f"epsilon {show_epsilon(found.claimed)}"
-        OUT.print(f"epsilon for one {found.unit} is at least {least}; the run claims {claimed}")
+        sure = f"{found.bound.confidence:.0%} confidence"
+        OUT.print(f"epsilon for one {found.unit} is at least {least} ({sure}); the run claims {claimed}")
     if found.refuted:
-        OUT.print("ERROR: the claim is below what an attack shows", style="bold red")
+        OUT.print(
+            "ERROR: the claim is below what an attack shows; of a true claim as few audits say so as the confidence "
+            "leaves: repeat it",
+            style="bold red",
+        )
     OUT.print(f"report: {report}")

@@ -11,7 +11,7 @@ import typer
 
 from fedveil.commands.options import OUT, Json, tell
 from fedveil.console import epsilon_text, print_json, rows_table
-from fedveil.privacy.statement import show_epsilon
+from fedveil.privacy.statement import show_delta, show_epsilon
 from fedveil.privacy.together import spent_by
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
@@ -80,7 +80,7 @@ def spent_command(
         return
     OUT.print(
         f"together: each {found.unit} is protected with epsilon {show_epsilon(found.epsilon)} at delta "
-        f"{found.delta:g} (accountant {found.accountant}), against whoever reads all that these runs released"
+        f"{show_delta(found.delta)} (accountant {found.accountant}), against whoever reads all that these runs released"
     )
 
 

@@ -27,7 +27,7 @@ from fedveil.engine.run_folder.folder import Row, RunFolder, finite
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.files import read_toml
-from fedveil.privacy.statement import show_epsilon
+from fedveil.privacy.statement import show_delta, show_epsilon
 from fedveil.privacy.together import spent_by
 
 ROWS: Final = "sweep.jsonl"
@@ -78,8 +78,8 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
     """Return every run of a sweep, each with a name of its own, checked before any is run.
 
     Raises:
-        ConfigError: a key twice, a point that is no valid experiment, a swept name, or points of different accountants:
-            one of them bounds what all cost together.
+        ConfigError: a key twice, a point that is no valid experiment, a swept name, two points whose folders would have
+            one name, or points of different accountants: one of them bounds what all cost together.
     """
     keys = [axis.key for axis in axes]
     if not keys or len(set(keys)) < len(keys) or "name" in keys:
@@ -95,6 +95,13 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{experiment.name}-{label}")
             document = experiment.model_dump(mode="json", exclude_none=True) | {"name": name}
             found.append(Point(experiment=parse(document, f"{source} ({label})"), settings=settings))
+    names = [point.experiment.name for point in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"--over: two points would both be the run {twice}, and one of them would go on with the other's folder "
+            "and be counted with it as one; give values that differ in letters, digits or . _ + -"
+        )
     accountants = sorted({point.experiment.privacy.accountant for point in found})
     if len(accountants) > 1:
         raise ConfigError(
@@ -189,8 +196,8 @@ def spent_together(found: Sequence[Point], folder: Path) -> Row:
         epsilon, cost = spent.epsilon, "no guarantee"
         if epsilon is not None:
             cost = (
-                f"each {spent.unit} is protected with epsilon {show_epsilon(epsilon)} at delta {delta:g}, against "
-                "whoever reads all that they released and chooses among it"
+                f"each {spent.unit} is protected with epsilon {show_epsilon(epsilon)} at delta {show_delta(delta)}, "
+                "against whoever reads all that they released and chooses among it"
             )
     told = f"together, {len(found)} runs on the same people: {cost}"
     if any(point.experiment.evaluation is None for point in found):

@@ -112,7 +112,8 @@ class Statement:
         unit: what is protected as a whole.
         adjacency: which neighbouring populations are compared.
         epsilon: the reported bound; None where nothing is guaranteed, and then ``reasons`` says why.
-        delta: probability mass for which epsilon may not hold.
+        delta: what a probability may change by beyond the factor e^epsilon; not how rarely the factor is exceeded,
+            which for Gaussian noise is several times as often.
         accountant: who bounded epsilon.
         epsilons: (accountant, epsilon) of every accountant that supports the event; None for infinity.
         event: everything that was released, as the ledger charged it; recomputing from it gives ``epsilons``,
@@ -203,7 +204,7 @@ class Statement:
         change = _ADJACENCY_WORDS[self.adjacency].format(unit=unit)
         return (
             f"{change} changes the probability of anything computed from the released {self.released} by at most a "
-            f"factor e^{show_epsilon(self.epsilon)}, except with probability {self.delta:g} (accountant: "
+            f"factor e^{show_epsilon(self.epsilon)}, and by at most {show_delta(self.delta)} beyond that (accountant: "
             f"{self.accountant})."
         )
 
@@ -217,8 +218,8 @@ class Statement:
             found.append("An epsilon this large promises little against a determined attacker.")
         if self.units is not None and self.delta >= 1 / self.units:
             found.append(
-                f"Warning: delta = {self.delta:g} is not below 1 / {self.units}; with such a delta a mechanism "
-                f"may publish one {self.unit}'s data outright and still meet the claim."
+                f"Warning: delta = {show_delta(self.delta)} is not below 1 / {self.units}; with such a delta a "
+                f"mechanism may publish one {self.unit}'s data outright and still meet the claim."
             )
         return tuple(found)
 
@@ -272,6 +273,33 @@ def show_epsilon(epsilon: float | None) -> str:
     if epsilon is None or epsilon == math.inf:
         return _NOTHING
     return str(rounded(epsilon, 2 if epsilon >= 0.1 or epsilon == 0 else 4, ROUND_CEILING))
+
+
+def show_delta(delta: float) -> str:
+    """Return delta with at most six significant digits, rounded up.
+
+    >>> show_delta(1e-5), show_delta(0.0005011872336272725)
+    ('1e-05', '0.000501188')
+    """
+    return _rounded_up(delta, 6)
+
+
+def show_noise(multiplier: float) -> str:
+    """Return a noise multiplier with at most four significant digits, rounded up: enough for the epsilon beside it.
+
+    >>> show_noise(9.834499), show_noise(5.0), show_noise(28.2101)
+    ('9.835', '5', '28.22')
+    """
+    return _rounded_up(multiplier, 4)
+
+
+def _rounded_up(value: float, digits: int) -> str:
+    """Return a positive number to so many significant digits, rounded up by what its shortest form says."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    exact = Decimal(repr(value))
+    up = exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_CEILING, _EXACT)
+    return f"{float(up):.{digits}g}"
 
 
 def show_lower_bound(epsilon: float) -> str:

@@ -34,7 +34,7 @@ class Spent:
     Attributes:
         runs: of every run its folder, its number of charges, and its own epsilon (None: nothing is guaranteed).
         epsilon: of all together; None where one of them guarantees nothing.
-        delta: for which epsilon may not hold.
+        delta: what a probability may change by beyond the factor e^epsilon.
         accountant: who bounded epsilon.
         unit: what is protected as a whole.
     """

@@ -149,11 +149,13 @@ def audit_section(run: RunData) -> Section | None:
     if bound is not None:
         guesses = f"{bound.right} of {bound.guesses} guesses right about {bound.canaries} canaries"
         claimed, least = show_epsilon(statement.epsilon), show_lower_bound(bound.epsilon)
-        rows.append([f"ε for one {statement.unit} is at least", least, guesses])
+        sure = f"{bound.confidence:.0%} confidence"
+        rows.append([f"ε for one {statement.unit} is at least ({sure})", least, guesses])
         verdict = (
             notice(
-                f"ERROR: the run claims ε = {claimed}, but an attack shows ε ≥ {least}. The claim is "
-                "wrong: do not rely on it, and report this as a bug.",
+                f"ERROR: the run claims ε = {claimed}, but an attack shows ε ≥ {least}, with {sure}: of a true claim "
+                f"up to {1 - bound.confidence:.0%} of audits say so. Do not rely on it; audit the run again, and "
+                "report a claim that is refuted twice as a bug.",
                 kind="error",
             )
             if run.audit.refuted

@@ -8,6 +8,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from fedveil.engine.run_folder.documents import JsonValue
+from fedveil.privacy.statement import show_noise
 from fedveil.report import comparison_plots
 from fedveil.report.document import Section, document, figures, table, write_document
 from fedveil.report.drawing import Curve, Plot, show, show_epsilon
@@ -54,7 +55,7 @@ def write_plan(rows: Sequence[PlanRow], path: Path) -> Path:
 
 def _table(rows: Sequence[PlanRow]) -> Markup:
     used = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows) or key == "epsilon"]
-    cells = [[_epsilon(row) if key == "epsilon" else _text(row.get(key)) for key in used] for row in rows]
+    cells = [[_shown(row, key) for key in used] for row in rows]
     return table([_COLUMNS[key] for key in used], cells, caption="One row a combination")
 
 
@@ -97,6 +98,14 @@ def _merged(lines: Mapping[tuple[str, ...], dict[float, float]]) -> dict[tuple[s
 def _epsilon(row: PlanRow) -> str:
     epsilon = row.get("epsilon")
     return show_epsilon(float(epsilon)) if isinstance(epsilon, int | float) else "∞"
+
+
+def _shown(row: PlanRow, key: str) -> str:
+    """One cell: epsilon and the noise that it takes are rounded up, never down."""
+    value = row.get(key)
+    if key == "noise_multiplier" and isinstance(value, int | float):
+        return show_noise(float(value))
+    return _epsilon(row) if key == "epsilon" else _text(value)
 
 
 def _text(value: JsonValue) -> str:

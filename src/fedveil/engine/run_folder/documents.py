@@ -189,6 +189,7 @@ class LowerBound(Document):
     """A lower bound on epsilon, and the guesses about canaries that it comes from."""
 
     epsilon: _Number
+    confidence: _Number
     canaries: _Count
     guesses: _Count
     right: _Count
