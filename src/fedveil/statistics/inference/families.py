@@ -143,7 +143,7 @@ class _Generalised(Family):
     ) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n d d"]]:
         """Return z r and v z z'."""
         z = np.concatenate((np.ones((len(covariates), 1)), covariates), axis=1)
-        r, v = self.residual(target[:, 0], np.clip(z @ theta, -REACH, REACH))
+        r, v = self.residual(target[:, 0], np.clip(_predictor(z, theta), -REACH, REACH))
         return z * r[:, None], (z * v[:, None])[:, :, None] * z[:, None, :]
 
 
@@ -350,7 +350,7 @@ class PiecewiseExponential(Family):
         """Return (M, x sum M) and the sum over intervals of the hazard times the square of (e_j, x)."""
         grid, size = np.array(self.grid), len(self.leading)
         time, happened = target.T
-        predictor = theta[:size] + (covariates @ theta[size:])[:, None]
+        predictor = theta[:size] + _predictor(covariates, theta[size:])[:, None]
         hazards = np.clip(time[:, None] - grid[:-1], 0, np.diff(grid)) * np.exp(
             np.clip(predictor, -REACH, REACH)
         )
@@ -372,6 +372,18 @@ class PiecewiseExponential(Family):
             covariates[:, :, None] * covariates[:, None, :] * followed.sum(axis=1)[:, None, None]
         )
         return score, curvature
+
+
+def _predictor(z: Float64[np.ndarray, "n p"], theta: Float64[np.ndarray, " p"]) -> Float64[np.ndarray, " n"]:
+    """Return z'theta of every record, column by column.
+
+    A product of matrices rounds a row by how many others it is computed with, so that who is there would move
+    everybody's stored numbers, and no bound has that.
+    """
+    found = np.zeros(len(z))
+    for column, weight in zip(z.T, theta, strict=True):
+        found += column * weight
+    return found
 
 
 FAMILIES: Final = tuple(kind.name for kind in (Linear, Logistic, Poisson, PiecewiseExponential))
