@@ -234,6 +234,18 @@ def test_the_area_of_these_people_holds_where_noise_is_small_beside_what_bins_le
     assert hits >= 32
 
 
+def test_the_order_of_a_persons_pairs_is_one_order() -> None:
+    """The same people in five silos with the same scores: five times the pairs, and no more orders."""
+    labels, scores = people(np.random.default_rng(3), 4000)
+    counts = replace(released(np.random.default_rng(3), labels, scores, 1e-6, 12), variance=1e-12)
+    once = auc(counts)
+    pairs = auc(replace(counts, cells=5 * counts.cells, people_per_unit=5.0))
+    assert once is not None
+    assert pairs is not None
+    assert pairs.value == pytest.approx(once.value)
+    assert pairs.noise == pytest.approx(once.noise, rel=0.02)
+
+
 def placed_by(
     rng: np.random.Generator, scores: np.ndarray, sd: float, bins: int
 ) -> tuple[Placed, np.ndarray]:

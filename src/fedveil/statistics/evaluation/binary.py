@@ -266,7 +266,8 @@ def auc(counts: ScoreCounts) -> Estimate | None:
     gradient = np.stack(((above - area) / n0, (below - area) / n1))
     found = counts.estimate(area + tilted_ties(counts.cells), gradient)
     lost = _BINNING / counts.cells.shape[1] ** 2 / 2
-    return replace(found, noise=found.noise + untold_orders(counts.cells) + lost**2)
+    untold = counts.people_per_unit * untold_orders(counts.cells)  # pairs of one person may all be alike
+    return replace(found, noise=found.noise + untold + lost**2)
 
 
 def untold_orders(cells: Float64[np.ndarray, "2 B"]) -> float:
