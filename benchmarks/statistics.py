@@ -16,6 +16,7 @@ from scipy.stats import ks_2samp
 
 from benchmarks import evaluation, evaluation_targets
 from benchmarks.harness import Row, at_most
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.sending import Sender
@@ -126,8 +127,7 @@ def _sum(method: Method, sums: np.ndarray, seed: int) -> np.ndarray:
 def _method(step: LocalStatistic, n_silos: int, n_users: int, multiplier: float) -> Method:
     return statistic(
         local=step,
-        n_silos=n_silos,
-        n_users=n_users,
+        public=PublicFacts(n_silos=n_silos, n_users=n_users),
         weights=Weights.UNIFORM,
         noise_multiplier=multiplier,
         protection=SecureAggregation(),

@@ -43,15 +43,14 @@ def rows(quick: bool) -> Iterator[Row]:
 def _masked(step: LocalStatistic, n_silos: int) -> Row:
     """Compare a release of silos with 20 people each with a round of training whose updates are zeros of its length."""
     table, privacy = _people(20 * n_silos, n_silos), PrivacyRandomness.insecure(0)
+    public = PublicFacts(n_silos=n_silos, n_users=table.n_users, dimension=step.length)
     method = statistic(
         local=step,
-        n_silos=n_silos,
-        n_users=table.n_users,
+        public=public,
         weights=Weights.UNIFORM,
         noise_multiplier=1.0,
         protection=SecureAggregation(),
     )
-    public = PublicFacts(n_silos=n_silos, n_users=table.n_users, dimension=step.length)
     release = Release(method=method, step=step, public=public)
     agreed = release.agreed(table.pairs())
     assert isinstance(agreed, MaskedSums)

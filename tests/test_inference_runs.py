@@ -13,11 +13,11 @@ import pytest
 from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.release_run import make_releases
+from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
-from fedveil.report.statistics import stated
 from fedveil.statistics.inference.fitted import read_fitted
 from tests.commands import as_json, output
 from tests.doc_examples import BLOCKS
@@ -230,9 +230,9 @@ def test_three_charges_compose_to_the_declared_epsilon(made: Path) -> None:
         assert isinstance(entry.event, GaussianEvent)
         strengths.append(entry.event.noise_multiplier**-2)
     assert gaussian_epsilon(sum(strengths) ** 0.5, 1e-5) == pytest.approx(8.0, abs=1e-3)
-    assert stated(made).epsilon == pytest.approx(8.0, abs=1e-3)
-    assert len({line.epsilon for line in stated(made).trust}) >= 1
-    assert sum("release odds/" in text for text in stated(made).mechanisms) == 3
+    assert read_statement(made / "privacy.json").epsilon == pytest.approx(8.0, abs=1e-3)
+    assert len({line.epsilon for line in read_statement(made / "privacy.json").trust}) >= 1
+    assert sum("release odds/" in text for text in read_statement(made / "privacy.json").mechanisms) == 3
 
 
 def test_coefficients_are_near_the_truth_in_units_of_their_columns(made: Path) -> None:
@@ -300,4 +300,6 @@ def test_private_weighting_carries_a_regression(tmp_path: Path) -> None:
     path.write_text(text.replace('"secure-aggregation"', '"private-weighting"\nkey_bits = 2048\nn_max = 4'))
     folder = make_releases(prepare_inference(read_releases(path, InferenceDocument)), tmp_path / "runs")
     assert len(read_fitted(folder).releases) == 3
-    assert any("which users have a record" in text for text in stated(folder).uncovered)
+    assert any(
+        "which users have a record" in text for text in read_statement(folder / "privacy.json").uncovered
+    )

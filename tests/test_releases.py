@@ -15,6 +15,7 @@ from fedveil.engine.experiments.release_document import ReleaseDocument, read_re
 from fedveil.engine.releases.release_run import make_releases, resume_releases
 from fedveil.engine.releases.release_sum import noisy_sum
 from fedveil.engine.releases.releases import PreparedRelease, prepare_release
+from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
 from fedveil.population.columns import ColumnTable, State, read_columns
@@ -24,7 +25,6 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
-from fedveil.report.statistics import stated
 from fedveil.statistics.figures import rows
 from fedveil.statistics.local import silo_sums
 from fedveil.statistics.released import read_released
@@ -423,7 +423,7 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
     )
     document = read_releases(asked, ReleaseDocument)
     folder = make_releases(prepare_release(document), tmp_path / "runs")
-    released, statement = read_released(folder), stated(folder)
+    released, statement = read_released(folder), read_statement(folder / "privacy.json")
     assert released.counted == "people"
     total = next(row.interval for row in rows(released) if row.figure == "people")
     assert total is not None

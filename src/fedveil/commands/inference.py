@@ -14,9 +14,9 @@ from fedveil.console import ends, number, print_json, rows_table
 from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
 from fedveil.engine.releases.inference import PreparedInference, prepare_inference
 from fedveil.engine.releases.release_run import make_releases
+from fedveil.engine.run_folder.documents import read_statement
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.inference import p_text, write_inference
-from fedveil.report.statistics import stated
 from fedveil.statistics.inference.fitted import TOO_FEW, Fitted, read_fitted
 
 
@@ -38,7 +38,11 @@ def infer_command(
 
 def print_inference(folder: Path, as_json: bool) -> None:
     """Write the page of a regression, and print it."""
-    report, fitted, statement = write_inference(folder), read_fitted(folder), stated(folder)
+    report, fitted, statement = (
+        write_inference(folder),
+        read_fitted(folder),
+        read_statement(folder / "privacy.json"),
+    )
     if as_json:
         found = told(fitted)
         print_json({"folder": folder, **found, "statement": statement.to_json(), "report": report})

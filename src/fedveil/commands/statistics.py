@@ -14,9 +14,10 @@ from fedveil.console import print_json, rows_table
 from fedveil.engine.experiments.release_document import ReleaseDocument, read_releases
 from fedveil.engine.releases.release_run import make_releases
 from fedveil.engine.releases.releases import PreparedRelease, answered, prepare_release
+from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_epsilon
-from fedveil.report.statistics import stated, write_statistics
+from fedveil.report.statistics import write_statistics
 from fedveil.statistics.derived import cross, quantiles
 from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
 from fedveil.statistics.figures import Row, rows
@@ -58,7 +59,11 @@ def stats_command(
 
 def print_release(folder: Path, as_json: bool, here: bool = False) -> None:
     """Write the page of a release, and print what it shows."""
-    report, released, statement = write_statistics(folder), read_released(folder), stated(folder)
+    report, released, statement = (
+        write_statistics(folder),
+        read_released(folder),
+        read_statement(folder / "privacy.json"),
+    )
     found = rows(released)
     if as_json:
         print_json(

@@ -284,20 +284,28 @@ def _numbered_by_silo(method: Method, groups: Groups, population: Population) ->
     return replace(groups, user=groups.silo, key=key)
 
 
+def check_dealt_out(method: Method) -> None:
+    """Return if several processes can share the training of a method.
+
+    Raises:
+        ConfigError: DP-SGD in silos, or private weighting, which takes contributions one by one.
+    """
+    alone = "takes contributions one by one under private weighting" if method.protection.weighs else ""
+    if method.local.own_noise:
+        alone = "draws noise in every local step"
+    if alone:
+        raise ConfigError(f"trainer.processes: {method.name} {alone} and runs in one process")
+
+
 def _trainer(
     experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int
 ) -> SplitTrainer | DpSgdTrainer:
     local: Any = method.local  # a method's contribution goes with its local step: it says so itself
     megabytes = experiment.trainer.memory_mb
     memory = None if megabytes is None else megabytes << 20
-    if experiment.trainer.processes > 1 and method.protection.weighs:
-        alone = "private weighting takes contributions one by one and runs in one process"
-        raise ConfigError(f"trainer.processes: {alone}")
+    if experiment.trainer.processes > 1:
+        check_dealt_out(method)
     if local.own_noise:
-        if experiment.trainer.processes > 1:
-            raise ConfigError(
-                f"trainer.processes: {method.name} draws noise in every local step and runs in one process"
-            )
         trainer = DpSgdTrainer(
             task=task,
             local=local,

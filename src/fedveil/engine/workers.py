@@ -19,8 +19,7 @@ import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 
 from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import ConfigError
+from fedveil.engine.setup import Prepared, check_dealt_out, prepare
 from fedveil.local.distributed import DistributedTrainer, serve
 from fedveil.local.trainer import SplitTrainer
 from fedveil.randomness import ExperimentRandomness
@@ -52,17 +51,11 @@ def split_trainer(prepared: Prepared) -> SplitTrainer:
     """Return the run's trainer if its members can be dealt out.
 
     Raises:
-        ConfigError: DP-SGD in silos, or private weighting, which takes contributions one by one.
+        ConfigError: as :func:`check_dealt_out`.
     """
-    if prepared.method.protection.weighs:
-        raise ConfigError(
-            f"{prepared.method.name}: private weighting takes contributions one by one and runs in one process"
-        )
+    check_dealt_out(prepared.method)
     trainer = prepared.setting.trainer
-    if not isinstance(trainer, SplitTrainer):
-        raise ConfigError(
-            f"{prepared.method.name}: DP-SGD inside the silos draws noise in every step and runs in one process"
-        )
+    assert isinstance(trainer, SplitTrainer), "all but DP-SGD in silos"
     return trainer
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import CompositionError
+from fedveil.methods.claims import PublicFacts
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
@@ -43,13 +44,11 @@ class ReleaseSum(Optimizer):
 def statistic(
     *,
     local: PersonVector,
-    n_silos: int,
-    n_users: int,
+    public: PublicFacts,
     weights: Weights,
     noise_multiplier: float,
     protection: ProtectionStage,
     colluding_silos: int = 0,
-    missing_silos: int = 0,
 ) -> Method:
     """Releases sum_su w_su v_su + N(0, sigma^2) with ||v_su|| <= 1 and sum_s w_su <= 1, so that a person moves it by 1.
 
@@ -60,13 +59,13 @@ def statistic(
         noise_multiplier=noise_multiplier,
         scale=1.0,
         colluding_silos=colluding_silos,
-        missing_silos=missing_silos,
+        missing_silos=protection.missing_silos,
     )
-    grid = grid_for(channel.share_std(n_silos), at_most=1.0)
-    if n_users / grid >= 2.0**_EXACT_BITS:
+    grid = grid_for(channel.share_std(public.n_silos), at_most=1.0)
+    if public.n_users / grid >= 2.0**_EXACT_BITS:
         raise CompositionError(
-            f"statistics: {n_users} people on the grid of this noise exceed exact sums of 2^{_EXACT_BITS} steps; take "
-            "more noise (a smaller epsilon), or fewer people"
+            f"statistics: {public.n_users} people on the grid of this noise exceed exact sums of 2^{_EXACT_BITS} "
+            "steps; take more noise (a smaller epsilon), or fewer people"
         )
     return Method(
         name="statistics",

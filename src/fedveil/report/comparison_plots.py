@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import plotly.graph_objects as go
+
 from fedveil.report.drawing import Curve, Plot, band, blank, endings, label_text, line, log_y, show, words
 
 
@@ -29,13 +31,7 @@ def compared_by_epsilon(
     whose epsilon is on the axis, which starts out logarithmic where one variant ends at 20 times the
     epsilon of another.
     """
-    figure = blank(x=f"ε spent ({measured_by})", y=f"test {words(metric)}")
-    figure.update_layout(hovermode="closest")
-    for curve in private:
-        band(figure, curve)
-    ends = [curve.x[-1] for curve in private]
-    if max(ends) > 20 * min(ends):
-        figure.update_xaxes(type="log", dtick="D2")
+    figure = _against_cost(private, x=f"ε spent ({measured_by})", y=f"test {words(metric)}")
     spent = [x for curve in private for x in curve.x]
     span = [0.0, min((x for x in spent if x > 0), default=1.0), max(spent)]  # zero is off a logarithmic axis
     for curve in unprotected:
@@ -51,15 +47,21 @@ def compared_by_epsilon(
     )
 
 
-def compared_by_communication(curves: Sequence[Curve], metric: str) -> Plot:
-    """Rate-accuracy curves: a test metric against the bytes that were sent to the server until then."""
-    figure = blank(x="MiB sent to the server, all messages so far", y=f"test {words(metric)}")
+def _against_cost(curves: Sequence[Curve], *, x: str, y: str) -> go.Figure:
+    """Curves over a cost, whose axis starts out logarithmic where one ends at 20 times the cost of another."""
+    figure = blank(x=x, y=y)
     figure.update_layout(hovermode="closest")
     for curve in curves:
         band(figure, curve)
     ends = [curve.x[-1] for curve in curves]
     if max(ends) > 20 * min(ends):
         figure.update_xaxes(type="log", dtick="D2")
+    return figure
+
+
+def compared_by_communication(curves: Sequence[Curve], metric: str) -> Plot:
+    """Rate-accuracy curves: a test metric against the bytes that were sent to the server until then."""
+    figure = _against_cost(curves, x="MiB sent to the server, all messages so far", y=f"test {words(metric)}")
     return Plot(
         figure=figure,
         title=f"Rate and accuracy: test {words(metric)} against the cost of communication",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fedveil.engine.run_folder.documents import read_statement
 from fedveil.report.document import EMPTY, Section, document, figures, notice, table, write_document
 from fedveil.report.drawing import PALETTE, Plot, blank, label_text, show
-from fedveil.report.statistics import promise, stated
+from fedveil.report.statistics import promise
 from fedveil.statistics.inference.covariance import Effect
 from fedveil.statistics.inference.fitted import TOO_FEW, Fitted, read_fitted
 
@@ -25,7 +26,7 @@ def write_inference(folder: Path) -> Path:
         title=fitted.name,
         kicker="fedveil · inference",
         lead="What was promised comes first; what was found comes after it.",
-        sections=[promise(stated(folder)), _found(fitted)],
+        sections=[promise(read_statement(folder / "privacy.json")), _found(fitted)],
     )
     return write_document(folder / "report.html", page)
 

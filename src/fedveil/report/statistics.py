@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.errors import RunFolderError
-from fedveil.files import read_json
+from fedveil.engine.run_folder.documents import read_statement
 from fedveil.privacy.statement import Statement
 from fedveil.report.document import (
     EMPTY,
@@ -35,17 +34,10 @@ def write_statistics(folder: Path) -> Path:
     Raises:
         RunFolderError: the folder has no release or no statement, or cannot be written to.
     """
-    return write_document(folder / "report.html", statistics_page(read_released(folder), stated(folder)))
-
-
-def stated(folder: Path) -> Statement:
-    """Return the statement of a run folder.
-
-    Raises:
-        RunFolderError: it has none.
-    """
-    path = folder / "privacy.json"
-    return Statement.from_json(read_json(path, RunFolderError))
+    return write_document(
+        folder / "report.html",
+        statistics_page(read_released(folder), read_statement(folder / "privacy.json")),
+    )
 
 
 def statistics_page(released: Released, statement: Statement) -> str:

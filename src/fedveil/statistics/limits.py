@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator
 
 SiloWeights: TypeAlias = Literal["records", "equal", "uniform"]
 """A person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts person-silo pairs."""
@@ -27,9 +29,13 @@ MOST_HORIZONS: Final = 12
 """Horizons of an evaluation of survival times."""
 
 
-def once(columns: tuple[str, ...], key: str) -> tuple[str, ...]:
+def _once(columns: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse a column that is named twice: its groups would overlap, and an overlap doubles what a person moves."""
     for name in columns:
         if columns.count(name) > 1:
-            raise ValueError(f"{key}: '{name}' is named twice; a record belongs to one group")
+            raise ValueError(f"'{name}' is named twice; a record belongs to one group")
     return columns
+
+
+Columns: TypeAlias = Annotated[tuple[str, ...], AfterValidator(_once)]
+"""Names of columns, each of them once."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from fedveil.statistics.limits import MOST_GROUPINGS, SiloWeights, once
+from fedveil.statistics.limits import MOST_GROUPINGS, Columns, SiloWeights
 from fedveil.statistics.strategy import MOST_ORDERED
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -129,26 +129,16 @@ class CrossRelease(_Joint):
     """Cross table of columns of categories."""
 
     kind: Literal["cross"]
-    columns: Annotated[tuple[str, ...], Field(min_length=2, max_length=4)]
+    columns: Annotated[Columns, Field(min_length=2, max_length=4)]
     weight: _Positive = 1.0
-
-    @field_validator("columns")
-    @classmethod
-    def _once(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
-        return once(columns, "columns")
 
 
 class CorrelationRelease(_Joint):
     """Correlations of numbers, from their moments between declared bounds."""
 
     kind: Literal["correlation"]
-    columns: Annotated[tuple[str, ...], Field(min_length=2, max_length=64)]
+    columns: Annotated[Columns, Field(min_length=2, max_length=64)]
     weight: _Positive = 1.0
-
-    @field_validator("columns")
-    @classmethod
-    def _once(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
-        return once(columns, "columns")
 
 
 SHOWN: Final = ("count", "missing", "histogram", "categories", "quantiles", "mean", "variance")
@@ -186,7 +176,7 @@ class Request(_Part):
         description="a person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts "
         "person-silo pairs",
     )
-    by: Annotated[tuple[str, ...], Field(max_length=8)] = Field(
+    by: Annotated[Columns, Field(max_length=8)] = Field(
         (), description='at most two columns of declared categories that groups are made of; "silo" is one'
     )
     largest_error: _Positive | None = Field(
@@ -214,7 +204,7 @@ class Request(_Part):
                 f"{len(by)} columns: at most {MOST_GROUPINGS}, or the groups hold too few people; ask for a cross "
                 "table of the columns that matter"
             )
-        return once(by, "by")
+        return by
 
     @model_validator(mode="after")
     def _ordered(self) -> Request:

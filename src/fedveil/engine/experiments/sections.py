@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedveil.engine.experiments.choice import Choice, Chosen
 from fedveil.errors import ConfigError
@@ -21,8 +21,8 @@ from fedveil.statistics.limits import (
     MOST_BINS,
     MOST_GROUPINGS,
     MOST_HORIZONS,
+    Columns,
     SiloWeights,
-    once,
 )
 
 SESSION = "session:"
@@ -218,7 +218,7 @@ class EvaluationSection(Section):
         None,
         description="a person's weights over silos; default: equal under private-weighting, else uniform",
     )
-    by: Annotated[tuple[str, ...], Field(max_length=MOST_GROUPINGS)] = Field(
+    by: Annotated[Columns, Field(max_length=MOST_GROUPINGS)] = Field(
         (), description='columns of declared categories whose groups are compared; "silo" is one'
     )
     bins: Annotated[int, Field(ge=LEAST_BINS, le=MOST_BINS)] | None = Field(
@@ -239,11 +239,6 @@ class EvaluationSection(Section):
             raise ValueError("must be ascending")
         return horizons
 
-    @field_validator("by")
-    @classmethod
-    def _once(cls, by: tuple[str, ...]) -> tuple[str, ...]:
-        return once(by, "by")
-
 
 class PreprocessingSection(Section):
     """Schema and clip refined by releases of the run, inside of what is declared; nothing else is fitted on records."""
@@ -252,21 +247,14 @@ class PreprocessingSection(Section):
         None,
         description="a person's weights over silos; default: equal under private-weighting, else uniform",
     )
-    bounds: tuple[str, ...] = Field(
-        (), description="numbers whose bounds are refined within the declared ones"
-    )
-    impute: tuple[str, ...] = Field((), description="numbers whose missing values are taken for the median")
+    bounds: Columns = Field((), description="numbers whose bounds are refined within the declared ones")
+    impute: Columns = Field((), description="numbers whose missing values are taken for the median")
     pool: dict[str, Positive] = Field(
         {}, description='by column: categories with fewer people than this become "other", which is all zeros'
     )
     clip: Literal["quantile"] | None = Field(
         None, description="the .8 quantile of the updates' lengths becomes the clip; default: as declared"
     )
-
-    @field_validator("bounds", "impute")
-    @classmethod
-    def _once(cls, columns: tuple[str, ...], told: ValidationInfo) -> tuple[str, ...]:
-        return once(columns, str(told.field_name))
 
     @model_validator(mode="after")
     def _something(self) -> PreprocessingSection:

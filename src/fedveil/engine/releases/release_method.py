@@ -60,13 +60,11 @@ def release_builder(
     def build(noise_multiplier: float) -> Release:
         method = statistic(
             local=step,
-            n_silos=facts.n_silos,
-            n_users=facts.n_users,
+            public=facts,
             weights=weights,
             noise_multiplier=noise_multiplier,
             protection=protection,
             colluding_silos=document.privacy.colluding_silos,
-            missing_silos=protection.missing_silos,
         )
         return Release(method=method, step=step, public=facts)
 

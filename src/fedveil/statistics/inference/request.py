@@ -13,7 +13,7 @@ from fedveil.population.columns import categories_of
 from fedveil.population.schema import Number, Schema, Survival
 from fedveil.statistics.inference.design import Design, Levels, Scaled, Term
 from fedveil.statistics.inference.families import Family, Linear, Logistic, PiecewiseExponential, Poisson
-from fedveil.statistics.limits import once
+from fedveil.statistics.limits import Columns
 from fedveil.statistics.request import ascending
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -36,7 +36,7 @@ class Scale(_Part):
 class _Asked(_Part):
     """What all families share."""
 
-    features: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+    features: Annotated[Columns, Field(min_length=1)] | None = Field(
         None, description="columns of the schema's features; default: all"
     )
     scale: Mapping[str, Scale] = Field(
@@ -57,11 +57,6 @@ class _Asked(_Part):
     silos: Literal["records", "equal", "uniform"] = Field(
         "records", description="a person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|"
     )
-
-    @field_validator("features")
-    @classmethod
-    def _once(cls, features: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        return None if features is None else once(features, "features")
 
     @model_validator(mode="after")
     def _ordered(self) -> _Asked:
