@@ -13,6 +13,7 @@ from fedveil.errors import RunFolderError
 from fedveil.report.compare import Comparison, compare
 from fedveil.report.page import report_page
 from fedveil.report.run_data import load_run
+from fedveil.report.tradeoff import page, traded
 from fedveil.report.variant import Spread
 from tests.report_folders import statement, write_run
 from tests.runs import json_lines
@@ -106,6 +107,13 @@ def test_the_epsilon_of_a_variant_is_that_of_whole_runs(tmp_path: Path) -> None:
     assert re.search(
         r"for one user, so far\s+[\d.]+\s+2\.00\s+.{0,4}for one user, of the whole run\s+3\.50", shown
     )
+
+
+def test_pages_with_seconds_say_that_no_guarantee_covers_them(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "0", name="avg")
+    pages = compare([folder]).page(), report_page(load_run(folder)), page([traded(folder, "seed")], "seed")
+    for one in pages:
+        assert "Seconds and bytes depend on who takes part" in one
 
 
 def test_one_seed_without_a_guarantee_leaves_none(tmp_path: Path) -> None:

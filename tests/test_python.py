@@ -468,6 +468,13 @@ def test_a_missing_id_in_a_list_is_refused_beside_text(missing: Any) -> None:
         )
 
 
+@pytest.mark.parametrize("empty", [[], np.zeros(0, np.int64)], ids=["lists", "arrays"])
+def test_taking_the_last_user_away_is_not_refused(empty: Any, tmp_path: Path) -> None:
+    """Who is refused is told that nobody is left; the run is noise, and its statement that of any other."""
+    nobody = people(features=X[:0], targets=empty, user=empty, silo=empty)
+    assert train(tmp_path / "0", held=nobody).statement == train(tmp_path / "1").statement
+
+
 def test_callbacks_see_public_numbers_unless_they_ask(tmp_path: Path) -> None:
     public, private = Keep(), KeepAll()
     train(tmp_path, callbacks=[public, private])

@@ -27,7 +27,7 @@ def giveaways(
         targets: of the records; of a class its number.
         who: the ids, and whose record each is.
     """
-    if table.values.ndim != 2:
+    if table.values.ndim != 2 or not len(targets):  # nobody's records look like nothing
         return
     (names, person), kinds = who, targets.reshape(len(targets), -1).T
     for place in range(table.values.shape[1]):

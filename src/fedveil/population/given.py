@@ -98,6 +98,8 @@ def read_ids(given: Any, where: str) -> list[str]:
     values = _entries(given, where)
     if values.ndim != 1:
         raise DataError(f"{where}: one id a record is needed, but the shape is {values.shape}")
+    if not len(values):
+        return []  # nobody's records: numpy takes an empty list for floats
     if values.dtype.kind not in "iuUO":
         raise DataError(
             f"{where}: ids are text or whole numbers, not {values.dtype}; a missing id makes a column of floats"

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from fedveil.engine.run_folder.documents import SCHEMA_VERSION, JsonObject, JsonValue
 from fedveil.errors import RunFolderError
 from fedveil.report import comparison_plots
-from fedveil.report.document import Section, document, figures, joined, notice, table, write_document
+from fedveil.report.document import PRIVATE, Section, document, figures, joined, notice, table, write_document
 from fedveil.report.drawing import Curve, show, show_epsilon, words
 from fedveil.report.run_data import RunData, load_run
 from fedveil.report.variant import ComparisonRow, Spread, Variant
@@ -113,7 +113,9 @@ class Comparison:
             cells = [show(constant[metric]) if metric in constant else "" for metric in metrics]
             rows.append([label, *cells, *([""] if counted else []), "", "", ""])
         return table(
-            header, rows, caption="Mean ± sample standard deviation over seeds, at the last common round"
+            header,
+            rows,
+            caption=f"Mean ± sample standard deviation over seeds, at the last common round. {PRIVATE}",
         )
 
     def _baselines(self) -> list[tuple[str, Mapping[str, float]]]:

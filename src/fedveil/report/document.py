@@ -30,6 +30,10 @@ from fedveil.report.drawing import Plot, show, show_epsilon
 _HERE: Final = Path(__file__).parent
 EMPTY: Final = Markup()
 """No HTML at all."""
+PRIVATE: Final = (
+    "Seconds and bytes depend on who takes part and with how many records: no guarantee covers them"
+)
+"""Stands under every table that has them."""
 
 
 @dataclass(frozen=True, kw_only=True)

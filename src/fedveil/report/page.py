@@ -13,6 +13,7 @@ from fedveil.privacy.statement import Statement, show_lower_bound
 from fedveil.report import plots
 from fedveil.report.document import (
     EMPTY,
+    PRIVATE,
     Section,
     document,
     fields,
@@ -93,7 +94,7 @@ def result_section(run: RunData) -> Section | None:
     body = _verdict(run) + table(
         ["", f"round {first.round}", f"round {last.round}", "always the same answer"],
         rows,
-        caption="Before training and at the last round",
+        caption=f"Before training and at the last round. {PRIVATE}",
     )
     if (said := advice(run.rounds, last.round)) is not None:
         body += notice(f"{said} (From released models and public numbers.)", kind="note")
@@ -293,4 +294,4 @@ def _rounds_table(run: RunData) -> Markup:
         return [str(row.round), *metrics, show_epsilon(row.epsilon), f"{row.seconds:.3g}"]
 
     header = ["round", *(f"test {words(metric)}" for metric in run.metrics), "ε", "seconds"]
-    return table(header, [cells(row) for row in run.rounds], caption="All rounds on record")
+    return table(header, [cells(row) for row in run.rounds], caption=f"All rounds on record. {PRIVATE}")

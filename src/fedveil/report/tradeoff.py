@@ -10,7 +10,7 @@ from typing import Any
 
 from fedveil.errors import RunFolderError
 from fedveil.report import comparison_plots
-from fedveil.report.document import Section, document, figures, table, write_document
+from fedveil.report.document import PRIVATE, Section, document, figures, table, write_document
 from fedveil.report.drawing import show, words
 from fedveil.report.run_data import RunData, load_run
 
@@ -126,7 +126,11 @@ def page(runs: Sequence[Traded], key: str, spent: str = "") -> str:
         sections=[
             Section(identifier="curves", title=f"Against {key}", body=figures(drawn, wide=True)),
             Section(identifier="front", title="Runs that no other beats", body=figures(fronts, wide=True)),
-            Section(identifier="rows", title="Every run", body=table(header, rows, caption="One row a run")),
+            Section(
+                identifier="rows",
+                title="Every run",
+                body=table(header, rows, caption=f"One row a run. {PRIVATE}"),
+            ),
         ],
     )
 
