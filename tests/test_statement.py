@@ -185,3 +185,14 @@ def test_epsilons_of_every_supporting_accountant() -> None:
     ]
     nothing = dict(epsilons_by_accountant(NoGuarantee(reason="x"), 1e-5, Adjacency.REPLACE_ONE, loss=0.0))
     assert set(nothing.values()) == {None}
+
+
+def test_a_statement_with_the_claim_of_before_is_read_and_tells_todays() -> None:
+    data = GOOD.to_json()
+    now, *others = data["sentences"]
+    before = now.replace("and by at most 1e-05 beyond that", "except with probability 1e-05")
+    assert before != now
+    assert Statement.from_json({**data, "sentences": [before, *others]}) == GOOD
+    for wrong in (before.replace("2.81", "2.80"), before.replace("1e-05", "1e-06"), now + " "):
+        with pytest.raises(RunFolderError, match="damaged"):
+            Statement.from_json({**data, "sentences": [wrong, *others]})
