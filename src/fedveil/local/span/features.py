@@ -112,16 +112,21 @@ class Rows:
         held = (records < len(self.index)).sum(1)
         columns = -(-held // _COLUMNS) * _COLUMNS if alone else torch.full_like(held, records.shape[1])
         for taken in sorted(set(columns.tolist()) - {0}):
-            step = max(2, _GRAM_BYTES // (8 * taken * self.cohort.features[0].numel()))
-            for rows in (columns == taken).nonzero().flatten().split(step):
-                rows = rows if len(rows) > 1 else rows.expand(2)  # one alone has another kernel
-                read = records[rows, :taken]
-                features = self.read(read).double()
-                inner = torch.bmm(features, features.mT)
-                inner = inner.add_(1.0) if self.bias else inner
-                owners = owner[read].to(features.device)
-                together = (owners[:, :, None] == owners[:, None]) & (owners[:, :, None] >= 0)
-                yield Gram(rows, torch.where(together, inner, 0.0))
+            rows = (columns == taken).nonzero().flatten()
+            rows = rows if len(rows) > 1 else rows.expand(2)  # one alone has another kernel
+            read = records[rows, :taken]
+            shape, device = (len(rows), taken, taken), self.cohort.features.device
+            products = torch.empty(shape, dtype=torch.float64, device=device)
+            at_once = max(2, _GRAM_BYTES // (8 * taken * self.cohort.features[0].numel()))
+            for first in range(0, len(rows), at_once):
+                part = slice(min(first, len(rows) - 2), first + at_once)
+                features = self.read(read[part]).double()
+                torch.bmm(features, features.mT, out=products[part])
+            if self.bias:
+                products.add_(1.0)
+            owners = owner[read].to(device)
+            apart = (owners[:, :, None] != owners[:, None]) | (owners[:, :, None] < 0)
+            yield Gram(rows, products.masked_fill_(apart, 0.0))
 
     def weighted_sum(
         self, coefficients: Float64[Tensor, "r k"], chosen: Int64[np.ndarray, "s"], drop_nonfinite: bool
