@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from fedveil.errors import PrivacyError
+from fedveil.privacy.claims import Claim, covering
 from fedveil.privacy.events import Adjacency, GaussianEvent, PoissonSampledEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, Sampler
 from fedveil.randomness import PrivacyRandomness
@@ -113,8 +114,8 @@ def test_masks_seeds_and_sizes(sampler: Sampler) -> None:
 @samplers
 def test_event_says_what_the_draw_does(sampler: Sampler) -> None:
     assert sampler.adjacency is Adjacency.ADD_OR_REMOVE_ONE
-    event = sampler.event(base)
-    assert event == (base if sampler.rate == 1.0 else PoissonSampledEvent(rate=sampler.rate, event=base))
+    said, *_ = sampler.over((Claim(covering(), base),))
+    assert said.event == (base if sampler.rate == 1.0 else PoissonSampledEvent(rate=sampler.rate, event=base))
 
 
 class FixedWords:
