@@ -187,12 +187,12 @@ def test_epsilons_of_every_supporting_accountant() -> None:
     assert set(nothing.values()) == {None}
 
 
-def test_a_statement_with_the_claim_of_before_is_read_and_tells_todays() -> None:
+def test_a_statement_whose_first_sentence_claims_otherwise_is_refused() -> None:
     data = GOOD.to_json()
     now, *others = data["sentences"]
     before = now.replace("and by at most 1e-05 beyond that", "except with probability 1e-05")
     assert before != now
-    assert Statement.from_json({**data, "sentences": [before, *others]}) == GOOD
-    for wrong in (before.replace("2.81", "2.80"), before.replace("1e-05", "1e-06"), now + " "):
+    assert Statement.from_json({**data, "sentences": [now, *others]}) == GOOD
+    for wrong in (before, now.replace("2.81", "2.80"), now.replace("1e-05", "1e-06"), now + " "):
         with pytest.raises(RunFolderError, match="damaged"):
             Statement.from_json({**data, "sentences": [wrong, *others]})

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -208,20 +208,6 @@ class Statement:
             f"{self.accountant})."
         )
 
-    def _with_claim(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return the JSON form with the claim as it is told now, where it has the one that was told before.
-
-        Statements said "except with probability delta", which is more than (epsilon, delta) has.
-        """
-        sentences, claim = data.get("sentences"), self._claim()
-        before = claim.replace(
-            f", and by at most {show_delta(self.delta)} beyond that (",
-            f", except with probability {self.delta:g} (",
-        )
-        if not isinstance(sentences, list) or sentences[:1] != [before]:
-            return dict(data)
-        return {**data, "sentences": [claim, *sentences[1:]]}
-
     def _warnings(self) -> tuple[str, ...]:
         found = []
         if self.epsilon is not None:
@@ -270,8 +256,7 @@ class Statement:
                 raise RunFolderError(f"{place} is damaged: {explained(error, cls)}") from None
             except PrivacyError as error:
                 raise RunFolderError(f"{place} is damaged: {error}") from error
-            told = statement._with_claim(data)
-            if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(told, sort_keys=True):
+            if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(dict(data), sort_keys=True):
                 raise RunFolderError(f"{place} is damaged: its sentences or fields do not fit its values")
         return statement
 
