@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.reproduction.computed import accounting, convergence, distortion, federated, smoothing
+from fedveil.engine.experiments.experiment import parse, parse_assignment
+from fedveil.engine.experiments.study import Selection, study_documents
+from fedveil.engine.populations import Populations
+from fedveil.reproduction.computed import (
+    accounting,
+    convergence,
+    costs,
+    distortion,
+    federated,
+    smoothing,
+    spectrum,
+)
 from fedveil.reproduction.computed.convergence import BOUNDED, LOG_COSH, QUADRATIC, Ls, Problem
 from fedveil.reproduction.computed.plateau import Plateau
 from fedveil.server.denoise import smooth
@@ -112,3 +123,38 @@ def test_no_step_is_clipped_where_the_theorems_ask_for_none(theorem, monkeypatch
     for name, found in theorem(0):
         assert found["clipped"] == 0, name
         assert found["measured"] < found["bound"], name
+
+
+def test_noise_is_flat_and_a_random_walk_falls():
+    drawn = torch.from_numpy(np.random.default_rng(0).standard_normal(1 << 16))
+    noise, walk = spectrum._falls(drawn), spectrum._falls(drawn.cumsum(0))
+    assert abs(noise["slope"]) < 0.05
+    assert noise["lowest sixteenth"] == pytest.approx(1 / 16, rel=0.05)
+    assert walk["slope"] == pytest.approx(-1, abs=0.1)
+    assert walk["lowest sixteenth"] > 0.9
+
+
+def test_smoothing_two_weights_divides_what_lies_across_by_five():
+    found = dict(spectrum.figure_s14(0))
+    plain, smoothed = found["gradient descent"], found["smoothed, sigma 1"]
+    assert smoothed["across"] == pytest.approx(plain["across"] / 5, rel=0.02)
+    assert smoothed["along"] == pytest.approx(plain["along"], rel=0.02)
+
+
+@pytest.mark.parametrize("cell", costs._CELLS, ids=lambda cell: cell.name)
+def test_what_is_left_out_is_an_experiment_with_the_published_number_of_rounds(cell):
+    laid_over = tuple(map(parse_assignment, cell.settings))
+    scenarios = (cell.scenario,) if cell.scenario else None
+    chosen = Selection(scenarios=scenarios, variants=(cell.variant,), overrides=laid_over)
+    (document,) = study_documents(cell.preset, chosen)
+    rounds = parse(document, cell.name).rounds
+    assert rounds == cell.rounds or cell.preset == "table-1-imagenette", (
+        "which says that its rounds are reduced"
+    )
+
+
+def test_the_second_round_of_a_cell_is_timed():
+    small = costs.LeftOut(
+        name="digits", preset="digits", variant="fedavg", settings=("local.epochs=1",), rounds=1
+    )
+    assert 0 < costs._seconds_of_a_round(small, 0, Populations()) < 60
