@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fedveil.cli import main
+from fedveil.engine import sweep as engine
 from fedveil.engine.experiments.study import Selection
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
-from fedveil.engine.sweep import ROWS, Axis, points, sweep
+from fedveil.engine.sweep import ROWS, Axis, points, spent_together, sweep
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.report.tradeoff import Traded, front, page, write_tradeoff
 from tests.runs import Silent, experiment, json_lines
@@ -93,6 +95,33 @@ def test_a_killed_sweep_goes_on_and_runs_nothing_twice(source: str, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("left", [(), ("checkpoint",), ("checkpoint", ".experiment.toml.tmp")], ids=len)
+def test_a_folder_that_a_killed_sweep_left_without_its_experiment_is_taken_over(
+    left: tuple[str, ...], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The point was played beside it, in NAME-2, where no later sweep looked: none of them could end."""
+    (point,), folder = points(source, Selection(), [Axis.read("rounds=1")]), tmp_path / "runs"
+    monkeypatch.setattr(engine, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    path = folder / point.experiment.name
+    path.mkdir(parents=True)
+    for name in left:
+        path.joinpath(name).touch() if "." in name else path.joinpath(name).mkdir()
+    (row,) = sweep([point], folder, processes=1)
+    assert row["run"] == point.experiment.name
+    assert sorted(one.name for one in folder.iterdir()) == [ROWS, point.experiment.name]
+    assert spent_together([point], folder)["runs"] == 1
+
+
+def test_a_folder_that_is_no_runs_is_left_alone(source: str, tmp_path: Path) -> None:
+    (point,), folder = points(source, Selection(), [Axis.read("rounds=1")]), tmp_path / "runs"
+    path = folder / point.experiment.name
+    (path / "checkpoint").mkdir(parents=True)
+    (path / "ledger.jsonl").touch()
+    with pytest.raises(RunFolderError, match=r"has no experiment\.toml.*move it away"):
+        next(sweep([point], folder, processes=1))
+    assert {one.name for one in path.iterdir()} == {"checkpoint", "ledger.jsonl"}
+
+
 def test_a_failed_run_is_named_and_the_others_are_complete(source: str, tmp_path: Path) -> None:
     found = points(source, Selection(), [Axis.read("model.name=linear,no_such_model")])
     rows, folder = [], tmp_path / "runs"

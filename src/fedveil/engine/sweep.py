@@ -23,7 +23,7 @@ from fedveil.engine.experiments.study import Selection, load_study
 from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import Outcome, go_on, run
 from fedveil.engine.run_folder.documents import RoundRow, read_lines
-from fedveil.engine.run_folder.folder import Row, RunFolder, finite
+from fedveil.engine.run_folder.folder import Row, RunFolder, drop_unbegun, finite
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.files import read_toml
@@ -122,6 +122,7 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
     Raises:
         FedveilError: a run failed; the others are complete or can go on.
         ConfigError: a run folder of this name has another experiment.
+        RunFolderError: a folder of this name has something and no experiment.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for point in found:
@@ -150,9 +151,10 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
 
 
 def _check_same(point: Point, folder: Path) -> None:
-    """Refuse to go on with a folder of the same name and another experiment."""
+    """Refuse to go on with a folder of the same name and another experiment, or with one that is no run's."""
     path = folder / point.experiment.name / "experiment.toml"
     if not path.is_file():
+        drop_unbegun(path.parent)
         return
     asked, found = point.experiment, parse(read_toml(path), str(path))
     if asked.trainer.name == "auto":  # the folder names the trainer that it came to

@@ -284,3 +284,28 @@ def stored_tensors(path: Path) -> Iterator[Any]:
             yield stored
     except SafetensorError as error:
         raise RunFolderError(f"{path} is damaged: no safetensors file ({error})") from None
+
+
+def drop_unbegun(path: Path) -> None:
+    """Remove the folder of a run that was killed before its experiment was written, if there is one.
+
+    Nothing was released, drawn or charged before.
+
+    Raises:
+        RunFolderError: there is something else in it, which is nobody's to remove, or the folder cannot be removed.
+    """
+    unwritten = f".{Experiment.file}.tmp"
+    try:
+        found = {entry.name for entry in path.iterdir()}
+        if found <= {"checkpoint", unwritten}:
+            path.joinpath(unwritten).unlink(missing_ok=True)
+            if "checkpoint" in found:
+                path.joinpath("checkpoint").rmdir()
+        path.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunFolderError(
+            f"{path}: no run folder, for it has no {Experiment.file}, and not to be removed ({error.strerror}); move it "
+            "away"
+        ) from None
