@@ -402,9 +402,19 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 def test_nginx_accepts_the_proxy(tmp_path: Path) -> None:
+    """Also where the module that it needs is a package of its own, as Debian's is."""
     write_deployment(tmp_path / "deploy", Hosting())
     done = subprocess.run(
-        ["nginx", "-t", "-p", str(tmp_path), "-c", str(tmp_path / "deploy" / "nginx.conf"), "-g", "pid pid;"],
+        [
+            "nginx",
+            "-t",
+            "-e",
+            "stderr",
+            "-c",
+            tmp_path / "deploy" / "nginx.conf",
+            "-g",
+            f"pid {tmp_path}/pid;",
+        ],
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,6 +1,11 @@
-"""Opens a run as its coordinator: from its folder, new or interrupted, to the party that plays it."""
+"""Opens a run as its coordinator: from its folder, new or interrupted, to the party that plays it.
+
+What fails on the way gives the run's ledger back: the process goes on, and shall open the folder again.
+"""
 
 from __future__ import annotations
+
+from contextlib import ExitStack
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiments.experiment import Experiment
@@ -55,9 +60,13 @@ def open_training(
     """
     check_deployable(prepared)
     phase = phase_of_training(prepared, record.folder)
-    rounds = Rounds(prepared, record.folder, observer, record, phase)
-    offered = as_silos_see(prepared.experiment, record.membership.silos)
-    return CoordinatorParty(rounds=rounds, offered=offered, record=record, heads=heads)
+    with ExitStack() as opened:
+        rounds = Rounds(prepared, record.folder, observer, record, phase)
+        opened.callback(rounds.close)
+        offered = as_silos_see(prepared.experiment, record.membership.silos)
+        party = CoordinatorParty(rounds=rounds, offered=offered, record=record, heads=heads)
+        opened.pop_all()
+    return party
 
 
 def open_release(
@@ -75,6 +84,10 @@ def open_release(
         ProtocolError: a letter of its protocol would be longer than any party reads.
         RunFolderError: another process at work in the folder.
     """
-    rounds = ReleaseRounds(due, Ledger(record.folder / "ledger.jsonl", unit=UNIT), record)
-    offered = as_silos_see(document, record.membership.silos)
-    return CoordinatorParty(rounds=rounds, offered=offered, record=record, heads=heads)
+    with ExitStack() as opened:
+        ledger = opened.enter_context(Ledger(record.folder / "ledger.jsonl", unit=UNIT))
+        rounds = ReleaseRounds(due, ledger, record)
+        offered = as_silos_see(document, record.membership.silos)
+        party = CoordinatorParty(rounds=rounds, offered=offered, record=record, heads=heads)
+        opened.pop_all()
+    return party

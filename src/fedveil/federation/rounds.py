@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from contextlib import ExitStack
 from typing import Final
 
 import numpy as np
@@ -87,10 +88,13 @@ class Rounds:
         self._prepared, self._folder, self._observer, self._record = prepared, folder, observer, record
         self.plan = training_plan(prepared, phase)
         guarantee = prepared.guarantee
-        self._ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
-        self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
-        folder.mend_metrics(self.checkpoint)
-        record.mend(self.checkpoint.round + (0 if phase is None else len(phase.released)))
+        ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
+        with ExitStack() as opened:  # what fails here gives the ledger back
+            self._ledger = opened.enter_context(ledger)
+            self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
+            folder.mend_metrics(self.checkpoint)
+            record.mend(self.checkpoint.round + (0 if phase is None else len(phase.released)))
+            opened.pop_all()
         self._attempts, self._draw, self._began = 0, EVERYBODY, time.perf_counter()
         self._closing: list[Part] = []
         self._spent = False

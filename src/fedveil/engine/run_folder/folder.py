@@ -306,6 +306,6 @@ def drop_unbegun(path: Path) -> None:
         return
     except OSError as error:
         raise RunFolderError(
-            f"{path}: no run folder, for it has no {Experiment.file}, and not to be removed ({error.strerror}); move it "
-            "away"
+            f"{path}: no run folder, for it has no {Experiment.file}, and cannot be removed ({error.strerror}); move "
+            "it away"
         ) from None
