@@ -17,7 +17,9 @@ from fedveil.reproduction.computed import (
     federated,
     smoothing,
     spectrum,
+    weighting,
 )
+from fedveil.reproduction.computed.clock import Clock
 from fedveil.reproduction.computed.convergence import BOUNDED, LOG_COSH, QUADRATIC, Ls, Problem
 from fedveil.reproduction.computed.plateau import Plateau
 from fedveil.server.denoise import smooth
@@ -158,3 +160,13 @@ def test_the_second_round_of_a_cell_is_timed():
         name="digits", preset="digits", variant="fedavg", settings=("local.epochs=1",), rounds=1
     )
     assert 0 < costs._seconds_of_a_round(small, 0, Populations()) < 60
+
+
+def test_a_clock_tells_setup_the_first_round_and_the_median_of_the_later_ones():
+    clock = Clock([0.0, 1.0, 3.0, 4.0, 8.0, 8.5])
+    assert (clock.setup, clock.first, clock.later) == (1.0, 2.0, 1.0)
+
+
+def test_artificial_people_have_the_asked_number_of_parameters():
+    people = weighting._people(parameters=16, users=20, seed=0)
+    assert (people.feature_shape, people.n_users, people.n_silos) == ((15,), 20, 3)

@@ -6,19 +6,14 @@ times the published round trains on as many records, pixels or steps: an extrapo
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-from fedveil.engine.experiments.experiment import Experiment, parse, parse_assignment
+from fedveil.engine.experiments.experiment import parse, parse_assignment
 from fedveil.engine.experiments.study import Selection, study_documents
-from fedveil.engine.observer import Unwatched
 from fedveil.engine.populations import Populations
-from fedveil.engine.run import run
-from fedveil.engine.run_folder.folder import Row
 from fedveil.engine.setup import prepare
+from fedveil.reproduction.computed.clock import Clock
 from fedveil.reproduction.results import Values
 
 _HOUR = 3600.0
@@ -133,20 +128,6 @@ _CELLS = (
 )
 
 
-@dataclass
-class _Clock(Unwatched):
-    """Notes when a round is complete."""
-
-    at: list[float] = field(default_factory=list)
-
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """Nothing."""
-
-    def completed(self, row: Row) -> None:
-        """Note it."""
-        self.at.append(time.process_time())
-
-
 def left_out(seed: int) -> Iterator[tuple[str, Values]]:
     """CPU seconds of a published round of every cell, and hours of a run."""
     populations = Populations()
@@ -172,7 +153,4 @@ def _seconds_of_a_round(cell: LeftOut, seed: int, populations: Populations) -> f
         scenarios=(cell.scenario,) if cell.scenario else None, variants=(cell.variant,), overrides=laid_over
     )
     (document,) = study_documents(cell.preset, chosen)
-    clock = _Clock()
-    with tempfile.TemporaryDirectory() as folder:
-        run(prepare(parse(document, cell.name), populations), Path(folder), clock)
-    return clock.at[-1] - clock.at[-2]
+    return Clock.of(prepare(parse(document, cell.name), populations)).later
