@@ -24,7 +24,8 @@ from fedveil.statistics.inference import equation
 from fedveil.statistics.inference.covariance import covariance, drawn, effect
 from fedveil.statistics.inference.equation import Sums
 from fedveil.statistics.inference.families import Linear, Logistic, PiecewiseExponential, Poisson
-from fedveil.statistics.inference.fitted import Fitted
+from fedveil.statistics.inference.fitted import TOO_FAR, Fitted
+from fedveil.statistics.inference.nearness import arrived, leap
 from fedveil.statistics.inference.newton import LONGEST_STEP, bend, estimate, step
 from fedveil.statistics.local import silo_sums
 
@@ -227,9 +228,9 @@ def test_events_at_a_point_of_the_grid_are_of_the_interval_before_it() -> None:
 # --- the oracle: statsmodels on the same weighted equation --------------------------------------------------
 
 
-def solved(one: Made) -> tuple[Fitted, Sums]:
-    """Return the solution without noise, by many steps, and the sums there."""
-    sums, theta = None, None
+def solved(one: Made, theta: np.ndarray | None = None) -> tuple[Fitted, Sums]:
+    """Return the solution without noise, by many steps from the start or from a theta, and the sums there."""
+    sums = None
     for _ in range(12):
         at = one.fitted.equation(2)
         at = at if theta is None else replace(at, theta=tuple(theta.tolist()))
@@ -486,6 +487,85 @@ def test_too_few_people_have_no_intervals() -> None:
     assert not fitted.shown
     assert fitted.effects == ()
     assert np.isfinite(fitted.estimate.theta).all()
+
+
+def one_record_each(family: str, start: float, **keys: Any) -> Made:
+    """Return 1,500 people with one record, two covariates, and an intercept of ``start``."""
+    rng, beta = np.random.default_rng(12), np.array([0.6, -0.4])
+    user = np.arange(1500)
+    x = np.clip(rng.normal(size=(1500, 2)), -2.5, 2.5)
+    predictor = start + x @ beta
+    if family == "survival":
+        time, last = rng.exponential(size=1500) / np.exp(predictor), keys["grid"][-1]
+        target = {"t": np.minimum(time, last), "y": (time <= last).astype(np.int64)}
+        truth = np.concatenate((np.full(len(keys["grid"]) - 1, start), beta))
+    else:
+        target = {
+            "logistic": lambda: {"y": (rng.random(1500) < 1 / (1 + np.exp(-predictor))).astype(np.int64)},
+            "linear": lambda: {"y": predictor + rng.normal(size=1500)},
+            "poisson": lambda: {"y": rng.poisson(np.exp(predictor)).astype(np.float64)},
+        }[family]()
+        truth = np.concatenate(([start], beta))
+    return Made(asked(family, 1500, 2, **keys), table_of(user, user % 5, x, target), truth)
+
+
+@pytest.mark.parametrize(
+    ("family", "start", "keys"),
+    [
+        ("logistic", -3.5, {}),
+        ("logistic", 2.5, {}),
+        ("poisson", -2.5, {"cap": 5}),
+        ("poisson", 1.2, {"cap": 10}),
+        ("survival", -4.0, {"grid": (0.0, 2.0, 5.0)}),
+        ("linear", 2.5, {"cut": 2.0}),
+    ],
+)
+def test_rare_and_frequent_outcomes_are_reached_in_three_releases(
+    family: str, start: float, keys: dict[str, Any]
+) -> None:
+    """Hardly any noise: the estimate is the solution to a fifth of a standard error, from a start at no effects."""
+    one = one_record_each(family, start, **keys)
+    fitted = released(one, 300.0, np.random.default_rng(13))
+    error = np.sqrt(np.diag(covariance(fitted.estimate, fitted.sums[-1]).whole))
+    assert fitted.shown
+    assert np.abs((fitted.estimate.theta - solved(one, fitted.estimate.theta)[1].theta) / error).max() < 0.2
+
+
+def test_a_start_that_is_too_far_has_no_intervals() -> None:
+    """Residuals that end at two cannot say that the mean is six away; a nearer centre can."""
+    far = one_record_each("linear", 6.0, cut=2.0)
+    found = released(far, 10.0, np.random.default_rng(14))
+    assert (found.hidden, found.effects) == (TOO_FAR, ())
+    near = one_record_each("linear", 6.0, cut=2.0, centre=5.0)
+    assert released(near, 10.0, np.random.default_rng(14)).shown
+
+
+def test_a_bend_that_an_interval_does_not_have_is_refused() -> None:
+    """Half a predictor away from an outcome of one in twenty the line misses a standard error."""
+    one = one_record_each("logistic", -3.0)
+    fitted = released(one, 10.0, np.random.default_rng(15))
+    assert arrived(fitted.family, fitted.sums, fitted.estimate)
+    last = replace(fitted.sums[-1], theta=fitted.estimate.theta + np.array([0.5, 0.0, 0.0]))
+    assert not arrived(fitted.family, [*fitted.sums[:-1], last], fitted.estimate)
+
+
+def test_the_leap_undoes_the_mean_and_leaves_room_for_noise() -> None:
+    family = Logistic("y")
+    sums = Sums(
+        theta=np.zeros(1),
+        gradient=np.array([1000 * (0.03 - 0.5)]),
+        curvature=np.array([[250.0]]),
+        spread=None,
+        gradient_sd=1e-9,
+        curvature_sd=1e-9,
+    )
+    found = leap(family, sums)
+    assert found is not None
+    assert float(found[0]) == pytest.approx(np.log(0.03 / 0.97))
+    noisy = leap(family, replace(sums, gradient_sd=25.0))  # a share with noise of .025: no lower than .05
+    assert noisy is not None
+    assert float(noisy[0]) == pytest.approx(np.log(0.05 / 0.95), rel=1e-4)
+    assert leap(family, replace(sums, gradient=np.array([-200.0]))) is None
 
 
 def test_sums_are_read_back_from_their_vector() -> None:

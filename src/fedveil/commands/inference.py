@@ -17,7 +17,7 @@ from fedveil.engine.releases.release_run import make_releases
 from fedveil.engine.run_folder.documents import read_statement
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.inference import p_text, write_inference
-from fedveil.statistics.inference.fitted import TOO_FEW, Fitted, read_fitted
+from fedveil.statistics.inference.fitted import Fitted, read_fitted
 
 
 def infer_command(
@@ -58,17 +58,15 @@ def told(fitted: Fitted) -> dict[str, Any]:
         "family": fitted.family.name,
         "target": list(fitted.family.columns),
         "shown": fitted.shown,
+        "reason": fitted.hidden,
         "effects": [asdict(one) for one in fitted.effects],
     }
 
 
 def print_effects(fitted: Fitted) -> None:
-    """Print all coefficients, or that there are too few people for them."""
-    if not fitted.shown:
-        OUT.print(
-            f"{TOO_FEW}: no coefficient has an interval that holds; a larger epsilon, more people, or fewer columns "
-            "and categories would do"
-        )
+    """Print all coefficients, or why there are none."""
+    if fitted.hidden is not None:
+        OUT.print(f"no coefficient has an interval that holds: {fitted.hidden}")
         return
     OUT.print(rows_table(_rows(fitted)))
 

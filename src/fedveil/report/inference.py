@@ -10,7 +10,7 @@ from fedveil.report.document import EMPTY, Section, document, figures, notice, t
 from fedveil.report.drawing import PALETTE, Plot, blank, label_text, show
 from fedveil.report.statistics import promise
 from fedveil.statistics.inference.covariance import Effect
-from fedveil.statistics.inference.fitted import TOO_FEW, Fitted, read_fitted
+from fedveil.statistics.inference.fitted import Fitted, read_fitted
 
 _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "survival": "hazard ratio"}
 
@@ -43,12 +43,8 @@ def p_text(p: float) -> str:
 def _found(fitted: Fitted) -> Section:
     family = fitted.family.name
     title = f"{family} regression of {', '.join(fitted.family.columns)}"
-    if not fitted.shown:
-        reason = (
-            f"{TOO_FEW}: the curvature of the equation is too close to its noise for intervals to hold. A larger "
-            "epsilon, more people, fewer columns or categories would do."
-        )
-        return Section(identifier="coefficients", title=title, body=notice(reason, kind="warning"))
+    if fitted.hidden is not None:
+        return Section(identifier="coefficients", title=title, body=notice(fitted.hidden, kind="warning"))
     ratio = _RATIOS.get(family)
     head = ["", "coefficient", "95 % interval", *([ratio, "95 % interval"] if ratio else [])]
     body = [_cells(one) for one in fitted.effects]

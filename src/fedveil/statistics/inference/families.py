@@ -48,9 +48,9 @@ class Family(ABC):
             intervals to hold (measured; docs/theory/inference.md).
         exponential: whether the mean is e^predictor, so that the curvature changes with every step.
         stopped: whether records are followed up to a hazard under theta, so that what they add ends there.
-        usual: the bound B of (1, x), as a part of its expected length, where none is given. A larger one lets longer
-            records through and needs more noise for all, above all for the curvature; a smaller one gives long
-            records less weight. Intervals hold for any.
+        usual: the bound B of (1, x), as a part of its expected length, where none is given. A larger one needs more
+            noise for all, above all for the curvature; a smaller one gives long records less weight.
+        curved: whether the mean of the target is no straight line in its predictor.
         multiplies: whether e^coefficient is a ratio (of odds, rates, hazards).
         unit: of a coefficient on the scale of the equation, in units of the target.
         origin: what is added to the intercept, in units of the target.
@@ -61,6 +61,7 @@ class Family(ABC):
     exponential: ClassVar[bool] = False
     stopped: ClassVar[bool] = False
     usual: ClassVar[float] = 0.875
+    curved: ClassVar[bool] = True
     multiplies: ClassVar[bool] = True
 
     @property
@@ -104,6 +105,10 @@ class Family(ABC):
         """Return a public theta to begin from: no effects."""
         return np.zeros(1 + n_covariates)
 
+    def mean(self, predictor: float) -> tuple[float, float]:
+        """Return the mean of the target (of a hazard) at a predictor, and its derivative; e^predictor here."""
+        return math.exp(predictor), math.exp(predictor)
+
     @abstractmethod
     def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
         """Return what is explained, and which records have it."""
@@ -134,6 +139,11 @@ class _Generalised(Family):
         self, y: Float64[np.ndarray, " n"], predictor: Float64[np.ndarray, " n"]
     ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
         """Return r and v."""
+
+    def mean(self, predictor: float) -> tuple[float, float]:
+        """Return what is subtracted from a target in r, and v."""
+        r, v = self.residual(np.zeros(1), np.array([predictor]))
+        return -float(r[0]), float(v[0])
 
     def terms(
         self,
@@ -179,8 +189,7 @@ class Logistic(_Generalised):
 class Linear(_Generalised):
     """A number whose mean is linear, by Huber's equation: residuals count up to ``cut``.
 
-    The scale of the equation is cut / 2, so that residuals end at 2 there and steps have a size that does not depend on
-    the target's unit.
+    The scale of the equation is cut / 2: residuals end at 2, and steps do not depend on the target's unit.
 
     Attributes:
         centre: a public value of the target that the first step starts from.
@@ -189,6 +198,7 @@ class Linear(_Generalised):
     """
 
     name: ClassVar[str] = "linear"
+    curved: ClassVar[bool] = False
     multiplies: ClassVar[bool] = False
 
     centre: float

@@ -20,14 +20,23 @@ from fedveil.statistics.inference.covariance import Effect, covariance, effect
 from fedveil.statistics.inference.design import Design
 from fedveil.statistics.inference.equation import Equation, Sums
 from fedveil.statistics.inference.families import Family
-from fedveil.statistics.inference.newton import SOLVABLE, Estimate, estimate, solvable, step
+from fedveil.statistics.inference.nearness import arrived, next_theta
+from fedveil.statistics.inference.newton import SOLVABLE, Estimate, estimate, solvable
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.schedule import Part, schedule
 from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 
 _LEAST_BOUND: Final = 1.5
 FILE: Final = "inference.json"
-TOO_FEW: Final = "too few people or events for this budget"
+TOO_FEW: Final = (
+    "too few people or events for this budget: the curvature of the equation is too close to its noise for intervals "
+    "to hold; a larger epsilon, more people, or fewer columns and categories would do"
+)
+TOO_FAR: Final = (
+    "three steps have not come near enough to the solution for intervals to hold: give a first guess that is nearer "
+    "(inference.centre for linear, inference.rate for survival), centres and scales nearer to the data "
+    "(inference.scale), or a larger epsilon"
+)
 _REQUEST: Final[TypeAdapter[Inference]] = TypeAdapter(Inference)
 
 
@@ -72,7 +81,7 @@ class Fitted:
         """
         before = self.sums[:place]
         request, family, design = self.request, self.family, self.design
-        at = step(before) if before else family.start(len(design.names))
+        at = next_theta(family, before) if before else family.start(len(design.names))
         return Equation(
             family=family,
             design=design,
@@ -106,15 +115,25 @@ class Fitted:
         """Names of all coefficients."""
         return (*self.family.leading, *self.design.names)
 
+    @cached_property
+    def hidden(self) -> str | None:
+        """Why there are no intervals; None where there are.
+
+        Curvatures too close to their noise, or a last release too far from the estimate.
+        """
+        _, own = solvable(self.sums[-1].curvature, self.sums[-1].curvature_sd)
+        if own < SOLVABLE or self.estimate.least < self.family.least:
+            return TOO_FEW
+        return None if arrived(self.family, self.sums, self.estimate) else TOO_FAR
+
     @property
     def shown(self) -> bool:
-        """Whether there are people enough for intervals: whether curvatures are far enough from their noise."""
-        _, own = solvable(self.sums[-1].curvature, self.sums[-1].curvature_sd)
-        return own >= SOLVABLE and self.estimate.least >= self.family.least
+        """Whether there are intervals."""
+        return self.hidden is None
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        """All coefficients in units of their columns; none where there are too few people."""
+        """All coefficients in units of their columns; none where no interval would hold."""
         if not self.shown:
             return ()
         family, design = self.family, self.design
