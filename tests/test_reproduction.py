@@ -74,7 +74,7 @@ def test_a_result_file_belongs_to_a_table():
 def test_a_page_without_result_files_has_no_section_and_no_measured_figure(tmp_path):
     text = page(ResultFolder(tmp_path))
     headings = re.findall("^## (.*)$", text, re.MULTILINE)
-    assert headings == ["Index", "Not yet measured again"]
+    assert headings == ["Index", "Not yet measured"]
     assert "±" not in text.split("## Index")[1]
 
 

@@ -35,10 +35,5 @@ def index_items() -> dict[str, list[IndexItem]]:
     }
 
 
-def unmeasured() -> list[str]:
-    """Return what was measured before there were result files, without its figures."""
-    return list(read_toml(_path())["unmeasured"])
-
-
 def _path() -> Path:
     return Path(str(resources.files("fedveil") / "reproduction" / "index.toml"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedveil.errors import ConfigError
 from fedveil.files import read_text
-from fedveil.reproduction.index import IndexItem, index_items, unmeasured
+from fedveil.reproduction.index import IndexItem, index_items
 from fedveil.reproduction.results import ResultFolder, Results
 from fedveil.reproduction.rows import (
     LEAST_RUNS,
@@ -30,7 +30,7 @@ def page(results: ResultFolder) -> str:
     measured = [table for table in tables if _shown(table, found)]
     head = read_text(Path(str(resources.files("fedveil") / "reproduction" / "head.md")), ConfigError)
     parts = [head, _index(tables, found), *(_section(table, found[table.name]) for table in measured)]
-    return "\n".join([*parts, _unmeasured([table for table in tables if table not in measured])])
+    return "\n".join([*parts, _waiting([table for table in tables if table not in measured])])
 
 
 def _shown(table: Table, found: dict[str, Results]) -> bool:
@@ -118,16 +118,11 @@ def _verdicts(measured: Sequence[Table], found: dict[str, Results]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counted.items()))
 
 
-def _unmeasured(waiting: Sequence[Table]) -> str:
-    lines = ["## Not yet measured again", ""]
-    lines += [
-        "Measured before there were result files; no figure of these stands here until they are again.",
-        "",
-    ]
-    lines += _bullets(unmeasured())
-    if waiting:
-        lines += ["Tables that are described and have too few runs, or none:", ""]
-        lines += _bullets(f"`fedveil reproduce {table.name}`: {table.title}" for table in waiting)
+def _waiting(tables: Sequence[Table]) -> str:
+    if not tables:
+        return ""
+    lines = ["## Not yet measured", "", "Tables that are described and have too few runs, or none:", ""]
+    lines += _bullets(f"`fedveil reproduce {table.name}`: {table.title}" for table in tables)
     return "\n".join(lines)
 
 
