@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -725,3 +726,32 @@ def test_a_members_public_key_is_not_enough(served: Served, stranger: Stranger, 
     silo = served.made.provisioned.silos[1]
     said = connect(stranger, served, authority=silo / "ca.crt", private=unknown, public=silo / "node.key")
     assert "401 Unauthorized" in said
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_a_silo_whose_clock_is_wrong_is_told_so_by_its_own_log(
+    ahead: float, served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The link takes no signature of another time; an answer of it says what its own time is."""
+    import httpx
+    from flwr.supernode import node_auth_http_interceptor as signing
+
+    from fedveil.flower import node
+
+    true = time.time()
+    silo = served.made.provisioned.silos[1]
+    one = node.Node.of(silo, "{}:{}".format(*served.address), lambda letter: letter)
+    with monkeypatch.context() as wrong:
+        wrong.setattr(signing, "now", lambda: now() + timedelta(seconds=ahead))
+        with pytest.raises(httpx.HTTPStatusError, match="401") as refused:
+            one.serve(lambda: True)
+    monkeypatch.setattr(node, "time", SimpleNamespace(time=lambda: true + ahead))
+    for answer in (
+        refused.value.response,
+        httpx.Response(401, headers={"date": "noon"}),
+        httpx.Response(401),
+    ):
+        node.warn_refused(answer)
+    _, told, *others = (one.getMessage() for one in caplog.records if one.name == "fedveil.silo")
+    assert abs(float(told.split()[4]) - ahead) < 300
+    assert len(others) == 2

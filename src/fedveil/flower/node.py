@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +48,8 @@ from fedveil.protection.errors import ProtocolError
 _LOOK_SECONDS: Final = 0.1
 _AGAIN_SECONDS: Final = 3.0
 _BUSY: Final = 503
+_NOT_SIGNED: Final = 401
+_AHEAD_SECONDS: Final = 4.0
 _ANSWER_SECONDS: Final = 30.0
 _KEPT_SECONDS: Final = 20.0
 """More than between two signs of life, and less than the link keeps a connection that is idle."""
@@ -177,6 +180,20 @@ def reply_to(message: Message, answer: Answer, letter_of: Callable[[Message], by
         return Message(reason, reply_to=message)
 
 
+def warn_refused(response: httpx.Response) -> None:
+    """Tell the silo's own log why the link may have refused this node: where the clocks differ, that."""
+    status, ahead = response.status_code, 0.0
+    _log.warning("the coordinator does not know this node (any more), or is not well (status %d)", status)
+    with contextlib.suppress(KeyError, ValueError, OverflowError):
+        ahead = time.time() - parsedate_to_datetime(response.headers["date"]).timestamp()
+    if status == _NOT_SIGNED and abs(ahead) >= _AHEAD_SECONDS:
+        _log.warning(
+            "this host's clock is %+.0f s from the coordinator's, which takes signatures of its own last 305 s and "
+            "of the next 5: set the clocks",
+            ahead,
+        )
+
+
 def main() -> None:
     """Carry letters until the parent ends; a connection that breaks is made again."""
     settings = settings_of_parent(end_now)
@@ -186,10 +203,7 @@ def main() -> None:
         try:
             node.serve(lambda: False)
         except httpx.HTTPStatusError as error:
-            status = error.response.status_code
-            _log.warning(
-                "the coordinator does not know this node (any more), or is not well (status %d)", status
-            )
+            warn_refused(error.response)
         except httpx.HTTPError as error:
             _log.warning("the coordinator is not reached (%s)", type(error).__name__)
         time.sleep(_AGAIN_SECONDS)
