@@ -10,9 +10,11 @@ import math
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from contextlib import closing
 from pathlib import Path
@@ -42,9 +44,10 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.guard import open_silo
 from fedveil.flower.metrics import as_metrics
 from fedveil.flower.page import MetricsPage
-from fedveil.flower.sockets import RunningFolder
+from fedveil.flower.relay import receive_frame, send_frame
+from fedveil.flower.sockets import RunningFolder, address
 from fedveil.flower.status import party_status
-from fedveil.flower.submission import END, Submission, read_document, silent_silos
+from fedveil.flower.submission import END, SOCKET, Submission, read_document, silent_silos, wait
 from fedveil.foreign import LogFormat, LogLevel, show_log
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger_lines import Origin
@@ -228,6 +231,39 @@ def test_a_run_that_silence_ends_names_the_silos(
     assert silent_silos(folder) == ("va",)
     with pytest.raises(BusyError, match="no coordinator is served"):
         Submission(home, folder.path)
+
+
+def test_who_waits_for_a_run_is_told_within_a_second_that_the_coordinator_is_gone(
+    made: Demonstration,
+) -> None:
+    """Another process holds the coordinator's end of what was submitted, and is killed."""
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    folder = RunFolder.create(home / "runs", read_document(made.experiment, home))
+    (home / "run").mkdir(exist_ok=True)
+    served: list[subprocess.Popen[bytes]] = []
+
+    def take() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            receive_frame(connection)
+            send_frame(connection, b'{"before": 0}')
+            served.append(subprocess.Popen(["sleep", "60"], pass_fds=[connection.fileno()]))
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address(home / "run" / SOCKET))
+        listening.listen()
+        taking = threading.Thread(target=take)
+        taking.start()
+        with Submission(home, folder.path) as submitted:
+            taking.join()
+            assert submitted.lasts(0.05)
+            served[0].kill()
+            served[0].wait()
+            killed = time.monotonic()
+            with pytest.raises(CoordinatorGoneError, match="start it again"):
+                wait(folder, submitted.lasts, lambda: None)
+            assert time.monotonic() - killed < 1
+    (home / "run" / SOCKET).unlink()
 
 
 # --- services ------------------------------------------------------------------------------------------------
