@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ from fedveil.flower.sockets import DOOR, SECRET, address
 from fedveil.flower.submission import Submission
 from fedveil.flower.tasks import Post
 from tests.strangers import Stranger
+from tests.test_flower import issue
 
 CLOSED = {"register-node", "unregister-node", "get-run", "get-fab"} | {
     "pull-object",
@@ -755,3 +757,90 @@ def test_a_silo_whose_clock_is_wrong_is_told_so_by_its_own_log(
     _, told, *others = (one.getMessage() for one in caplog.records if one.name == "fedveil.silo")
     assert abs(float(told.split()[4]) - ahead) < 300
     assert len(others) == 2
+
+
+@contextlib.contextmanager
+def proxy(to: tuple[str, int] | None = None) -> Iterator[tuple[int, list[bytes]]]:
+    """A proxy that takes CONNECT alone; yield its port and what was asked of it. With ``to`` it leads elsewhere."""
+    asked: list[bytes] = []
+
+    def carry(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def lead(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += connection.recv(1)
+            asked.append(head.split(b"\r\n")[0])
+            host, port = asked[-1].split()[1].rsplit(b":", 1)
+            with socket.create_connection(to or (host.decode(), int(port))) as there:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                back = threading.Thread(target=carry, args=(there, connection))
+                back.start()
+                carry(connection, there)
+                back.join()
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=lead, args=(listening.accept()[0],)).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        yield listening.getsockname()[1], asked
+        listening.shutdown(socket.SHUT_RDWR)
+    accepting.join()
+
+
+def test_a_silo_goes_through_the_proxy_of_its_environment_and_believes_no_other_authority(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+
+    from fedveil.flower.node import Node
+
+    silo, where = served.made.provisioned.silos[1], "{}:{}".format(*served.address)
+    online = list(served.state()[1].values()).count("online")
+    found = list[int]()
+
+    def seen() -> bool:
+        found.append(list(served.state()[1].values()).count("online"))
+        return True
+
+    with proxy() as (port, asked):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+        Node.of(silo, where, lambda letter: letter).serve(seen)
+        assert set(asked) == {f"CONNECT {where} HTTP/1.1".encode()}
+        assert found == [online + 1]
+        before = len(asked)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        Node.of(silo, where, lambda letter: letter).serve(seen)
+        assert len(asked) == before
+        monkeypatch.delenv("NO_PROXY")
+    other = Authority.create("other")
+    other.save(tmp_path, None)
+    issue(other, tmp_path, served.address[0])
+    served_by = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served_by.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as plain,
+        served_by.wrap_socket(plain, server_side=True) as false,
+    ):
+
+        def shake() -> None:
+            with contextlib.suppress(OSError):
+                false.accept()
+
+        shaking = threading.Thread(target=shake)
+        shaking.start()
+        with proxy(false.getsockname()) as (port, asked):
+            monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+            with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+                Node.of(silo, where, lambda letter: letter).serve(lambda: True)
+            assert asked
+        shaking.join()
