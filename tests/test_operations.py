@@ -456,3 +456,23 @@ def test_nginx_accepts_the_proxy(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def composer() -> list[str]:
+    """The command of Docker Compose, of version 2 or 1; none where there is none."""
+    found = ["docker", "compose"] if shutil.which("docker") else []
+    if found and subprocess.run([*found, "version"], capture_output=True, check=False).returncode == 0:
+        return found
+    return ["docker-compose"] if shutil.which("docker-compose") else []
+
+
+def test_compose_accepts_the_services(tmp_path: Path) -> None:
+    command = composer()
+    if not command:
+        pytest.skip("Docker Compose is not installed")
+    wheels(tmp_path / "deploy" / PACKAGES)
+    write_deployment(tmp_path / "deploy", Hosting(**ANSWERS, image=IMAGE))
+    asked = [*command, "-f", str(tmp_path / "deploy" / "compose.yaml"), "config", "--services"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {"coordinator", "silo"}
