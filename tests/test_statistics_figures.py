@@ -370,6 +370,25 @@ def test_the_band_covers_where_hardly_an_event_was_seen_and_noise_is_small() -> 
     assert blind_inside / reps < 0.95 - around(0.95, reps)
 
 
+def test_the_band_holds_where_noise_is_not_small_beside_those_at_risk() -> None:
+    """Thirty of 1,000 are left at the end, under noise of 15 in every count: noise must not choose what is shown."""
+    rng, reps, n, sd, hazard, size = np.random.default_rng(11), 300, 1000, 15.0, 0.5, 8
+    grid, inside, lengths = tuple(map(float, range(size + 1))), 0, []
+    true = np.exp(-hazard * np.array(grid[1:]))
+    for _ in range(reps):
+        place = np.minimum(np.ceil(rng.exponential(1 / hazard, n)), size + 1).astype(int) - 1
+        counts = np.bincount(place, minlength=size + 1)
+        exits = counts[::-1] + sd * rng.normal(size=size + 1)
+        events = counts[:size] + sd * rng.normal(size=size)
+        found = curve((exits, sd**2 * np.eye(size + 1)), (events, sd**2 * np.eye(size)), grid, 1.0)
+        low, high = found.band()
+        k = len(found.grid)
+        inside += bool(((low <= true[:k]) & (high >= true[:k])).all())
+        lengths.append(k)
+    assert inside / reps > 0.95 - around(0.95, reps)
+    assert 5 < np.mean(lengths) < 7.5
+
+
 def test_intervals_of_rare_events_hold_although_noise_makes_counts_negative() -> None:
     """Hazards cut off at 0 would pull S down with every interval: S = 0.98 over 40 intervals came out as 0.94."""
     rng, reps, n, size, sd = np.random.default_rng(10), 200, 2000, 40, 4.0

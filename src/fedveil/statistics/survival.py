@@ -22,7 +22,10 @@ from jaxtyping import Float64
 from fedveil.statistics.intervals import NORMAL_95, Interval
 
 LEAST_AT_RISK: Final = 10.0
-"""People at risk below which an interval has no estimate: its hazard would be a ratio with a denominator near 0."""
+"""People at risk that an interval has an estimate from, by the lower end of what noise leaves open.
+
+Its hazard would be a ratio with a denominator near 0; and where noise alone decides what is looked at, no band holds.
+"""
 _DRAWS: Final = 4000
 
 
@@ -31,8 +34,8 @@ class Curve:
     """A survival curve on a grid.
 
     Attributes:
-        grid: (k,) times at the ends of the intervals that have an estimate: those before the first with too few at
-            risk.
+        grid: (k,) times at the ends of the intervals that have an estimate: those before the first that may have too
+            few at risk.
         survival: (k,) S; noise may take it above 1.
         at_risk: (k,) people at risk at the start of each.
         covariance: (k, k) of log S.
@@ -107,7 +110,8 @@ def curve(
     of_risk = (suffix @ exits[1] @ suffix.T)[::-1, ::-1][:size, :size]
     happened, left = events[0], exits[0][::-1][:size]
     effective = at_risk - np.clip(left - happened, 0, None) / 2
-    short = np.flatnonzero(effective < LEAST_AT_RISK)
+    surely = effective - NORMAL_95 * np.sqrt(np.diag(of_risk))
+    short = np.flatnonzero(surely < LEAST_AT_RISK)
     k = int(short[0]) if len(short) else size
     effective = effective[:k]
     found = np.minimum(
