@@ -456,7 +456,8 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     assert "2 rounds of 1 runs" in found_["spent over all runs"]
     folder.write_json(END, {"error": None, "stopped": None, "silent": ()})
     told = Silent()
-    watch(folder, told, read_document(made.experiment, home), lambda seconds: True)
+    waiting = SimpleNamespace(lasts=lambda seconds: True)
+    watch(folder, told, read_document(made.experiment, home), waiting)  # type: ignore[arg-type]
     assert [row["round"] for row in told.rows] == []
 
 

@@ -34,6 +34,7 @@ from fedveil.errors import (
     FedveilError,
     IntegrityError,
     RefusedRunError,
+    RunFolderError,
     SilentSiloError,
 )
 from fedveil.federation.errors import RefusalError
@@ -233,14 +234,16 @@ def test_a_run_that_silence_ends_names_the_silos(
         Submission(home, folder.path)
 
 
+@pytest.mark.parametrize("end", [b"", b'{"error": "No space left", "stopped": null, "silent": []}'])
 def test_who_waits_for_a_run_is_told_within_a_second_that_the_coordinator_is_gone(
-    made: Demonstration,
+    end: bytes, made: Demonstration
 ) -> None:
-    """Another process holds the coordinator's end of what was submitted, and is killed."""
+    """Another process holds the coordinator's end of what was submitted, and is killed, or has no room for the end."""
     home = CoordinatorFolder(made.provisioned.coordinator)
     folder = RunFolder.create(home / "runs", read_document(made.experiment, home))
     (home / "run").mkdir(exist_ok=True)
     served: list[subprocess.Popen[bytes]] = []
+    waits = threading.Event()
 
     def take() -> None:
         connection, _ = listening.accept()
@@ -248,6 +251,9 @@ def test_who_waits_for_a_run_is_told_within_a_second_that_the_coordinator_is_gon
             receive_frame(connection)
             send_frame(connection, b'{"before": 0}')
             served.append(subprocess.Popen(["sleep", "60"], pass_fds=[connection.fileno()]))
+            waits.wait()
+            if end:
+                send_frame(connection, end)
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address(home / "run" / SOCKET))
@@ -255,13 +261,15 @@ def test_who_waits_for_a_run_is_told_within_a_second_that_the_coordinator_is_gon
         taking = threading.Thread(target=take)
         taking.start()
         with Submission(home, folder.path) as submitted:
-            taking.join()
             assert submitted.lasts(0.05)
+            waits.set()
+            taking.join()
             served[0].kill()
             served[0].wait()
             killed = time.monotonic()
-            with pytest.raises(CoordinatorGoneError, match="start it again"):
-                wait(folder, submitted.lasts, lambda: None)
+            error = RunFolderError if end else CoordinatorGoneError
+            with pytest.raises(error, match="No space left" if end else "start it again"):
+                wait(folder, submitted, lambda: None)
             assert time.monotonic() - killed < 1
     (home / "run" / SOCKET).unlink()
 

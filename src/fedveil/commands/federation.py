@@ -197,7 +197,7 @@ def _release(
     (folder / END).unlink(missing_ok=True)
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
-        stopped = wait(folder, submission.lasts, lambda: None)
+        stopped = wait(folder, submission, lambda: None)
     _refuse_silence(home, folder)
     if stopped is not None:
         raise RefusedRunError(f"{folder.path}: not all of it was released: {stopped}")
@@ -211,7 +211,7 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
         with observer(OUT, quiet=as_json, resume=again) as watching:
-            stopped = watch(folder, watching, experiment, submission.lasts)
+            stopped = watch(folder, watching, experiment, submission)
     report = write_report(folder.path)
     if as_json:
         print_json({"folder": folder.path, "stopped": stopped, "report": report})

@@ -128,7 +128,10 @@ class Party:
                 return
             with submitted.connection:
                 if not self._stopping:
-                    self._play(submitted.run)
+                    end = json.dumps(self._play(submitted.run)).encode()
+                    submitted.connection.settimeout(_QUESTION_SECONDS)
+                    with contextlib.suppress(OSError):  # nobody may wait any more
+                        send_frame(submitted.connection, end)
             self._waiting.task_done()
 
     def _carry(self, party: CoordinatorParty[Any]) -> tuple[str, ...]:
@@ -142,8 +145,8 @@ class Party:
                 _log.warning("%s: the letters that are under way are sent again", lost)
         return silent
 
-    def _play(self, path: Path) -> None:
-        """Play a run from its last complete round, and leave in its folder how it ended."""
+    def _play(self, path: Path) -> dict[str, Any]:
+        """Play a run from its last complete round; leave in its folder how it ended, and return it."""
         error: str | None = None
         stopped: str | None = None
         silent: tuple[str, ...] = ()
@@ -165,5 +168,9 @@ class Party:
             else:
                 error = f"the coordinator failed ({type(problem).__name__}); its own log says where"
                 _log.exception("a run failed")
-        with contextlib.suppress(FedveilError):  # said already, or there is no folder to say it in
-            RunFolder(path).write_json(END, {"error": error, "stopped": stopped, "silent": silent})
+        end = {"error": error, "stopped": stopped, "silent": silent}
+        with contextlib.suppress(
+            FedveilError
+        ):  # said already, or there is no folder to say it in, or no room
+            RunFolder(path).write_json(END, end)
+        return end

@@ -48,6 +48,7 @@ SOCKET: Final = "party"
 """The coordinator's socket for submissions, in its folder ``run``."""
 
 _LOOK_SECONDS: Final = 0.5
+_LAST_WORD_SECONDS: Final = 10.0
 _RUNS: Final = "runs"
 
 
@@ -213,6 +214,14 @@ class Submission:
         ended, _, _ = select.select([self._connection], [], [], seconds)
         return not ended
 
+    def said(self) -> Any:
+        """Return what the coordinator said of the end, as it is in :data:`END`; None if it is gone without a word."""
+        try:
+            self._connection.settimeout(_LAST_WORD_SECONDS)
+            return json.loads(receive_frame(self._connection))
+        except (OSError, ProtocolError):
+            return None
+
 
 def silent_silos(folder: RunFolder) -> tuple[str, ...]:
     """Return the silos whose silence has ended a run.
@@ -223,40 +232,46 @@ def silent_silos(folder: RunFolder) -> tuple[str, ...]:
     if not (folder / END).exists():
         return ()
     with reading(folder / END, RunFolderError):
-        end = parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
-        return tuple(str(silo) for silo in end["silent"])
+        return tuple(str(silo) for silo in _written(folder)["silent"])
 
 
-def wait(folder: RunFolder, lasts: Callable[[float], bool], look: Callable[[], None]) -> str | None:
+def wait(folder: RunFolder, submission: Submission, look: Callable[[], None]) -> str | None:
     """Wait until a run ends; return why it stopped early, if it did.
+
+    Where the coordinator could not write how, for its disk is full, it says so.
 
     Args:
         folder: the run folder.
-        lasts: waits so many seconds, and returns whether the run waits or is played still.
+        submission: of the run.
         look: called again and again, and once when it has ended.
 
     Raises:
         RunFolderError: the run ended with an error, or the coordinator's process is gone.
     """
     while True:
-        lives = lasts(_LOOK_SECONDS)
+        lives = submission.lasts(_LOOK_SECONDS)
         ended = (folder / END).exists()
         look()
-        if ended:
+        if ended or not lives:
             with reading(folder / END, RunFolderError):
-                end = parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
+                end = _written(folder) if ended else submission.said()
+                if end is None:
+                    break
                 if end["error"] is not None:
                     raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
                 return None if end["stopped"] is None else str(end["stopped"])
-        if not lives:
-            raise CoordinatorGoneError(
-                f"{folder.path}: the coordinator's process is gone; start it again and go on by "
-                f"`fedveil federation run --resume {folder.path}`"
-            )
+    raise CoordinatorGoneError(
+        f"{folder.path}: the coordinator's process is gone; start it again and go on by "
+        f"`fedveil federation run --resume {folder.path}`"
+    )
+
+
+def _written(folder: RunFolder) -> Any:
+    return parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
 
 
 def watch(
-    folder: RunFolder, observer: Observer, experiment: Experiment, lasts: Callable[[float], bool]
+    folder: RunFolder, observer: Observer, experiment: Experiment, submission: Submission
 ) -> str | None:
     """Tell the observer of every new line of metrics, until the run ends; return why it stopped early, if it did.
 
@@ -273,4 +288,4 @@ def watch(
             observer.completed(row)
         done = max(done, len(rows))
 
-    return wait(folder, lasts, look)
+    return wait(folder, submission, look)
