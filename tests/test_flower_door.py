@@ -15,12 +15,13 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message as PushedMessage
-from flwr.proto.message_pb2 import Metadata, ObjectTree
+from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node
 from uvicorn.server import ServerState
 
 from fedveil.flower import door
 from fedveil.flower.door import SMALL_BODY, Door, Hurried
-from fedveil.flower.envelope import content_of, letter_end
+from fedveil.flower.envelope import content_of, letter_end, object_end, object_of
 
 ROUTE = "/a"
 SCOPE = {"type": "http", "method": "POST", "raw_path": b"/a", "query_string": b"", "headers": []}
@@ -47,7 +48,7 @@ def asked(
     async def send(message: Any) -> None:
         said.append(message)
 
-    asyncio.run(Door(app, frozenset({ROUTE}), lambda _: largest, ends)(SCOPE, receive, send))
+    asyncio.run(Door(app, frozenset({ROUTE}), lambda _: largest, {ROUTE: ends})(SCOPE, receive, send))
     return said[0]["status"], sum(taken)
 
 
@@ -95,7 +96,7 @@ def test_only_the_senders_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def send(message: Any) -> None:
         said.append(message)
 
-    asyncio.run(Door(app, frozenset({ROUTE}), lambda _: 1000, letter_end)(SCOPE, coming(3), send))
+    asyncio.run(Door(app, frozenset({ROUTE}), lambda _: 1000, {})(SCOPE, coming(3), send))
     assert said[0]["status"] == 200
 
 
@@ -153,14 +154,14 @@ def pushed(content: RecordDict, more: RecordDict | None = None) -> bytes:
     ).SerializeToString()
 
 
-def through(body: bytes) -> int:
+def through(body: bytes, ends: Callable[[bytes], int] = letter_end) -> int:
     """Send a body in pieces; return the status."""
     pieces = [body[at : at + 10_000] for at in range(0, len(body), 10_000)]
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
-    return asked(receive, 1 << 24)[0]
+    return asked(receive, 1 << 24, ends)[0]
 
 
 @pytest.mark.parametrize(
@@ -195,3 +196,34 @@ def texts(number: int) -> RecordDict:
 def test_of_a_long_push_all_but_a_little_is_one_letter(body: bytes, status: int) -> None:
     """What else a message holds costs twenty times its bytes when it is parsed."""
     assert through(body) == status
+
+
+@pytest.mark.parametrize("length", [10, SMALL_BODY - 100, SMALL_BODY, 300_000])
+def test_an_object_of_any_length_passes_and_nothing_long_beside_it(length: int) -> None:
+    content = object_of(bytes(32), bytes(length))
+    known = {"node": Node(node_id=1 << 60), "run_id": 1 << 60, "object_id": "a" * 64, "session_id": "b" * 36}
+    sent = PushObjectRequest(object_content=content, **known)
+    body = sent.SerializeToString()
+    assert through(body, object_end) == 200
+    if len(body) > SMALL_BODY:
+        assert object_end(body[:SMALL_BODY]) == body.index(content) + len(content)
+    stuffed = PushObjectRequest(session_id="b" * 200_000, object_content=content).SerializeToString()
+    many = sent.SerializeToString() + b"".join(b"\x98\x06\x01" for _ in range(60_000))  # fields that nobody knows
+    assert through(stuffed, object_end) in (400, 413)
+    assert through(many, object_end) in (400, 413)
+
+
+def test_a_long_body_to_another_path_is_none_that_is_asked_for() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": bytes(SMALL_BODY + 1), "more_body": False}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+
+    said: list[Any] = []
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    asyncio.run(Door(app, frozenset({ROUTE}), lambda _: 1 << 24, {})(SCOPE, receive, send))
+    assert said[0]["status"] == 400

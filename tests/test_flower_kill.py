@@ -18,7 +18,7 @@ from benchmarks.flower_nodes import free_port
 
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.demonstration import Demonstration, write_demonstration
-from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.sockets import address
 from fedveil.flower.submission import END, SOCKET
 from fedveil.privacy.ledger import read_entries
@@ -84,6 +84,43 @@ def seeded(made: Demonstration) -> None:
             stream.write("without_guarantee = true\n")
 
 
+def carried_by_supernodes(made: Demonstration, silos: Sequence[Path]) -> None:
+    """Have silos carry letters by Flower's own SuperNode, and the link let them in."""
+    link = CoordinatorFolder(made.provisioned.coordinator).link
+    link.settings.model_copy(update={"supernodes": True}).write(link / "link.toml")
+    for path in silos:
+        SiloFolder(path).settings.model_copy(update={"carrier": "supernode"}).write(path / "silo.toml")
+
+
+@pytest.mark.slow
+def test_silos_with_supernodes_train_to_the_same_model(tmp_path: Path) -> None:
+    """One beside one with the fleet carrier: the model of one process, and so of fleet carriers alone, bit for bit."""
+    pytest.importorskip("flwr")
+    hospitals = {"north": 60, "south": 50}
+    made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
+    seeded(made)
+    carried_by_supernodes(made, made.provisioned.silos[:1])
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    run = home / "runs" / "demonstration"
+    processes = [subprocess.Popen([*FEDVEIL, "coordinator", "serve", str(home.path)])]
+    try:
+        wait_until((home / "run" / SOCKET).exists, processes[0])
+        processes += [
+            subprocess.Popen([*FEDVEIL, "silo", "serve", str(path)]) for path in made.provisioned.silos
+        ]
+        submitting = [*FEDVEIL, "federation", "run", str(made.experiment), "--home", str(home.path)]
+        subprocess.run(submitting, check=True, timeout=SECONDS)
+        lines = b"".join(tree(processes[1].pid).values())
+        assert b"fedveil.flower.supernode" in lines
+        assert len(tree(processes[1].pid)) == 2  # nothing is started for a message
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+    complete(RunFolder(run), made, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["link", "coordinator"])
 def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(killed: str, tmp_path: Path) -> None:
@@ -145,7 +182,7 @@ STATES: dict[str, Callable[[Path, Path], bool]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("process", ["party", "child"])
-@pytest.mark.parametrize("party", ["coordinator", "silo"])
+@pytest.mark.parametrize("party", ["coordinator", "silo", "silo with a SuperNode"])
 @pytest.mark.parametrize("state", STATES)
 def test_nothing_is_left_15_seconds_after_a_signal(
     state: str, party: str, process: str, ended_by: signal.Signals, tmp_path: Path
@@ -164,6 +201,9 @@ def test_nothing_is_left_15_seconds_after_a_signal(
         tmp_path / "demo", rounds=2, port=free_port(), hospitals={"north": 60, "south": 50}
     )
     home, silos = CoordinatorFolder(made.provisioned.coordinator), made.provisioned.silos
+    if party == "silo with a SuperNode":
+        carried_by_supernodes(made, silos[:1])
+        party = "silo"
     folder = home.path if party == "coordinator" else silos[0]
     temporary = tmp_path / "temporary"
     temporary.mkdir()

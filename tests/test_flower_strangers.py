@@ -63,16 +63,16 @@ from fedveil.flower.relay import send_frame
 from fedveil.flower.silo import ServedSilo
 from fedveil.flower.sockets import DOOR, SECRET, address
 from fedveil.flower.submission import Submission
+from fedveil.flower.supernodes import ROUTES_OF_SUPERNODES
 from fedveil.flower.tasks import Post
 from tests.strangers import Stranger
 from tests.test_flower import issue
 
-CLOSED = {"register-node", "unregister-node", "get-run", "get-fab"} | {
-    "pull-object",
-    "push-object",
-    "confirm-message-received",
-}
-"""Routes of Flower's Fleet API that no silo needs: the coordinator registers, nobody fetches an app or an object."""
+CLOSED = {f"/v1/fleet/{name}" for name in ("register-node", "unregister-node")} | ROUTES_OF_SUPERNODES
+"""Routes of Flower's Fleet API that no silo needs: the coordinator registers, nobody fetches an app or an object.
+
+Where a link lets SuperNodes in, all but two of them are open to members: ``tests/test_flower_supernodes.py``.
+"""
 
 OTHER_USER = 65534
 LOCAL_USER = """\
@@ -252,9 +252,8 @@ def test_every_route_of_flowers_is_let_through_or_closed_by_name(
     flowers_routes: set[tuple[str, str]],
 ) -> None:
     fleet = {(method, path) for method, path in flowers_routes if path.startswith("/v1/fleet/")}
-    closed = {f"/v1/fleet/{name}" for name in CLOSED}
-    assert fleet == {("POST", path) for path in ROUTES | closed}
-    assert not ROUTES & closed
+    assert fleet == {("POST", path) for path in ROUTES | CLOSED}
+    assert not ROUTES & CLOSED
     control = {path for _, path in flowers_routes if path.startswith("/v1/control/")}
     runtime = {path for _, path in flowers_routes if path.startswith("/v1/runtime/")}
     assert "/v1/control/start-run" in control

@@ -26,7 +26,8 @@ CALLED: Final = {
     ),
     "flwr.supercore.runtime:RuntimeHttpClient": (
         *("AcquireTask", "PullTaskInput", "SendTaskHeartbeat"),
-        *("GetNodes", "PushMessages", "PullMessages", "close"),
+        *("GetNodes", "PushMessages", "PullMessages", "PullObject", "PushObject"),
+        *("ConfirmMessageReceived", "PushTaskOutput", "close"),
     ),
     "flwr.supernode.fleet_http_client:FleetHttpClient": (
         *("from_server_address", "ActivateNode", "DeactivateNode", "SendNodeHeartbeat"),
@@ -34,6 +35,10 @@ CALLED: Final = {
     ),
     "flwr.superlink.cli.flower_superlink:SuperLinkLifespan": ("startup", "shutdown"),
     "flwr.app:Message": ("has_content", "has_error"),
+    "flwr.server.superlink.linkstate:LinkState": (
+        *("get_node_id_by_public_key", "store_message_and_object_tree", "store_object"),
+    ),
+    "flwr.supercore.object_store:ObjectStore": ("preregister", "put"),
 }
 """Methods beside those that an import names."""
 

@@ -11,7 +11,7 @@ Not claimed: that many strangers, or one with many connections, who come again a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -36,8 +36,8 @@ class Door:
         app: what is behind it.
         routes: the paths that POST may ask for.
         largest: bytes that the body of a request may have, by what stands before the body.
-        ends: where the one letter of a long body ends, by the :data:`SMALL_BODY` bytes that it begins with; raises
-            ValueError where there is none.
+        ends: by path, where the one letter of a long body ends, by the :data:`SMALL_BODY` bytes that it begins with;
+            raises ValueError where there is none. To other paths no long body is let through.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class Door:
         app: App,
         routes: frozenset[str],
         largest: Callable[[Scope], int],
-        ends: Callable[[bytes], int],
+        ends: Mapping[str, Callable[[bytes], int]],
     ) -> None:
-        self._app, self._largest, self._ends = app, largest, ends
+        self._app, self._largest = app, largest
+        self._ends = {path.encode(): end for path, end in ends.items()}
         self._routes = frozenset(route.encode() for route in routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +63,8 @@ class Door:
         if any(not value.isdigit() or int(value) > largest for value in lengths):
             await _say(send, 413)
             return
-        await self._let_through(scope, _Body(receive, largest, self._ends), send)
+        ends = self._ends.get(scope["raw_path"], _no_letter)
+        await self._let_through(scope, _Body(receive, largest, ends), send)
 
     async def _let_through(self, scope: Scope, body: _Body, send: Send) -> None:
         answered = False
@@ -120,6 +122,10 @@ class _Body:
     def _refuse(self, status: int) -> MutableMapping[str, Any]:
         self.refused = self.refused or status
         return {"type": "http.disconnect"}
+
+
+def _no_letter(head: bytes) -> int:
+    raise ValueError("nothing long is asked for")
 
 
 async def _say(send: Send, status: int) -> None:

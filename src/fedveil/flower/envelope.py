@@ -1,4 +1,10 @@
-"""A letter in a Flower message: one record that holds its bytes."""
+"""A letter in a Flower message: one record that holds its bytes; or beside one, as the one object that it names.
+
+object: "ConfigRecord  LENGTH" | 0 | nonce (32) | letter        its name is its SHA-256, which is the message's number too
+
+A SuperNode sends what it answers as such an object, and takes no message that names none: a letter to it is in its
+message, and the object beside it holds nothing but the nonce.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +18,18 @@ from fedveil.protection.errors import ProtocolError
 _TO_LETTER: Final = (2, 2, 1, 4, 1, 2, 6)
 """Numbers of the fields that lead from a push to the bytes of a letter: message, content, record, its configuration,
 entry, value, bytes."""
+_TO_OBJECT: Final = (4,)
+"""The same of the push of an object."""
 _LENGTH: Final = 2
 _FIXED: Final = {1: 8, 5: 4}
 """Bytes of protobuf's numbers of a fixed size, by their kind on the wire."""
 _NOWHERE: Final = 1 << 62
 _BEHIND: Final = 1 << 12
 """Bytes that may stand behind a letter."""
+
+_HEAD: Final = b"ConfigRecord  %d\0"
+_LONGEST_HEAD: Final = 64
+NONCE_BYTES: Final = 32
 
 RECORD: Final = "fedveil"
 """The record of a Flower message that holds a letter under the key "letter"."""
@@ -42,17 +54,45 @@ def letter_in(message: Message) -> bytes:
     return _bytes_in(message, "letter")
 
 
-def letter_end(head: bytes) -> int:
+def object_of(nonce: bytes, letter: bytes = b"") -> bytes:
+    """Return the object that carries a letter, or none; 32 random bytes make it another one each time."""
+    return _HEAD % (len(nonce) + len(letter)) + nonce + letter
+
+
+def name_of(content: bytes) -> str:
+    """Return the name of an object."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def letter_of(content: bytes) -> bytes:
+    """Return the letter that an object carries; no bytes, where it carries none.
+
+    Raises:
+        ProtocolError: it is no such object.
+    """
+    head = content[: content.find(b"\0", 0, _LONGEST_HEAD) + 1]
+    if head != _HEAD % (len(content) - len(head)) or len(content) < len(head) + NONCE_BYTES:
+        raise ProtocolError("an object holds no letter")
+    return content[len(head) + NONCE_BYTES :]
+
+
+def object_end(head: bytes) -> int:
+    """Return where the object ends that a push brings, as :func:`letter_end` does for a message."""
+    return letter_end(head, _TO_OBJECT)
+
+
+def letter_end(head: bytes, fields: tuple[int, ...] = _TO_LETTER) -> int:
     """Return where the letter ends that a push of one message brings: nothing of it is parsed.
 
     Args:
         head: the bytes that the push begins with; it is longer.
+        fields: numbers of the fields that lead to it.
 
     Raises:
         ValueError: no letter goes beyond them, or nearly to their end.
     """
     at = 0
-    for number in _TO_LETTER:
+    for number in fields:
         while True:
             tag, at = _varint(head, at)
             length, after = (

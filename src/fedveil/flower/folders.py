@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -59,6 +59,8 @@ class SiloSettings(Settings):
         users: the list of all users' ids, where the schema names one by its digest; none: ids are numbers from 0.
         main_silos: a file of each user's main silo, agreed among the silos, for runs that name it by its digest.
         metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
+        carrier: what brings letters: ``fleet``, a client of the coordinator's link, or ``supernode``, Flower's own
+            SuperNode, which the coordinator must let in (``supernodes`` in its ``link.toml``).
     """
 
     name: str
@@ -67,6 +69,7 @@ class SiloSettings(Settings):
     users: Path | None = None
     main_silos: Path | None = None
     metrics: str | None = None
+    carrier: Literal["fleet", "supernode"] = "fleet"
 
 
 class _Folder:

@@ -46,9 +46,10 @@ from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.flower.bell import App, Bell, Scope, Waiting
 from fedveil.flower.child import settings_of_parent
 from fedveil.flower.door import SMALL_BODY, Door, Hurried
-from fedveil.flower.envelope import letter_end
+from fedveil.flower.envelope import letter_end, object_end
 from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
+from fedveil.flower.supernodes import PUSH_OBJECT, ROUTES_OF_SUPERNODES, give_objects
 
 ROUTES: Final = frozenset(
     f"/v1/fleet/{name}"
@@ -63,6 +64,7 @@ ROUTES: Final = frozenset(
 """What silos need of Flower: signs of life, and messages; each a POST under a node's signature."""
 
 PUSH: Final = "/v1/fleet/push-messages"
+_ENDS: Final = {PUSH: letter_end, PUSH_OBJECT: object_end}
 LARGEST_BODY: Final = LARGEST_LETTER + (1 << 20)
 """Bytes of a request that brings a letter, and Flower's words around it."""
 
@@ -121,7 +123,10 @@ def make_app(folder: LinkFolder, secret: bytes) -> Any:
         runtime_dependency_install=False,
     )
     app = create_app(config, _NothingStarted)
-    _keep_no_trees(app.state.linkstate_factory.state().object_store)
+    state = app.state.linkstate_factory.state()
+    _keep_no_trees(state.object_store)
+    if settings.supernodes:
+        give_objects(state)
     return app
 
 
@@ -148,7 +153,7 @@ def longest_body(app: Any) -> Callable[[Scope], int]:
     state = app.state.linkstate_factory.state()
 
     def longest(scope: Scope) -> int:
-        if scope["raw_path"] != PUSH.encode():
+        if scope["raw_path"].decode("latin-1") not in _ENDS:
             return SMALL_BODY
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
@@ -166,8 +171,9 @@ def longest_body(app: Any) -> Callable[[Scope], int]:
 
 def _public_server(folder: LinkFolder, app: App, largest: Callable[[Scope], int]) -> uvicorn.Config:
     settings = folder.settings
+    routes = ROUTES | ROUTES_OF_SUPERNODES if settings.supernodes else ROUTES
     return uvicorn.Config(
-        Door(app, ROUTES, largest, letter_end),
+        Door(app, routes, largest, _ENDS),
         host=settings.host,
         port=settings.port,
         ssl_certfile=folder / "server.crt",

@@ -24,11 +24,13 @@ class LinkSettings(Settings):
         host: the address to listen on.
         port: the one port that silos must be able to reach.
         group: of the users of this host who may open the link's socket; none: its owner alone.
+        supernodes: whether silos may carry letters by Flower's own SuperNode, which asks for more than the others.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 9443
     group: str | None = None
+    supernodes: bool = False
 
     @property
     def address(self) -> str:

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Final
 
+from fedveil.flower.carriers import CARRIERS
 from fedveil.flower.child import Child
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.guard import Guard, open_silo
@@ -81,5 +82,9 @@ class ServedSilo:
             "coordinator": self._silo.settings.coordinator,
             "guard": str(self._running / "guard"),
         }
-        environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(self._silo / "flower")}
-        return Child("fedveil.flower.node", settings, environment)
+        environment = {
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_HOME": str(self._silo / "flower"),
+        }
+        return Child(CARRIERS[self._silo.settings.carrier], settings, environment)

@@ -11,10 +11,16 @@ from typing import Final, TypeVar
 
 import httpx
 from flwr.app import Message
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import fab_to_proto, message_from_proto, message_to_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+)
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.node_pb2 import Node, NodeInfo
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     GetNodesRequest,
@@ -26,11 +32,6 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -38,13 +39,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedveil.flower.beating import beating
 from fedveil.flower.bundle import Bundle, ForeignBundleError
 from fedveil.flower.child import ProcessError
+from fedveil.flower.envelope import NONCE_BYTES, content_of, letter_of, name_of, object_of
+from fedveil.flower.runtime import VERSION, asking, holding, reaching
 from fedveil.flower.sockets import address
+from fedveil.protection.errors import ProtocolError
 
-_SECONDS: Final = 120.0
 _PUSHED_BYTES: Final = 1 << 28
-_VERSION: Final = RuntimeVersionHttpInterceptor(component_name="fedveil")
 _NO_TASK: Final = 401
-_ACQUIRE: Final = "/flwr.proto.Runtime/AcquireTask"
+_LINK: Final = "http://link"
 _log = logging.getLogger("fedveil.coordinator")
 _Client = TypeVar("_Client", bound=ProtobufClient)
 
@@ -59,7 +61,8 @@ class Post:
     A letter travels in its message. Flower's own Grid sends what a message holds as three objects, with a request for
     each in every direction, and looks for one that is not there yet after a second. The link keeps what it needs to
     know of such objects until the run ends: some 2 kB for each message of parties that follow the protocol, and it
-    refuses one that names further objects. How often a silo pushes is not bounded.
+    refuses one that names further objects. How often a silo pushes is not bounded. A SuperNode sends its answer as an
+    object after all, which is fetched once it is there.
 
     Args:
         client: of the link, with the token of the run's task.
@@ -67,6 +70,8 @@ class Post:
 
     def __init__(self, client: RuntimeHttpClient) -> None:
         self._client = client
+        self._begun: dict[str, MessageProto] = {}
+        """Answers whose letter is an object that has not come yet, by the message that they answer."""
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes that are online."""
@@ -77,8 +82,8 @@ class Post:
         keys: list[str] = []
         request, size = PushAppMessagesRequest(), 0
         for message in messages:
-            made = message_to_proto(message)
-            made.metadata.message_id = secrets.token_hex(32)
+            made, nonce = message_to_proto(message), secrets.token_bytes(NONCE_BYTES)
+            made.metadata.message_id, made.metadata.group_id = name_of(object_of(nonce)), nonce.hex()
             if size and size + made.ByteSize() > _PUSHED_BYTES:
                 keys += self._client.PushMessages(request).message_ids
                 request, size = PushAppMessagesRequest(), 0
@@ -89,8 +94,31 @@ class Post:
 
     def pull_messages(self, keys: Iterable[str]) -> list[Message]:
         """Return the answers to messages; the link waits a second for the first that comes."""
-        answered = self._client.PullMessages(PullAppMessagesRequest(message_ids=keys))
-        return [message_from_proto(answer) for answer in answered.messages_list]
+        asked = list(keys)
+        whole = [found for key in asked if key in self._begun and (found := self._whole(key)) is not None]
+        left = [key for key in asked if key not in self._begun]
+        if whole or (asked and not left):
+            return whole
+        for answer in self._client.PullMessages(PullAppMessagesRequest(message_ids=left)).messages_list:
+            if answer.content.ByteSize() or answer.HasField("error"):
+                whole.append(message_from_proto(answer))
+            else:
+                self._begun[answer.metadata.reply_to_message_id] = answer
+        return whole
+
+    def _whole(self, key: str) -> Message | None:
+        """Return an answer with the letter of its object, with none if that did not come; None if it may still come."""
+        answer = message_from_proto(self._begun[key])
+        node, run, name = Node(node_id=SUPERLINK_NODE_ID), answer.metadata.run_id, answer.metadata.message_id
+        found = self._client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name))
+        if found.object_found and not found.object_available:
+            return None
+        del self._begun[key]
+        with contextlib.suppress(ProtocolError):  # who reads it sees that it holds none
+            answer.content = content_of(letter_of(found.object_content))
+        received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
+        self._client.ConfirmMessageReceived(received)
+        return answer
 
 
 class Tasks:
@@ -103,9 +131,8 @@ class Tasks:
 
     def __init__(self, socket: Path, secret: bytes) -> None:
         self._socket = socket
-        self._control = self._reaching(ControlHttpClient("http://link", interceptors=[_VERSION]))
-        signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
-        self._executor = self._reaching(RuntimeHttpClient("http://link", interceptors=[_VERSION, signed]))
+        self._control = self._reaching(ControlHttpClient(_LINK, interceptors=[VERSION]))
+        self._executor = self._reaching(asking(_LINK, secret))
         self._bundle = Bundle.build()
 
     def close(self) -> None:
@@ -176,13 +203,8 @@ class Tasks:
         TaskIdentity.node_id = given.context.node_id
 
     def _holding(self, token: str) -> RuntimeHttpClient:
-        holding = RuntimeTokenHttpInterceptor(token=token)
-        return self._reaching(RuntimeHttpClient("http://link", interceptors=[_VERSION, holding]))
+        return self._reaching(holding(_LINK, token))
 
     def _reaching(self, client: _Client) -> _Client:
-        """Return a client of Flower's whose bytes go through the socket, whatever proxy the environment names."""
-        client._client.close()
-        client._client = httpx.Client(
-            transport=httpx.HTTPTransport(uds=address(self._socket)), timeout=_SECONDS, trust_env=False
-        )
-        return client
+        """Return a client of Flower's whose bytes go through the socket."""
+        return reaching(client, httpx.HTTPTransport(uds=address(self._socket)))

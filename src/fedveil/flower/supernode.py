@@ -1,0 +1,103 @@
+"""The silo's carrier by Flower's own SuperNode, for institutions that want that one, or a link that serves no other.
+
+It is the command ``flower-supernode`` with flags that Flower supports, in a process of its own with the node's key and
+nothing else, and beside it in that process the :class:`~fedveil.flower.worker.Worker` that answers what the SuperNode
+takes. Flower's isolation "process" starts nothing for a message; the SuperNode's port is on the loopback interface, a
+free one, and hands tasks to who knows a secret that is new at every start and stands in no file.
+
+Claim: no code that was received is run, and nothing is started for a message.
+Not claimed: that another user of the host cannot keep the SuperNode busy through that port.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import httpx
+from flwr.common.constant import ISOLATION_MODE_PROCESS
+from flwr.supernode.cli import flower_supernode
+
+from fedveil.flower.child import end_now, settings_of_parent
+from fedveil.flower.relay import ask
+from fedveil.flower.worker import Worker
+
+_HOST: Final = "127.0.0.1"
+_LOOK_SECONDS: Final = 0.2
+_STARTING_SECONDS: Final = 120.0
+_ENDING_SECONDS: Final = 10.0
+_log = logging.getLogger("fedveil.silo")
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface at which nobody listens."""
+    with socket.socket() as tried:
+        tried.bind((_HOST, 0))
+        return int(tried.getsockname()[1])
+
+
+def flags(folder: Path, coordinator: str, port: int, secret: int) -> list[str]:
+    """Return the words of the command.
+
+    Args:
+        folder: the silo's.
+        coordinator: host and port.
+        port: of the loopback interface.
+        secret: the descriptor that the secret is read from.
+    """
+    return [
+        "flower-supernode",
+        *("--superlink", coordinator),
+        *("--root-certificates", str(folder / "ca.crt")),
+        *("--auth-supernode-private-key", str(folder / "node.key")),
+        *("--isolation", ISOLATION_MODE_PROCESS),
+        *("--superexec-auth-secret-file", f"/dev/fd/{secret}"),
+        *("--host", _HOST, "--port", str(port)),
+    ]
+
+
+def work(worker: Worker) -> None:
+    """Answer messages as long as there is a SuperNode; end this process where one could not be answered.
+
+    A SuperNode takes no other message before it has an answer to the last.
+    """
+    until = time.monotonic() + _STARTING_SECONDS
+    while True:
+        try:
+            if not worker.work():
+                time.sleep(_LOOK_SECONDS)
+            until = time.monotonic() + _ENDING_SECONDS
+        except Exception as error:
+            if not isinstance(error, httpx.ConnectError) or time.monotonic() > until:
+                _log.warning("the SuperNode was not answered (%s); both begin anew", type(error).__name__)
+                end_now()
+                return
+            time.sleep(_LOOK_SECONDS)
+
+
+def main() -> None:
+    """Carry letters until the parent ends, or until the SuperNode does."""
+    settings = settings_of_parent(end_now)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    folder, guard, port = Path(settings["folder"]), Path(settings["guard"]), free_port()
+    secret = secrets.token_bytes(32)
+    reading, writing = os.pipe()
+    os.write(writing, secret)
+    os.close(writing)
+    worker = Worker(f"http://{_HOST}:{port}", secret, lambda letter: ask(guard, letter))
+    threading.Thread(target=work, args=(worker,), daemon=True).start()
+    sys.argv = flags(folder, settings["coordinator"], port, reading)
+    flower_supernode()
+    _log.warning("the SuperNode gave up: the coordinator is not well, or its link.toml does not say supernodes = true")
+    end_now()  # or the SuperNode's port would keep this process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What a link gives to silos that carry letters by Flower's own SuperNode, where its settings let them in.
+
+A SuperNode asks for the run and the app of a message, and for the object that the message names; it sends its answer as
+an object too. So five more of Flower's requests are let through, each under the signature of a registered node key.
+
+Claim: an object of a message to a silo holds 32 random bytes and nothing else, so that no request for objects yields a
+letter that was sent to somebody; an answer's is known by the SHA-256 of 32 random bytes and the letter, which its sender
+and the coordinator alone know: nobody else reads or deletes it. A silo can have one object at the link for each message
+that was sent to it, of one letter at most. Nobody has a silo wait for an object that does not come: a message that names
+another one than it makes known itself is refused.
+Not claimed: who asks for a run learns how many bytes all silos have sent in it and how long all their answers took.
+``tests/test_flower_supernodes.py`` tries each.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flwr.app import Message
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.server.superlink.linkstate import LinkState
+
+from fedveil.flower.envelope import NONCE_BYTES, letter_of, name_of, object_of
+from fedveil.protection.errors import ProtocolError
+
+PUSH_OBJECT: Final = "/v1/fleet/push-object"
+ROUTES_OF_SUPERNODES: Final = frozenset(
+    {PUSH_OBJECT}
+    | {
+        f"/v1/fleet/{name}"
+        for name in ("get-run", "get-fab", "pull-object", "confirm-message-received")
+    }
+)
+
+
+def give_objects(state: LinkState) -> None:
+    """Have a link's state make the object of every message to a silo, and take objects that hold a letter alone.
+
+    Args:
+        state: the link's; two of its methods are replaced.
+    """
+    store, keep, store_object = state.object_store, state.store_message_and_object_tree, state.store_object
+
+    def store_letter(run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
+        try:
+            letter_of(object_content)  # before Flower splits what stands there for a head, however long it is
+        except ProtocolError:
+            return False
+        return store_object(run_id, session_id, object_id, object_content)
+
+    def keep_with_object(
+        message: Message, object_tree: ObjectTree, session_id: str
+    ) -> tuple[bool, list[str]]:
+        if message.metadata.reply_to_message_id:
+            return keep(message, object_tree, session_id)
+        nonce = bytes.fromhex(message.metadata.group_id)
+        content = object_of(nonce)
+        numbers = {object_tree.object_id, message.metadata.message_id}
+        if len(nonce) != NONCE_BYTES or numbers != {name_of(content)}:
+            raise ValueError("a message to a silo does not make its object known")
+        kept = keep(message, object_tree, session_id)
+        if kept[0]:
+            store.put(object_tree.object_id, content)
+        return kept
+
+    state.store_object = store_letter  # type: ignore[method-assign]
+    state.store_message_and_object_tree = keep_with_object  # type: ignore[method-assign]
