@@ -208,7 +208,9 @@ def test_an_object_of_any_length_passes_and_nothing_long_beside_it(length: int) 
     if len(body) > SMALL_BODY:
         assert object_end(body[:SMALL_BODY]) == body.index(content) + len(content)
     stuffed = PushObjectRequest(session_id="b" * 200_000, object_content=content).SerializeToString()
-    many = sent.SerializeToString() + b"".join(b"\x98\x06\x01" for _ in range(60_000))  # fields that nobody knows
+    many = sent.SerializeToString() + b"".join(
+        b"\x98\x06\x01" for _ in range(60_000)
+    )  # fields that nobody knows
     assert through(stuffed, object_end) in (400, 413)
     assert through(many, object_end) in (400, 413)
 

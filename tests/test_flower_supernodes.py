@@ -24,7 +24,12 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.node_pb2 import Node as NodeMessage
 from flwr.proto.run_pb2 import GetRunRequest
@@ -461,7 +466,9 @@ def supernode(monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperNode]:
 
 
 @contextlib.contextmanager
-def working(supernode: SuperNode, answer: Callable[[bytes], bytes], secret: bytes = SECRET) -> Iterator[Worker]:
+def working(
+    supernode: SuperNode, answer: Callable[[bytes], bytes], secret: bytes = SECRET
+) -> Iterator[Worker]:
     worker = Worker(supernode.address, secret, answer)
     with contextlib.closing(worker._asking):
         yield worker
@@ -535,7 +542,10 @@ def test_another_user_of_a_silos_host_gets_no_task_and_no_letter_at_its_port(sup
                 sent = {"content-type": "application/protobuf", **headers}
                 status = client.post(path, content=b"", headers=sent).status_code
                 assert status in (401, 405, 422, 415), (path, status)
-    with working(supernode, noted([]), bytes(32)) as worker, pytest.raises(httpx.HTTPStatusError, match="401"):
+    with (
+        working(supernode, noted([]), bytes(32)) as worker,
+        pytest.raises(httpx.HTTPStatusError, match="401"),
+    ):
         worker.work()
     assert supernode.state.get_messages_legacy(is_reply=False)  # nobody has had it
 

@@ -1,6 +1,6 @@
 """A letter in a Flower message: one record that holds its bytes; or beside one, as the one object that it names.
 
-object: "ConfigRecord  LENGTH" | 0 | nonce (32) | letter        its name is its SHA-256, which is the message's number too
+object: "ConfigRecord  LENGTH" | 0 | nonce (32) | letter        named by its SHA-256, as the message that it is beside
 
 A SuperNode sends what it answers as such an object, and takes no message that names none: a letter to it is in its
 message, and the object beside it holds nothing but the nonce.

@@ -1,4 +1,4 @@
-"""Flower's Runtime API, as a link and a SuperNode have it: a task is for who knows a secret, the rest for who holds one."""
+"""Flower's Runtime API, of a link and of a SuperNode: tasks are for who knows a secret, the rest for who has one."""
 
 from __future__ import annotations
 

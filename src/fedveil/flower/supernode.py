@@ -95,7 +95,9 @@ def main() -> None:
     threading.Thread(target=work, args=(worker,), daemon=True).start()
     sys.argv = flags(folder, settings["coordinator"], port, reading)
     flower_supernode()
-    _log.warning("the SuperNode gave up: the coordinator is not well, or its link.toml does not say supernodes = true")
+    _log.warning(
+        "the SuperNode gave up: the coordinator is not well, or its link.toml does not say supernodes = true"
+    )
     end_now()  # or the SuperNode's port would keep this process
 
 

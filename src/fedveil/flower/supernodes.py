@@ -4,10 +4,10 @@ A SuperNode asks for the run and the app of a message, and for the object that t
 an object too. So five more of Flower's requests are let through, each under the signature of a registered node key.
 
 Claim: an object of a message to a silo holds 32 random bytes and nothing else, so that no request for objects yields a
-letter that was sent to somebody; an answer's is known by the SHA-256 of 32 random bytes and the letter, which its sender
-and the coordinator alone know: nobody else reads or deletes it. A silo can have one object at the link for each message
-that was sent to it, of one letter at most. Nobody has a silo wait for an object that does not come: a message that names
-another one than it makes known itself is refused.
+letter that was sent to somebody. An answer's object is read and deleted by who knows its name, the SHA-256 of 32 random
+bytes and the letter: its sender and the coordinator. A silo can have one object at the link for each message that was
+sent to it, of one letter at most. Nobody has a silo wait for an object that does not come: a message that does not make
+its own object known is refused.
 Not claimed: who asks for a run learns how many bytes all silos have sent in it and how long all their answers took.
 ``tests/test_flower_supernodes.py`` tries each.
 """
@@ -26,10 +26,7 @@ from fedveil.protection.errors import ProtocolError
 PUSH_OBJECT: Final = "/v1/fleet/push-object"
 ROUTES_OF_SUPERNODES: Final = frozenset(
     {PUSH_OBJECT}
-    | {
-        f"/v1/fleet/{name}"
-        for name in ("get-run", "get-fab", "pull-object", "confirm-message-received")
-    }
+    | {f"/v1/fleet/{name}" for name in ("get-run", "get-fab", "pull-object", "confirm-message-received")}
 )
 
 

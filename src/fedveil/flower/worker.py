@@ -38,8 +38,8 @@ _TASKS: Final = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
 class Worker:
     """Who answers a SuperNode's messages, one after another; nothing is started for one, and no app is loaded.
 
-    A message is answered only where its run's app is fedveil's own, which holds no code: whoever serves the coordinator's
-    link chooses what a SuperNode fetches.
+    A message is answered only where its run's app is fedveil's own, which holds no code: whoever serves the link
+    chooses what a SuperNode fetches.
 
     Args:
         address: of the SuperNode's Runtime API.

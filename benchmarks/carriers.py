@@ -1,0 +1,87 @@
+"""What a silo's carrier costs: the time of an exchange with a silo that was idle, and in a row, and its memory.
+
+    python -m benchmarks.carriers 20
+
+An exchange here is a letter that the guard refuses at once, so that nothing is measured but who carries it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from flwr.app import Message, MessageType
+
+from benchmarks.flower_nodes import free_port
+from fedveil.flower.carriers import CARRIERS
+from fedveil.flower.demonstration import write_demonstration
+from fedveil.flower.envelope import content_of
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.party import Party
+from fedveil.flower.silo import ServedSilo
+from fedveil.flower.tasks import Post
+
+_LONGEST_PAUSE = 13.0
+"""Seconds; as long as a SuperNode takes to ask, to be kept waiting, and to pause."""
+
+
+def exchange(post: Post, node: int) -> float:
+    """Return the seconds from a letter to its answer."""
+    begin = time.perf_counter()
+    message = Message(content_of(b"no letter"), dst_node_id=node, message_type=MessageType.QUERY)
+    keys = post.push_messages([message])
+    while not post.pull_messages(keys):
+        time.sleep(0.05)
+    return time.perf_counter() - begin
+
+
+def memory(process: int) -> float:
+    """Return the MB of a process, its part of what it shares included."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def measure(folder: Path, carrier: str, number: int) -> dict[str, float]:
+    """Return the figures of a carrier over so many exchanges each."""
+    made = write_demonstration(folder, port=free_port(), hospitals={"north": 60, "south": 50})
+    home, silo = CoordinatorFolder(made.provisioned.coordinator), SiloFolder(made.provisioned.silos[0])
+    home.link.settings.model_copy(update={"supernodes": True}).write(home.link / "link.toml")
+    silo.settings.model_copy(update={"carrier": carrier}).write(silo / "silo.toml")
+    party, served, pause = Party(home), ServedSilo(silo), random.Random(7)
+    try:
+        with party._tasks.playing() as post:
+            while not (nodes := post.get_nodes()):
+                time.sleep(0.2)
+            node = nodes[0].node_id
+            exchange(post, node)
+            idle = []
+            for _ in range(number):
+                time.sleep(pause.uniform(0, _LONGEST_PAUSE))
+                idle.append(exchange(post, node))
+            row = [exchange(post, node) for _ in range(number)]
+            megabytes = memory(served.carrier.number)
+    finally:
+        served.stop()
+        party.stop()
+    return {
+        "idle, median s": round(statistics.median(idle), 2),
+        "idle, longest s": round(max(idle), 2),
+        "in a row, median s": round(statistics.median(row), 2),
+        "MB": round(megabytes),
+    }
+
+
+def main(number: int) -> None:
+    """Print the figures of every carrier."""
+    for carrier in CARRIERS:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps({carrier: measure(Path(folder) / "demo", carrier, number)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
