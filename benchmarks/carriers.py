@@ -35,8 +35,10 @@ def exchange(post: Post, node: int) -> float:
     begin = time.perf_counter()
     message = Message(content_of(b"no letter"), dst_node_id=node, message_type=MessageType.QUERY)
     keys = post.push_messages([message])
-    while not post.pull_messages(keys):
+    while not (answers := post.pull_messages(keys)):
         time.sleep(0.05)
+    if answers[0].error.reason != "the silo did not answer this letter":
+        raise ValueError(answers[0].error.reason)
     return time.perf_counter() - begin
 
 

@@ -48,16 +48,17 @@ def give_objects(state: LinkState) -> None:
     def keep_with_object(
         message: Message, object_tree: ObjectTree, session_id: str
     ) -> tuple[bool, list[str]]:
-        if message.metadata.reply_to_message_id:
-            return keep(message, object_tree, session_id)
-        nonce = bytes.fromhex(message.metadata.group_id)
-        content = object_of(nonce)
-        numbers = {object_tree.object_id, message.metadata.message_id}
-        if len(nonce) != NONCE_BYTES or numbers != {name_of(content)}:
-            raise ValueError("a message to a silo does not make its object known")
+        name, content = message.metadata.message_id, b""
+        if not message.metadata.reply_to_message_id:
+            nonce = bytes.fromhex(message.metadata.group_id)
+            content = object_of(nonce)
+            if len(nonce) != NONCE_BYTES or name != name_of(content):
+                raise ValueError("a message to a silo does not make its object known")
+        if object_tree.object_id != name:
+            raise ValueError("a message names another object than its own")
         kept = keep(message, object_tree, session_id)
-        if kept[0]:
-            store.put(object_tree.object_id, content)
+        if kept[0] and content:
+            store.put(name, content)
         return kept
 
     state.store_object = store_letter  # type: ignore[method-assign]

@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import time
 from typing import Final
 
-from flwr.common.constant import SubStatus
+import httpx
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, SubStatus
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PushObjectRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
@@ -31,6 +38,8 @@ from fedveil.flower.node import Answer, reply_to
 from fedveil.flower.runtime import asking, holding, reaching
 from fedveil.protection.errors import ProtocolError
 
+_LOOK_SECONDS: Final = 0.05
+_NO_TASK: Final = 401
 _log = logging.getLogger("fedveil.silo")
 _TASKS: Final = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
 
@@ -56,28 +65,57 @@ class Worker:
         """Answer the next message, if there is one; return whether there was.
 
         Raises:
-            httpx.HTTPError: the SuperNode is gone, or has taken the task back; it may wait for this answer for ever.
+            httpx.HTTPError: the SuperNode is gone, or may wait for this answer for ever.
         """
         task = self._asking.AcquireTask(_TASKS)
         if not task.token:
             return False
+        begun = time.monotonic()
         with (
             contextlib.closing(reaching(holding(self._address, task.token))) as client,
             beating(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success, _log),
         ):
-            given = client.PullTaskInput(PullTaskInputRequest())
-            for message in client.PullMessages(PullAppMessagesRequest()).messages_list:
-                self._reply(client, given, message)
-            client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
+            try:
+                self._hold(client)
+            except httpx.HTTPStatusError as error:
+                late = (
+                    time.monotonic() - begun > HEARTBEAT_DEFAULT_INTERVAL
+                )  # it may lack a sign of life, and wait
+                if late or error.response.status_code != _NO_TASK:
+                    raise
+                _log.warning("the SuperNode has taken a message back")
         return True
 
+    def _hold(self, client: RuntimeHttpClient) -> None:
+        """Answer the message of a task."""
+        given = client.PullTaskInput(PullTaskInputRequest())
+        while not (messages := client.PullMessages(PullAppMessagesRequest()).messages_list):
+            time.sleep(_LOOK_SECONDS)  # a SuperNode makes a task known before it has the message
+        if self._received(client, given, messages[0]):
+            self._reply(client, given, messages[0])
+            client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
+
+    def _received(
+        self, client: RuntimeHttpClient, given: PullTaskInputResponse, message: MessageProto
+    ) -> bool:
+        """Wait until the SuperNode has a message's object too, which holds nothing, and have it let go of that.
+
+        Returns:
+            Whether it came; if not, no answer is waited for.
+        """
+        node, run, name = Node(node_id=given.context.node_id), given.run.run_id, message.metadata.message_id
+        asked = PullObjectRequest(node=node, run_id=run, object_id=name)
+        while (found := client.PullObject(asked)).object_found:
+            if found.object_available:
+                received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
+                client.ConfirmMessageReceived(received)
+                return True
+            time.sleep(_LOOK_SECONDS)
+        return False
+
     def _reply(self, client: RuntimeHttpClient, given: PullTaskInputResponse, message: MessageProto) -> None:
-        """Answer a message; its object holds nothing, and the answer's holds the letter."""
+        """Answer a message, by an object that holds the letter."""
         node, run = Node(node_id=given.context.node_id), given.run.run_id
-        received = ConfirmMessageReceivedRequest(
-            node=node, run_id=run, message_object_id=message.metadata.message_id
-        )
-        client.ConfirmMessageReceived(received)
         reply = reply_to(
             message_from_proto(message), lambda letter: self._answered(given, letter), self._last.of
         )
