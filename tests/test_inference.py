@@ -517,6 +517,7 @@ def one_record_each(family: str, start: float, **keys: Any) -> Made:
         ("poisson", -2.5, {"cap": 5}),
         ("poisson", 1.2, {"cap": 10}),
         ("survival", -4.0, {"grid": (0.0, 2.0, 5.0)}),
+        ("survival", -17.8, {"grid": (0.0, 2e6, 5e6)}),  # times in seconds
         ("linear", 2.5, {"cut": 2.0}),
     ],
 )

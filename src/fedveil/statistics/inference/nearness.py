@@ -46,6 +46,7 @@ MOST_BENT: Final = 0.75
 """Largest share of a standard error that the bend of the last equation may be."""
 _LIMIT: Final = 12.0
 _SHORT: Final = 1.0
+_LEAST_SLOPE: Final = 1e-6
 
 
 def next_theta(family: Family, releases: Sequence[Sums]) -> Float64[np.ndarray, " d"]:
@@ -108,8 +109,8 @@ def arrived(family: Family, releases: Sequence[Sums], found: Estimate) -> bool:
 def _undone(family: Family, at: float, newton: float, unsure: float) -> tuple[float, float]:
     """Return how far a predictor moves with the mean, and its slope there over that where it was."""
     mean, slope = family.mean(at)
-    low, high = family.mean(-_LIMIT)[0], family.mean(_LIMIT)[0]
+    low, high = family.mean(at - _LIMIT)[0], family.mean(at + _LIMIT)[0]
     left = 2 * unsure * slope
     wanted = min(max(mean + slope * newton, min(mean, low + left)), max(mean, high - left))
-    to = float(brentq(lambda predictor: family.mean(predictor)[0] - wanted, -_LIMIT, _LIMIT))
-    return to - at, family.mean(to)[1] / slope
+    to = float(brentq(lambda move: family.mean(at + move)[0] / wanted - 1, -_LIMIT, _LIMIT))
+    return to, max(family.mean(at + to)[1] / slope, _LEAST_SLOPE)
