@@ -7,6 +7,8 @@ import hashlib
 import http.client
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -53,7 +55,7 @@ from fedveil.flower.envelope import content_of, letter_in, letter_of, name_of, o
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder, SiloSettings
 from fedveil.flower.link import LARGEST_BODY, ROUTES, _public_server, longest_body, make_app
 from fedveil.flower.runtime import reaching
-from fedveil.flower.supernode import flags
+from fedveil.flower.supernode import flags, work
 from fedveil.flower.supernodes import PUSH_OBJECT, ROUTES_OF_SUPERNODES
 from fedveil.flower.tasks import Post, Tasks
 from fedveil.flower.worker import Worker
@@ -330,21 +332,81 @@ def test_a_member_reads_and_deletes_no_object_of_another(opened: Link) -> None:
         assert letter_in(answer) == b"an answer"
 
 
-@pytest.mark.parametrize("group", ["", "no digits", "00" * 31, "00" * 32])
-def test_no_member_has_another_wait_for_an_object_that_does_not_come(opened: Link, group: str) -> None:
-    """A SuperNode asks for a message's object for two hours: what a member sends in the coordinator's name has one."""
-    with opened.tasks.playing() as post:
-        (client, node), (_, other) = opened.fleet(0), opened.fleet(1)
+@pytest.mark.parametrize("supernodes", [True, False])
+def test_no_member_sends_a_message_in_the_coordinators_name(tmp_path: Path, supernodes: bool) -> None:
+    """Flower believes what a message says of its sender.
+
+    Such messages filled the link; and a member who made one known with its object, took that back, and named its own
+    answer as that object had a silo with a SuperNode wait for it for two hours.
+    """
+    with link(tmp_path, supernodes=supernodes) as found, found.tasks.playing() as post:
+        (client, node), (_, other) = found.fleet(0), found.fleet(1)
         asked(post, node)
         (message,) = client.PullMessages(PullMessagesRequest(node=node)).messages_list
-        message.metadata.dst_node_id = other.node_id
-        message.metadata.message_id = "a" * 64
-        message.metadata.group_id = group
-        before = len(opened.state.object_store)
-        with pytest.raises(httpx.HTTPStatusError, match="500"):
-            pushed(client, node, message)
-        assert opened.state.get_message_ins(node_id=other.node_id, limit=1) == []
-        assert len(opened.state.object_store) == before
+        before = len(found.state.object_store)
+        for group in ("", "no digits", "00" * 31, secrets.token_bytes(32).hex()):
+            known = len(group) == 64
+            message.metadata.dst_node_id = other.node_id
+            message.metadata.message_id = name_of(object_of(bytes.fromhex(group))) if known else "a" * 64
+            message.metadata.group_id = group
+            with pytest.raises(httpx.HTTPStatusError, match="500"):
+                pushed(client, node, message)
+            assert found.state.get_message_ins(node_id=other.node_id, limit=1) == []
+            assert len(found.state.object_store) == before
+
+
+@pytest.mark.parametrize("session", ["", "another"])
+def test_a_member_ends_no_message_that_was_sent_with_its_own(
+    opened: Link, monkeypatch: pytest.MonkeyPatch, session: str
+) -> None:
+    """Flower ends all messages that were sent together where one's object comes late: three minutes after them."""
+    monkeypatch.setattr("flwr.supercore.corestate.in_memory_corestate.OBJECT_PUSH_SESSION_TTL_SECONDS", -1)
+    with opened.tasks.playing() as post:
+        (client, node), (honest, other) = opened.fleet(0), opened.fleet(1)
+        to = [
+            Message(content_of(b"a letter"), dst_node_id=one.node_id, message_type=MessageType.QUERY)
+            for one in (other, node)
+        ]
+        post.push_messages(to)
+        (message,) = client.PullMessages(PullMessagesRequest(node=node)).messages_list
+        content = object_of(bytes.fromhex(message.metadata.group_id))
+        sent = PushObjectRequest(
+            node=node,
+            run_id=message.metadata.run_id,
+            object_id=name_of(content),
+            object_content=content,
+            session_id=session,
+        )
+        assert not client.PushObject(sent).stored
+        assert honest.PullMessages(PullMessagesRequest(node=other)).messages_list
+
+
+def test_a_member_does_not_cut_off_what_the_coordinator_is_sending(
+    opened: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an answer with the name of the first of many messages, while the next ones are still to be taken."""
+    state, (client, node), (_, other) = opened.state, opened.fleet(0), opened.fleet(1)
+    keep, refused = state.store_message_and_object_tree, []
+
+    def keep_slowly(message: Message, tree: ObjectTree, session: str) -> Any:
+        kept = keep(message, tree, session)
+        if message.metadata.dst_node_id == node.node_id:
+            (got,) = client.PullMessages(PullMessagesRequest(node=node)).messages_list
+            reply, _ = answer_to(got, b"an answer")
+            reply.metadata.message_id = got.metadata.message_id
+            with pytest.raises(httpx.HTTPStatusError, match="500"):
+                pushed(client, node, reply)
+            refused.append(reply)
+        return kept
+
+    with opened.tasks.playing() as post, monkeypatch.context() as slow:
+        slow.setattr(state, "store_message_and_object_tree", keep_slowly)
+        to = [
+            Message(content_of(b"a letter"), dst_node_id=one.node_id, message_type=MessageType.QUERY)
+            for one in (node, other)
+        ]
+        assert all(post.push_messages(to))
+        assert len(refused) == 1
 
 
 def strangers(silos: tuple[Path, ...]) -> dict[str, dict[str, str]]:
@@ -591,6 +653,37 @@ def test_another_user_of_a_silos_host_gets_no_task_and_no_letter_at_its_port(sup
     ):
         worker.work()
     assert supernode.state.get_messages_legacy(is_reply=False)  # nobody has had it
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_port_that_another_process_took_first_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    """Between choosing a port and listening at it, another user could take it and have the guard read letters."""
+    asked: list[bool] = []
+
+    class Asking(Worker):
+        def __init__(self) -> None:
+            pass
+
+        def work(self) -> bool:
+            asked.append(True)
+            raise ValueError
+
+    monkeypatch.setattr("fedveil.flower.supernode._STARTING_SECONDS", 0.0)
+    monkeypatch.setattr("fedveil.flower.supernode.end_now", lambda: None)
+    listen = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", listen], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other,
+        socket.create_server(("127.0.0.1", 0)) as own,
+    ):
+        assert other.stdout is not None
+        port = own.getsockname()[1] if ours else int(other.stdout.readline())
+        work(Asking(), port)
+        other.kill()
+    assert asked == [True] * ours
 
 
 def test_a_supernode_is_started_with_flags_that_it_knows(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, MutableMapping
+from contextvars import ContextVar
 from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -24,6 +25,8 @@ HEADER_SECONDS: Final = 10.0
 LAG_SECONDS: Final = 30.0
 LEAST_RATE: Final = float(1 << 14)
 """Bytes a second."""
+CAME_BY_DOOR: Final = ContextVar("came_by_door", default=False)
+"""Whether what is under way was asked for through a public door; Flower's threads see it too."""
 
 
 class Door:
@@ -75,6 +78,7 @@ class Door:
                 answered = True
                 await send(message)
 
+        CAME_BY_DOOR.set(True)
         try:
             await self._app(scope, body.receive, answer)
         except Exception:

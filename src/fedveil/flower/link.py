@@ -29,9 +29,11 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import uvicorn
+from flwr.app import Message
 from flwr.common.constant import ISOLATION_MODE_PROCESS, TRANSPORT_TYPE_GRPC_RERE
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import ObjectStore
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
@@ -45,7 +47,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.flower.bell import App, Bell, Scope, Waiting
 from fedveil.flower.child import settings_of_parent
-from fedveil.flower.door import SMALL_BODY, Door, Hurried
+from fedveil.flower.door import CAME_BY_DOOR, SMALL_BODY, Door, Hurried
 from fedveil.flower.envelope import letter_end, object_end
 from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
@@ -127,6 +129,7 @@ def make_app(folder: LinkFolder, secret: bytes) -> Any:
     _keep_no_trees(state.object_store)
     if settings.supernodes:
         give_objects(state)
+    _take_answers_alone(state)
     return app
 
 
@@ -140,6 +143,28 @@ def _keep_no_trees(store: ObjectStore) -> None:
         return register(run_id, object_tree)
 
     store.preregister = one_alone  # type: ignore[method-assign]
+
+
+def _take_answers_alone(state: LinkState) -> None:
+    """Have a state take nothing but answers from silos, and none under the name of a message that is just being sent.
+
+    Flower looks whose a message says it is, not who sent it; and a name that is given again ends the sending of all
+    messages that are sent with the first that had it.
+    """
+    keep, sending = state.store_message_and_object_tree, ""
+    names: set[str] = set()
+
+    def keep_answer(message: Message, object_tree: ObjectTree, session_id: str) -> tuple[bool, list[str]]:
+        nonlocal sending, names
+        if not CAME_BY_DOOR.get():
+            if session_id != sending:
+                sending, names = session_id, set()
+            names.add(object_tree.object_id)
+        elif not message.metadata.reply_to_message_id or object_tree.object_id in names:
+            raise ValueError("a silo sends what is no answer of its own")
+        return keep(message, object_tree, session_id)
+
+    state.store_message_and_object_tree = keep_answer  # type: ignore[method-assign]
 
 
 def longest_body(app: Any) -> Callable[[Scope], int]:

@@ -11,10 +11,12 @@ Not claimed: that another user of the host cannot keep the SuperNode busy throug
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import socket
+import stat
 import sys
 import threading
 import time
@@ -63,14 +65,30 @@ def flags(folder: Path, coordinator: str, port: int, secret: int) -> list[str]:
     ]
 
 
-def work(worker: Worker) -> None:
+def listens(port: int) -> bool:
+    """Return whether it is this process that listens at a port of the loopback interface."""
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as held:
+                listening = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if listening and held.getsockname() == (_HOST, port):
+                    return True
+    return False
+
+
+def work(worker: Worker, port: int) -> None:
     """Answer messages as long as there is a SuperNode; end this process where one could not be answered.
 
-    A SuperNode takes no other message before it has an answer to the last.
+    A SuperNode takes no other message before it has an answer to the last. Nothing is asked of a port at which another
+    process listens: its user may be another, and would have the guard read letters of his.
     """
     until = time.monotonic() + _STARTING_SECONDS
     while True:
         try:
+            if not listens(port):
+                raise httpx.ConnectError("there is no SuperNode")
             if not worker.work():
                 time.sleep(_LOOK_SECONDS)
             until = time.monotonic() + _ENDING_SECONDS
@@ -92,7 +110,7 @@ def main() -> None:
     os.write(writing, secret)
     os.close(writing)
     worker = Worker(f"http://{_HOST}:{port}", secret, lambda letter: ask(guard, letter))
-    threading.Thread(target=work, args=(worker,), daemon=True).start()
+    threading.Thread(target=work, args=(worker, port), daemon=True).start()
     sys.argv = flags(folder, settings["coordinator"], port, reading)
     flower_supernode()
     _log.warning(

@@ -6,8 +6,8 @@ an object too. So five more of Flower's requests are let through, each under the
 Claim: an object of a message to a silo holds 32 random bytes and nothing else, so that no request for objects yields a
 letter that was sent to somebody. An answer's object is read and deleted by who knows its name, the SHA-256 of 32 random
 bytes and the letter: its sender and the coordinator. A silo can have one object at the link for each message that was
-sent to it, of one letter at most. Nobody has a silo wait for an object that does not come: a message that does not make
-its own object known is refused.
+sent to it, of one letter at most. Nobody has a silo wait for an object that does not come: the coordinator alone sends
+messages to silos (the link takes answers alone from them), and one that does not make its own object known is refused.
 Not claimed: who asks for a run learns how many bytes all silos have sent in it and how long all their answers took.
 ``tests/test_flower_supernodes.py`` tries each.
 """
@@ -39,6 +39,8 @@ def give_objects(state: LinkState) -> None:
     store, keep, store_object = state.object_store, state.store_message_and_object_tree, state.store_object
 
     def store_letter(run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
+        if not session_id:  # Flower would look for any that waits for the object
+            return False
         try:
             letter_of(object_content)  # before Flower splits what stands there for a head, however long it is
         except ProtocolError:
@@ -56,10 +58,10 @@ def give_objects(state: LinkState) -> None:
                 raise ValueError("a message to a silo does not make its object known")
         if object_tree.object_id != name:
             raise ValueError("a message names another object than its own")
-        kept = keep(message, object_tree, session_id)
-        if kept[0] and content:
+        if content:  # first: where Flower waits for one object too long, all messages sent with it end
+            store.preregister(message.metadata.run_id, object_tree)
             store.put(name, content)
-        return kept
+        return keep(message, object_tree, session_id)
 
     state.store_object = store_letter  # type: ignore[method-assign]
     state.store_message_and_object_tree = keep_with_object  # type: ignore[method-assign]
