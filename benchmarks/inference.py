@@ -180,6 +180,8 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def simulated(asked: Iterable[Cell], runs: int, folder: Path | None = None) -> Iterator[Row]:
     """Simulate cells so many times each; what a folder has of them is taken from there, and what it lacks put there."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     peers = set()
     for number, cell in enumerate(asked):
         people = (cell.family, cell.n_users)
