@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import logging
 import secrets
 import socket
 import subprocess
@@ -55,7 +56,7 @@ from fedveil.flower.envelope import content_of, letter_in, letter_of, name_of, o
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder, SiloSettings
 from fedveil.flower.link import LARGEST_BODY, ROUTES, _public_server, longest_body, make_app
 from fedveil.flower.runtime import reaching
-from fedveil.flower.supernode import flags, work
+from fedveil.flower.supernode import flags, main, work
 from fedveil.flower.supernodes import PUSH_OBJECT, ROUTES_OF_SUPERNODES
 from fedveil.flower.tasks import Post, Tasks
 from fedveil.flower.worker import Worker
@@ -684,6 +685,67 @@ def test_a_port_that_another_process_took_first_is_not_asked(
         work(Asking(), port)
         other.kill()
     assert asked == [True] * ours
+
+
+def test_a_supernode_that_has_no_room_for_an_answer_begins_anew(
+    supernode: SuperNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for the answer's object for ever; where it gave the answer up meanwhile, the next one is due."""
+    store = supernode.state.object_store
+    put = store.put
+
+    def no_room(name: str, content: bytes) -> None:
+        if letter_of(content):
+            raise MemoryError
+        put(name, content)
+
+    def given_up(name: str, content: bytes) -> None:
+        if letter_of(content):
+            store.delete(name)
+        put(name, content)
+
+    with working(supernode, noted([])) as worker:
+        monkeypatch.setattr(store, "put", no_room)
+        supernode.takes(Bundle.build().content, b"long")
+        with pytest.raises(httpx.HTTPError, match="waits for"):
+            worker.work()
+        supernode.state.delete_messages()
+        monkeypatch.setattr(store, "put", given_up)
+        supernode.takes(Bundle.build().content, b"late")
+        assert worker.work()
+
+
+def test_what_a_links_host_says_moves_no_cursor_and_a_thread_that_fails_ends_the_carrier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower logs names of objects as they come.
+
+    Its thread that gives signs of life ends at a status that it does not expect, and the SuperNode would go on asking
+    for messages to a node that is gone.
+    """
+    from flwr.supercore import log
+    from flwr.supercore.heartbeat import HeartbeatSender
+
+    carrier, ended = "fedveil.flower.supernode", threading.Event()
+
+    def refused() -> bool:
+        raise RuntimeError("The SuperLink does not recognize this SuperNode.")
+
+    def runs() -> None:
+        log(logging.ERROR, ValueError("Invalid object ID format: \x1b[2J"))
+        HeartbeatSender(refused).start()
+        assert ended.wait(10)
+
+    told = {"folder": str(tmp_path), "guard": str(tmp_path / "guard"), "coordinator": "127.0.0.1:9443"}
+    monkeypatch.setattr(f"{carrier}.settings_of_parent", lambda end: told)
+    monkeypatch.setattr(f"{carrier}.end_now", ended.set)
+    monkeypatch.setattr(f"{carrier}.flower_supernode", runs)
+    monkeypatch.setattr(f"{carrier}.work", lambda worker, port: worker._asking.close())
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("threading.excepthook", threading.excepthook)
+    monkeypatch.setattr(logging.getLogger("flwr"), "filters", [])
+    main()
+    assert "Invalid object ID format: \N{REPLACEMENT CHARACTER}[2J" in caplog.messages
 
 
 def test_a_supernode_is_started_with_flags_that_it_knows(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ from fedveil.flower.envelope import letter_end, object_end
 from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
 from fedveil.flower.supernodes import PUSH_OBJECT, ROUTES_OF_SUPERNODES, give_objects
+from fedveil.foreign import quiet_log
 
 ROUTES: Final = frozenset(
     f"/v1/fleet/{name}"
@@ -296,7 +297,7 @@ def main() -> None:
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     settings = settings_of_parent(over.set)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    quiet_log("flwr").setLevel(logging.WARNING)
     try:
         serve(LinkFolder(Path(settings["folder"])), over.wait)
     except FedveilError as error:

@@ -30,12 +30,13 @@ from flwr.supernode.cli import flower_supernode
 from fedveil.flower.child import end_now, settings_of_parent
 from fedveil.flower.relay import ask
 from fedveil.flower.worker import Worker
+from fedveil.foreign import quiet_log
 
 _HOST: Final = "127.0.0.1"
 _LOOK_SECONDS: Final = 0.2
 _STARTING_SECONDS: Final = 120.0
 _ENDING_SECONDS: Final = 10.0
-_log = logging.getLogger("fedveil.silo")
+_log = quiet_log("fedveil.silo")
 
 
 def free_port() -> int:
@@ -100,10 +101,17 @@ def work(worker: Worker, port: int) -> None:
             time.sleep(_LOOK_SECONDS)
 
 
+def end_with(failed: threading.ExceptHookArgs) -> None:
+    """End this process where a thread of it failed: without that of its signs of life a SuperNode goes on, unknown."""
+    _log.warning("the SuperNode is not whole any more (%s); it begins anew", failed.exc_type.__name__)
+    end_now()
+
+
 def main() -> None:
     """Carry letters until the parent ends, or until the SuperNode does."""
     settings = settings_of_parent(end_now)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    quiet_log("flwr").setLevel(logging.WARNING)
+    threading.excepthook = end_with
     folder, guard, port = Path(settings["folder"]), Path(settings["guard"]), free_port()
     secret = secrets.token_bytes(32)
     reading, writing = os.pipe()

@@ -129,15 +129,13 @@ class Worker:
         session = client.PushMessages(
             PushAppMessagesRequest(messages_list=[made], message_object_trees=[tree])
         ).session_id
-        client.PushObject(
-            PushObjectRequest(
-                node=node,
-                run_id=run,
-                object_id=tree.object_id,
-                object_content=content,
-                session_id=session,
-            )
+        sent = PushObjectRequest(
+            node=node, run_id=run, object_id=tree.object_id, object_content=content, session_id=session
         )
+        if not client.PushObject(sent).stored:  # given up meanwhile, or there was no room for it
+            asked = PullObjectRequest(node=node, run_id=run, object_id=tree.object_id)
+            if client.PullObject(asked).object_found:
+                raise httpx.HTTPError("the SuperNode does not take an answer that it waits for")
 
     def _answered(self, given: PullTaskInputResponse, letter: bytes) -> bytes:
         try:
