@@ -328,6 +328,12 @@ def test_a_member_reads_and_deletes_no_object_of_another(opened: Link) -> None:
             assert not curious.PullObject(asks).object_found
         found = curious.PullObject(PullObjectRequest(node=itself, run_id=run, object_id=key))
         assert letter_of(found.object_content) == b""  # even under its name
+        for who, its in (
+            (client, node),
+            (curious, itself),
+        ):  # nor its own, again and again: 256 MiB for 100 bytes
+            asks = PullObjectRequest(node=its, run_id=run, object_id=name)
+            assert not who.PullObject(asks).object_found
         assert post.pull_messages([key]) == []
         (answer,) = post.pull_messages([key])
         assert letter_in(answer) == b"an answer"

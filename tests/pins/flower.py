@@ -36,7 +36,7 @@ CALLED: Final = {
     "flwr.superlink.cli.flower_superlink:SuperLinkLifespan": ("startup", "shutdown"),
     "flwr.app:Message": ("has_content", "has_error"),
     "flwr.server.superlink.linkstate:LinkState": (
-        *("get_node_id_by_public_key", "store_message_and_object_tree", "store_object"),
+        *("get_node_id_by_public_key", "get_object", "store_message_and_object_tree", "store_object"),
     ),
     "flwr.supercore.object_store:ObjectStore": ("preregister", "put"),
 }

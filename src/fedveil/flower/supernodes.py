@@ -4,10 +4,11 @@ A SuperNode asks for the run and the app of a message, and for the object that t
 an object too. So five more of Flower's requests are let through, each under the signature of a registered node key.
 
 Claim: an object of a message to a silo holds 32 random bytes and nothing else, so that no request for objects yields a
-letter that was sent to somebody. An answer's object is read and deleted by who knows its name, the SHA-256 of 32 random
-bytes and the letter: its sender and the coordinator. A silo can have one object at the link for each message that was
-sent to it, of one letter at most. Nobody has a silo wait for an object that does not come: the coordinator alone sends
-messages to silos (the link takes answers alone from them), and one that does not make its own object known is refused.
+letter that was sent to somebody. An answer's object is given to the coordinator alone, and deleted by who knows its
+name, the SHA-256 of 32 random bytes and the letter: its sender and the coordinator. A silo can have one object at the
+link for each message that was sent to it, of one letter at most. Nobody has a silo wait for an object that does not
+come: the coordinator alone sends messages to silos (the link takes answers alone from them), and one that does not make
+its own object known is refused.
 Not claimed: who asks for a run learns how many bytes all silos have sent in it and how long all their answers took.
 ``tests/test_flower_supernodes.py`` tries each.
 """
@@ -20,6 +21,7 @@ from flwr.app import Message
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate import LinkState
 
+from fedveil.flower.door import CAME_BY_DOOR
 from fedveil.flower.envelope import NONCE_BYTES, letter_of, name_of, object_of
 from fedveil.protection.errors import ProtocolError
 
@@ -34,9 +36,10 @@ def give_objects(state: LinkState) -> None:
     """Have a link's state make the object of every message to a silo, and take objects that hold a letter alone.
 
     Args:
-        state: the link's; two of its methods are replaced.
+        state: the link's; three of its methods are replaced.
     """
     store, keep, store_object = state.object_store, state.store_message_and_object_tree, state.store_object
+    get_object = state.get_object
 
     def store_letter(run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
         if not session_id:  # Flower would look for any that waits for the object
@@ -46,6 +49,10 @@ def give_objects(state: LinkState) -> None:
         except ProtocolError:
             return False
         return store_object(run_id, session_id, object_id, object_content)
+
+    def get_no_letter(run_id: int, object_id: str) -> bytes | None:
+        found = get_object(run_id, object_id)
+        return None if found and letter_of(found) and CAME_BY_DOOR.get() else found
 
     def keep_with_object(
         message: Message, object_tree: ObjectTree, session_id: str
@@ -63,5 +70,6 @@ def give_objects(state: LinkState) -> None:
             store.put(name, content)
         return keep(message, object_tree, session_id)
 
+    state.get_object = get_no_letter  # type: ignore[method-assign]
     state.store_object = store_letter  # type: ignore[method-assign]
     state.store_message_and_object_tree = keep_with_object  # type: ignore[method-assign]
