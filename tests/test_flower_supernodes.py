@@ -179,10 +179,12 @@ def link(folder: Path, *, supernodes: bool) -> Iterator[Link]:
         tasks = Tasks(folder / "private", SECRET)
         tasks.register(map(node_key_pem, home.membership.nodes))
         found = Link(app=app, public=folder / "public", tasks=tasks, silos=tuple(made.provisioned.silos))
-        yield found
-        tasks.close()
-        for client, _ in found.active.values():
-            client.close()
+        try:
+            yield found
+        finally:
+            tasks.close()
+            for client, _ in found.active.values():
+                client.close()
 
 
 @pytest.fixture(scope="module")
