@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -212,7 +213,9 @@ def _over_flower() -> Iterator[Row]:
         home = CoordinatorFolder(made.provisioned.coordinator)
         with served(made) as coordinator:
             silos = [
-                subprocess.Popen(["fedveil", "silo", "serve", str(SiloFolder(path).path)])
+                subprocess.Popen(
+                    [sys.executable, "-m", "fedveil", "silo", "serve", str(SiloFolder(path).path)]
+                )
                 for path in made.provisioned.silos
             ]
             try:

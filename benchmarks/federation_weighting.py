@@ -12,6 +12,7 @@ import csv
 import json
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -156,10 +157,13 @@ class _Federation:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> _Federation:
-        self._processes = [subprocess.Popen(["fedveil", "coordinator", "serve", str(self._home.path)])]
+        self._processes = [
+            subprocess.Popen([sys.executable, "-m", "fedveil", "coordinator", "serve", str(self._home.path)])
+        ]
         wait_for(self._home / "run" / SOCKET)
         self._processes += [
-            subprocess.Popen(["fedveil", "silo", "serve", str(path)]) for path in self._founded.silos
+            subprocess.Popen([sys.executable, "-m", "fedveil", "silo", "serve", str(path)])
+            for path in self._founded.silos
         ]
         for path in self._founded.silos:
             wait_for(path / "run" / "guard")
