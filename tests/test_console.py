@@ -26,6 +26,7 @@ from fedveil.engine.experiments.choice import own_keys
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RefusedRunError, SilentSiloError
+from fedveil.flower.submission import End
 from fedveil.privacy.statement import show_noise
 from fedveil.reference import summary
 from fedveil.registry import members, names
@@ -257,17 +258,18 @@ def test_a_run_between_institutions_refused_before_its_first_round_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder.create(tmp_path, experiment())
-    submitted = nullcontext(SimpleNamespace(before=0, lasts=lambda seconds: True))
-    stubs = {"Submission": submitted, "watch": "silo north refuses: budget", "write_report": tmp_path}
-    for name, value in stubs.items():
+    submitted = nullcontext(SimpleNamespace(before=0))
+    for name, value in {"Submission": submitted, "write_report": tmp_path}.items():
         monkeypatch.setattr(federation_commands, name, lambda *_, value=value: value)
     home: Any = SimpleNamespace(path=tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(federation_commands, "silent_silos", lambda _: ("north",))
-        with pytest.raises(SilentSiloError, match="north did not answer; go on once it does: `fedveil"):
-            federation_commands._run(home, folder, as_json=True)
-    with pytest.raises(RefusedRunError, match="refused before the first round: silo north refuses: budget"):
-        federation_commands._run(home, folder, as_json=False)
+    for silent, error, told in (
+        (("north",), SilentSiloError, "north did not answer; go on once it does: `fedveil"),
+        ((), RefusedRunError, "refused before the first round: silo north refuses: budget"),
+    ):
+        end = End(error=None, stopped="silo north refuses: budget", silent=silent)
+        monkeypatch.setattr(federation_commands, "watch", lambda *_, end=end: end)
+        with pytest.raises(error, match=told):
+            federation_commands._run(home, folder, as_json=bool(silent))
 
 
 @pytest.mark.parametrize(("budget", "said"), [("9", "yes"), ("0.01", "no"), ("", "no budget is set")])

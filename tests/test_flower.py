@@ -25,7 +25,7 @@ from benchmarks.flower_nodes import free_port
 from fedveil.cli import main
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import BusyError, ConfigError, DataError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.membership import Membership
@@ -43,7 +43,7 @@ from fedveil.flower.metrics import Meter
 from fedveil.flower.provisioning import provision
 from fedveil.flower.relay import ask
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
-from fedveil.flower.submission import END, Submission, create_run, due_parts, read_document, watch
+from fedveil.flower.submission import End, Submission, create_run, due_parts, read_document, watch
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.refusals import Code
@@ -427,7 +427,7 @@ def test_why_a_letter_was_not_answered_stays_with_the_silo(caplog: pytest.LogCap
 
 def test_a_run_is_submitted_where_a_coordinator_is_served(made: Demonstration) -> None:
     home = CoordinatorFolder(made.provisioned.coordinator)
-    with pytest.raises(ConfigError, match="no coordinator is served"):
+    with pytest.raises(BusyError, match="no coordinator is served"):
         Submission(home, home / "runs")
 
 
@@ -454,10 +454,9 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     assert party.outcome.statement.epsilon is not None
     found_ = inspect_silo(SiloFolder(made.provisioned.silos[0]))
     assert "2 rounds of 1 runs" in found_["spent over all runs"]
-    folder.write_json(END, {"error": None, "stopped": None, "silent": ()})
-    told = Silent()
-    waiting = SimpleNamespace(lasts=lambda seconds: True)
-    watch(folder, told, read_document(made.experiment, home), waiting)  # type: ignore[arg-type]
+    told, end = Silent(), End(error=None, stopped=None, silent=())
+    waiting = SimpleNamespace(lasts=lambda seconds: False, end=lambda: end)
+    assert watch(folder, told, read_document(made.experiment, home), waiting) == end  # type: ignore[arg-type]
     assert [row["round"] for row in told.rows] == []
 
 

@@ -48,7 +48,7 @@ from fedveil.flower.page import MetricsPage
 from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.flower.sockets import RunningFolder, address
 from fedveil.flower.status import party_status
-from fedveil.flower.submission import END, SOCKET, Submission, read_document, silent_silos, wait
+from fedveil.flower.submission import SOCKET, End, Submission, read_document, wait
 from fedveil.foreign import LogFormat, LogLevel, show_log
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger_lines import Origin
@@ -223,20 +223,16 @@ def test_whoever_tidies_up_is_not_in_the_way_of_whoever_starts(made: Demonstrati
     running.close()
 
 
-def test_a_run_that_silence_ends_names_the_silos(
-    made: Demonstration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = CoordinatorFolder(made.provisioned.coordinator)
-    folder = RunFolder.create(home / "runs", read_document(made.experiment, home))
-    folder.write_json(END, {"error": None, "stopped": "silo va has not answered for 900 s", "silent": ["va"]})
-    assert silent_silos(folder) == ("va",)
-    with pytest.raises(BusyError, match="no coordinator is served"):
-        Submission(home, folder.path)
-
-
-@pytest.mark.parametrize("end", [b"", b'{"error": "No space left", "stopped": null, "silent": []}'])
-def test_who_waits_for_a_run_is_told_within_a_second_that_the_coordinator_is_gone(
-    end: bytes, made: Demonstration
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (b"", CoordinatorGoneError),
+        (b'{"error": "No space left", "stopped": null, "silent": []}', RunFolderError),
+        (b'{"error": null, "stopped": "silent for 900 s", "silent": ["va"]}', None),
+    ],
+)
+def test_who_waits_for_a_run_is_told_within_a_second_how_it_ended(
+    end: bytes, told: type[FedveilError] | None, made: Demonstration
 ) -> None:
     """Another process holds the coordinator's end of what was submitted, and is killed, or has no room for the end."""
     home = CoordinatorFolder(made.provisioned.coordinator)
@@ -267,9 +263,11 @@ def test_who_waits_for_a_run_is_told_within_a_second_that_the_coordinator_is_gon
             served[0].kill()
             served[0].wait()
             killed = time.monotonic()
-            error = RunFolderError if end else CoordinatorGoneError
-            with pytest.raises(error, match="No space left" if end else "start it again"):
-                wait(folder, submitted, lambda: None)
+            if told is None:
+                assert wait(folder, submitted, lambda: None) == End(None, "silent for 900 s", ("va",))
+            else:
+                with pytest.raises(told, match="No space left" if end else "start it again"):
+                    wait(folder, submitted, lambda: None)
             assert time.monotonic() - killed < 1
     (home / "run" / SOCKET).unlink()
 

@@ -26,7 +26,7 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founder import admit, found, revoke, seal
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.silo import ServedSilo
-from fedveil.flower.submission import END, Submission, create_run, read_document, silent_silos, wait, watch
+from fedveil.flower.submission import END, End, Submission, create_run, read_document, wait, watch
 from fedveil.report.page import write_report
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
@@ -181,11 +181,11 @@ def _again(home: CoordinatorFolder) -> str:
     return f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
 
 
-def _refuse_silence(home: CoordinatorFolder, folder: RunFolder) -> None:
+def _refuse_silence(home: CoordinatorFolder, folder: RunFolder, end: End) -> None:
     """Return if no silo's silence has ended a run."""
-    if silent := silent_silos(folder):
+    if end.silent:
         raise SilentSiloError(
-            f"{folder.path}: ended because {', '.join(silent)} did not answer; go on once it does: "
+            f"{folder.path}: ended because {', '.join(end.silent)} did not answer; go on once it does: "
             f"`{_again(home)} {folder.path}`"
         )
 
@@ -197,10 +197,10 @@ def _release(
     (folder / END).unlink(missing_ok=True)
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
-        stopped = wait(folder, submission, lambda: None)
-    _refuse_silence(home, folder)
-    if stopped is not None:
-        raise RefusedRunError(f"{folder.path}: not all of it was released: {stopped}")
+        end = wait(folder, submission, lambda: None)
+    _refuse_silence(home, folder, end)
+    if end.stopped is not None:
+        raise RefusedRunError(f"{folder.path}: not all of it was released: {end.stopped}")
     show(folder.path, as_json)
 
 
@@ -211,18 +211,18 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
         with observer(OUT, quiet=as_json, resume=again) as watching:
-            stopped = watch(folder, watching, experiment, submission)
+            end = watch(folder, watching, experiment, submission)
     report = write_report(folder.path)
     if as_json:
-        print_json({"folder": folder.path, "stopped": stopped, "report": report})
+        print_json({"folder": folder.path, "stopped": end.stopped, "report": report})
     else:
-        if stopped is not None:
-            OUT.print(f"stopped: {stopped}")
+        if end.stopped is not None:
+            OUT.print(f"stopped: {end.stopped}")
         if (folder / "privacy.json").exists():  # none where no round was released
             print_statement(read_statement(folder / "privacy.json"))
         OUT.print(f"run folder: {folder.path}")
         OUT.print(f"report: {report}")
-    _refuse_silence(home, folder)
+    _refuse_silence(home, folder, end)
     checkpoint = folder.read_checkpoint()
-    if stopped is not None and (checkpoint is None or not checkpoint.round):
-        raise RefusedRunError(f"{folder.path}: refused before the first round: {stopped}")
+    if end.stopped is not None and (checkpoint is None or not checkpoint.round):
+        raise RefusedRunError(f"{folder.path}: refused before the first round: {end.stopped}")

@@ -14,7 +14,7 @@ import logging
 import queue
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from fedveil.flower.page import MetricsPage
 from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.flower.sockets import RunningFolder, listen
 from fedveil.flower.status import party_status
-from fedveil.flower.submission import END, SOCKET, due_parts
+from fedveil.flower.submission import END, SOCKET, End, due_parts
 from fedveil.flower.tasks import TaskLostError, Tasks
 from fedveil.flower.transport import carry
 from fedveil.protection.errors import ProtocolError
@@ -128,7 +128,7 @@ class Party:
                 return
             with submitted.connection:
                 if not self._stopping:
-                    end = json.dumps(self._play(submitted.run)).encode()
+                    end = json.dumps(asdict(self._play(submitted.run))).encode()
                     submitted.connection.settimeout(_QUESTION_SECONDS)
                     with contextlib.suppress(OSError):  # nobody may wait any more
                         send_frame(submitted.connection, end)
@@ -145,7 +145,7 @@ class Party:
                 _log.warning("%s: the letters that are under way are sent again", lost)
         return silent
 
-    def _play(self, path: Path) -> dict[str, Any]:
+    def _play(self, path: Path) -> End:
         """Play a run from its last complete round; leave in its folder how it ended, and return it."""
         error: str | None = None
         stopped: str | None = None
@@ -168,9 +168,9 @@ class Party:
             else:
                 error = f"the coordinator failed ({type(problem).__name__}); its own log says where"
                 _log.exception("a run failed")
-        end = {"error": error, "stopped": stopped, "silent": silent}
+        end = End(error, stopped, silent)
         with contextlib.suppress(
             FedveilError
         ):  # said already, or there is no folder to say it in, or no room
-            RunFolder(path).write_json(END, end)
+            RunFolder(path).write_json(END, asdict(end))
         return end

@@ -6,6 +6,7 @@ import json
 import select
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,14 +36,14 @@ from fedveil.federation.opening import open_release, open_training, record_of
 from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
 from fedveil.federation.release_rounds import DueRelease
 from fedveil.federation.share import public_table
-from fedveil.files import parse_json, read_content, read_toml, reading
+from fedveil.files import read_content, read_toml
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
 from fedveil.flower.relay import receive_frame, send_frame
 from fedveil.flower.sockets import address
 from fedveil.protection.errors import ProtocolError
 
 END: Final = "end.json"
-"""Written when a run's play ends: {"error": text or null, "stopped": text or null, "silent": names of silos}."""
+"""Written when a run's play ends: an :class:`End`."""
 
 SOCKET: Final = "party"
 """The coordinator's socket for submissions, in its folder ``run``."""
@@ -177,6 +178,21 @@ def _heads(home: CoordinatorFolder) -> HeadsSeen:
     return HeadsSeen(home / HEADS, home.membership.charter)
 
 
+@dataclass(frozen=True)
+class End:
+    """How a run's play ended.
+
+    Attributes:
+        error: what went wrong, if anything.
+        stopped: why it ended before its last round, if it did.
+        silent: silos whose silence has ended it.
+    """
+
+    error: str | None
+    stopped: str | None
+    silent: tuple[str, ...]
+
+
 class Submission:
     """A run that was submitted, until its end.
 
@@ -214,31 +230,21 @@ class Submission:
         ended, _, _ = select.select([self._connection], [], [], seconds)
         return not ended
 
-    def said(self) -> Any:
-        """Return what the coordinator said of the end, as it is in :data:`END`; None if it is gone without a word."""
+    def end(self) -> End | None:
+        """Return what the coordinator says of the end; None if it is gone without a word.
+
+        It says so where its disk is full too, and :data:`END` cannot be written.
+        """
         try:
             self._connection.settimeout(_LAST_WORD_SECONDS)
-            return json.loads(receive_frame(self._connection))
+            said = json.loads(receive_frame(self._connection))
         except (OSError, ProtocolError):
             return None
+        return End(error=said["error"], stopped=said["stopped"], silent=tuple(said["silent"]))
 
 
-def silent_silos(folder: RunFolder) -> tuple[str, ...]:
-    """Return the silos whose silence has ended a run.
-
-    Raises:
-        RunFolderError: what was written of its end is damaged.
-    """
-    if not (folder / END).exists():
-        return ()
-    with reading(folder / END, RunFolderError):
-        return tuple(str(silo) for silo in _written(folder)["silent"])
-
-
-def wait(folder: RunFolder, submission: Submission, look: Callable[[], None]) -> str | None:
-    """Wait until a run ends; return why it stopped early, if it did.
-
-    Where the coordinator could not write how, for its disk is full, it says so.
+def wait(folder: RunFolder, submission: Submission, look: Callable[[], None]) -> End:
+    """Wait until a run ends without an error; return how.
 
     Args:
         folder: the run folder.
@@ -248,32 +254,22 @@ def wait(folder: RunFolder, submission: Submission, look: Callable[[], None]) ->
     Raises:
         RunFolderError: the run ended with an error, or the coordinator's process is gone.
     """
-    while True:
-        lives = submission.lasts(_LOOK_SECONDS)
-        ended = (folder / END).exists()
+    while submission.lasts(_LOOK_SECONDS):
         look()
-        if ended or not lives:
-            with reading(folder / END, RunFolderError):
-                end = _written(folder) if ended else submission.said()
-                if end is None:
-                    break
-                if end["error"] is not None:
-                    raise RunFolderError(f"{folder.path}: the run ended: {end['error']}")
-                return None if end["stopped"] is None else str(end["stopped"])
-    raise CoordinatorGoneError(
-        f"{folder.path}: the coordinator's process is gone; start it again and go on by "
-        f"`fedveil federation run --resume {folder.path}`"
-    )
+    end = submission.end()
+    look()
+    if end is None:
+        raise CoordinatorGoneError(
+            f"{folder.path}: the coordinator's process is gone; start it again and go on by "
+            f"`fedveil federation run --resume {folder.path}`"
+        )
+    if end.error is not None:
+        raise RunFolderError(f"{folder.path}: the run ended: {end.error}")
+    return end
 
 
-def _written(folder: RunFolder) -> Any:
-    return parse_json(read_content(folder / END, RunFolderError), folder / END, RunFolderError)
-
-
-def watch(
-    folder: RunFolder, observer: Observer, experiment: Experiment, submission: Submission
-) -> str | None:
-    """Tell the observer of every new line of metrics, until the run ends; return why it stopped early, if it did.
+def watch(folder: RunFolder, observer: Observer, experiment: Experiment, submission: Submission) -> End:
+    """Tell the observer of every new line of metrics, until the run ends without an error; return how.
 
     Raises:
         RunFolderError: as :func:`wait`.
