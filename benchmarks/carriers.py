@@ -17,13 +17,13 @@ from pathlib import Path
 
 from flwr.app import Message, MessageType
 
-from benchmarks.flower_nodes import free_port
 from fedveil.flower.carriers import CARRIERS
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.envelope import content_of
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.party import Party
 from fedveil.flower.silo import ServedSilo
+from fedveil.flower.sockets import free_port
 from fedveil.flower.tasks import Post
 
 _LONGEST_PAUSE = 13.0

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.flower_empty import empty_exchanges, wait_for
-from benchmarks.flower_nodes import free_port, served
+from benchmarks.flower_nodes import served
 from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.experiments.experiment import Experiment, parse
@@ -37,6 +37,7 @@ from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.sockets import free_port
 from fedveil.flower.submission import END, Submission, create_run, read_document
 from fedveil.population.records import Population, Records
 from fedveil.protection.masking.masked_sums import MaskedSums

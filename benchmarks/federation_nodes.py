@@ -18,11 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.curves import Place
-from benchmarks.flower_nodes import connected, free_port
+from benchmarks.flower_nodes import connected
 from benchmarks.harness import Row
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.sockets import free_port
 from fedveil.flower.submission import END, Submission, create_run, read_document
 
 _ROUNDS = 5

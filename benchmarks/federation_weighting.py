@@ -24,7 +24,6 @@ import numpy as np
 
 from benchmarks.federation import World
 from benchmarks.flower_empty import empty_exchanges, wait_for
-from benchmarks.flower_nodes import free_port
 from benchmarks.harness import Row, at_most
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.run_folder.folder import RunFolder
@@ -32,6 +31,7 @@ from fedveil.federation.share import Share
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.joining import DraftedPolicy
 from fedveil.flower.provisioning import Provisioned, provision
+from fedveil.flower.sockets import free_port
 from fedveil.flower.submission import END, SOCKET, Submission, read_document
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.flower_nodes import free_port
+from fedveil.flower.sockets import free_port
 
 _CLIENT = """\
 from flwr.app import Message, RecordDict

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import subprocess
 import sys
 import threading
@@ -42,13 +41,6 @@ class NodeThread(threading.Thread):
             except (Exception, SystemExit):
                 _log.exception("a node was cut off")
                 self._ended.wait(_AGAIN_SECONDS)
-
-
-def free_port() -> int:
-    """Return a port of this machine on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(min(free.getsockname()[1], 65000))
 
 
 @contextlib.contextmanager

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.flower_nodes import free_port
 
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.sockets import free_port
 from tests.test_flower_kill import FEDVEIL, complete, rounds, seeded, submittable, wait_until
 
 HOUR = 3600

@@ -20,7 +20,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks.flower_nodes import free_port
 
 from fedveil.cli import main
 from fedveil.crypto.errors import CryptoError
@@ -42,7 +41,7 @@ from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.metrics import Meter
 from fedveil.flower.provisioning import provision
 from fedveil.flower.relay import ask
-from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
+from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, free_port, listen
 from fedveil.flower.submission import End, Submission, create_run, due_parts, read_document, watch
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.flower_nodes import free_port
 
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.demonstration import Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.sockets import address
+from fedveil.flower.sockets import address, free_port
 from fedveil.flower.submission import END, SOCKET
 from fedveil.privacy.ledger import read_entries
 

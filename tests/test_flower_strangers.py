@@ -25,7 +25,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks.flower_nodes import free_port
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -33,6 +32,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_ssh_private_key,
 )
+
+from fedveil.flower.sockets import free_port
 
 pytest.importorskip("flwr")
 
@@ -58,12 +59,12 @@ from fedveil.flower.envelope import content_of
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.link import LARGEST_BODY, PUSH, ROUTES, make_app
 from fedveil.flower.link_folder import LinkFolder
+from fedveil.flower.link_objects import ROUTES_OF_SUPERNODES
 from fedveil.flower.party import Party
 from fedveil.flower.relay import send_frame
 from fedveil.flower.silo import ServedSilo
 from fedveil.flower.sockets import DOOR, SECRET, address
 from fedveil.flower.submission import Submission
-from fedveil.flower.supernodes import ROUTES_OF_SUPERNODES
 from fedveil.flower.tasks import Post
 from tests.strangers import Stranger
 from tests.test_flower import issue

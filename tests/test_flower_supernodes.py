@@ -55,9 +55,9 @@ from fedveil.flower.door import SMALL_BODY
 from fedveil.flower.envelope import content_of, letter_in, letter_of, name_of, object_of
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder, SiloSettings
 from fedveil.flower.link import LARGEST_BODY, ROUTES, _public_server, longest_body, make_app
+from fedveil.flower.link_objects import PUSH_OBJECT, ROUTES_OF_SUPERNODES
 from fedveil.flower.runtime import reaching
 from fedveil.flower.supernode import flags, main, work
-from fedveil.flower.supernodes import PUSH_OBJECT, ROUTES_OF_SUPERNODES
 from fedveil.flower.tasks import Post, Tasks
 from fedveil.flower.worker import Worker
 from fedveil.protection.errors import ProtocolError

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.flower_nodes import free_port
 
 from fedveil.flower.demonstration import Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.sockets import free_port
 from fedveil.flower.submission import END
 from fedveil.privacy.ledger import read_entries
 from tests.test_flower_kill import FEDVEIL, rounds, seeded, submittable, tree

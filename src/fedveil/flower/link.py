@@ -50,8 +50,8 @@ from fedveil.flower.child import settings_of_parent
 from fedveil.flower.door import CAME_BY_DOOR, SMALL_BODY, Door, Hurried
 from fedveil.flower.envelope import letter_end, object_end
 from fedveil.flower.link_folder import LinkFolder
+from fedveil.flower.link_objects import PUSH_OBJECT, ROUTES_OF_SUPERNODES, give_objects
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
-from fedveil.flower.supernodes import PUSH_OBJECT, ROUTES_OF_SUPERNODES, give_objects
 from fedveil.foreign import quiet_log
 
 ROUTES: Final = frozenset(

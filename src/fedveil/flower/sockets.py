@@ -1,4 +1,4 @@
-"""Unix sockets that their owner alone can open, or a group; and the folder they lie in while a party is served."""
+"""Unix sockets that their owner alone can open, or a group; the folder they lie in while a party is served; ports."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ DOOR: Final = "link"
 
 SECRET: Final = "secret"  # noqa: S105 (the name of a file)
 """Beside it: what who asks for a task must know, in hexadecimal digits; new whenever the link starts."""
+
+LOOPBACK: Final = "127.0.0.1"
 
 _LONGEST_NAME: Final = 100
 _LOOKS: Final = 20
@@ -59,6 +61,13 @@ def listen(path: Path, group: int | None = None) -> socket.socket:
         os.umask(before)
     listening.listen(8)
     return listening
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface at which nobody listens."""
+    with socket.socket() as tried:
+        tried.bind((LOOPBACK, 0))
+        return int(tried.getsockname()[1])
 
 
 def check_closed(path: Path) -> None:

@@ -29,21 +29,14 @@ from flwr.supernode.cli import flower_supernode
 
 from fedveil.flower.child import end_now, settings_of_parent
 from fedveil.flower.relay import ask
+from fedveil.flower.sockets import LOOPBACK, free_port
 from fedveil.flower.worker import Worker
 from fedveil.foreign import quiet_log
 
-_HOST: Final = "127.0.0.1"
 _LOOK_SECONDS: Final = 0.2
 _STARTING_SECONDS: Final = 120.0
 _ENDING_SECONDS: Final = 10.0
 _log = quiet_log("fedveil.silo")
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface at which nobody listens."""
-    with socket.socket() as tried:
-        tried.bind((_HOST, 0))
-        return int(tried.getsockname()[1])
 
 
 def flags(folder: Path, coordinator: str, port: int, secret: int) -> list[str]:
@@ -62,7 +55,7 @@ def flags(folder: Path, coordinator: str, port: int, secret: int) -> list[str]:
         *("--auth-supernode-private-key", str(folder / "node.key")),
         *("--isolation", ISOLATION_MODE_PROCESS),
         *("--superexec-auth-secret-file", f"/dev/fd/{secret}"),
-        *("--host", _HOST, "--port", str(port)),
+        *("--host", LOOPBACK, "--port", str(port)),
     ]
 
 
@@ -74,7 +67,7 @@ def listens(port: int) -> bool:
                 continue
             with socket.socket(fileno=os.dup(int(name))) as held:
                 listening = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if listening and held.getsockname() == (_HOST, port):
+                if listening and held.getsockname() == (LOOPBACK, port):
                     return True
     return False
 
@@ -117,7 +110,7 @@ def main() -> None:
     reading, writing = os.pipe()
     os.write(writing, secret)
     os.close(writing)
-    worker = Worker(f"http://{_HOST}:{port}", secret, lambda letter: ask(guard, letter))
+    worker = Worker(f"http://{LOOPBACK}:{port}", secret, lambda letter: ask(guard, letter))
     threading.Thread(target=work, args=(worker, port), daemon=True).start()
     sys.argv = flags(folder, settings["coordinator"], port, reading)
     flower_supernode()
