@@ -65,6 +65,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
     return cache(lambda trainer: run(prepare(seeded(trainer)), tmp_path_factory.mktemp("alone"), Unwatched()))
 
 
+@pytest.mark.slow
 def test_processes_that_are_started_give_the_model_of_one(
     alone: Callable[[str], Outcome], tmp_path: Path
 ) -> None:

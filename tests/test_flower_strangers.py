@@ -498,7 +498,9 @@ def test_what_is_submitted_and_is_no_run_ends_and_harms_nobody(
     for _ in range(2):
         with Submission(home, tmp_path / "none") as submission:
             assert not submission.lasts(60.0)
-            assert str(tmp_path / "none") in submission.said()["error"]  # there is no folder to say it in
+            end = submission.end()
+            assert end is not None
+            assert str(tmp_path / "none") in str(end.error)  # there is no folder to say it in
     assert str(tmp_path / "none") in caplog.text
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address(home / "run" / "party"))
