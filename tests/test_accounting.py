@@ -1,6 +1,7 @@
 """Accountants against published figures, Opacus, dp_accounting and closed forms."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -22,9 +23,10 @@ from fedveil.privacy.events import (
     MixtureOfGaussiansEvent,
     NoGuarantee,
     PoissonSampledEvent,
+    SampledWithoutReplacementEvent,
     SelfComposedEvent,
 )
-from fedveil.privacy.loss_distributions import PldAccountant
+from fedveil.privacy.loss_distributions import PldAccountant, _interval
 from fedveil.privacy.renyi import OPACUS_ORDERS, Conversion, RdpAccountant, laplace_rdp, sampled_gaussian_rdp
 from tests.dp_events import dp_event_of, gaussian_rounds
 
@@ -304,3 +306,52 @@ def test_default_orders_are_those_of_opacus() -> None:
     assert len(OPACUS_ORDERS) == 151
     assert OPACUS_ORDERS[0] == 1.1
     assert OPACUS_ORDERS[98:100] == (10.9, 12.0)
+
+
+# --- numbers that no run has, and a file from outside may -----------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [1e-200, 1e-160, 1e160])
+def test_noise_whose_square_is_no_number_is_refused(noise: float) -> None:
+    """What is divided by a square of 0 is no number, and the greater of 0 and no number was 0: an epsilon of .10."""
+    with pytest.raises(PrivacyError, match=r"must lie between 1e-100 and 1e\+100"):
+        GaussianEvent(noise_multiplier=noise)
+
+
+@pytest.mark.parametrize("noise", [1e-99, 1e-30, 1e-6, 1e-3])
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_next_to_no_noise_costs_much_or_is_refused(noise: float, adjacency: Adjacency) -> None:
+    event: Event = PoissonSampledEvent(rate=0.5, event=GaussianEvent(noise_multiplier=noise))
+    if adjacency is Adjacency.REPLACE_ONE:
+        event = SampledWithoutReplacementEvent(
+            population=2, sample=1, event=GaussianEvent(noise_multiplier=noise)
+        )
+    for name in ACCOUNTANTS:
+        judge = make_accountant(name, adjacency)
+        try:
+            assert judge.epsilon(event, DELTA) > 0.2 / noise**2
+        except PrivacyError:
+            assert name == "pld"
+
+
+def test_as_many_releases_as_a_file_may_tell_of_take_no_gigabytes() -> None:
+    sampled = PoissonSampledEvent(rate=0.5, event=GaussianEvent(noise_multiplier=1.0))
+    coarse = _interval(0.0, Counter({sampled: 1 << 20}))
+    assert _interval(0.0, Counter({sampled: 1000})) == 1e-3
+    assert 16 * math.sqrt(1 << 20) * 0.65 / coarse < 1 << 21
+    assert _interval(1e4, Counter({sampled: 1})) > 5e7 / (1 << 21)
+    with pytest.raises(PrivacyError, match="composes at most 1048576; use accountant 'rdp'"):
+        PLD.epsilon(SelfComposedEvent(event=sampled, count=10**7), DELTA)
+    shifts = tuple(range(20_001))
+    mixture = MixtureOfGaussiansEvent(
+        noise_multiplier=1.0, sensitivities=shifts, probabilities=(1 / 20_001,) * 20_001
+    )
+    with pytest.raises(PrivacyError, match="1 different releases are more"):
+        PLD.epsilon(mixture, DELTA)
+
+
+def test_a_coarse_grid_costs_more_and_little() -> None:
+    sampled = PoissonSampledEvent(rate=0.5, event=GaussianEvent(noise_multiplier=1.0))
+    rounds = SelfComposedEvent(event=sampled, count=1000)
+    fine, coarse = PLD.epsilon(rounds, DELTA), PldAccountant(interval=1e-2).epsilon(rounds, DELTA)
+    assert fine < coarse < 1.001 * fine

@@ -34,6 +34,7 @@ from fedveil.engine.run_folder.shown import FIELDS, FILES, Kind
 from fedveil.errors import DataError
 from fedveil.local.models import build_model
 from fedveil.privacy.claims import Role
+from fedveil.privacy.events import GaussianEvent, LaplaceEvent, PoissonSampledEvent, SelfComposedEvent
 from fedveil.privacy.statement import Disclosure, Statement
 from tests.commands import as_json, ended
 from tests.test_python import FRAME, X, Y, network, people, train
@@ -434,6 +435,23 @@ def test_a_statement_of_one_accountant_alone_is_recomputed_by_it(
     lower = replace(statement, epsilon=statement.epsilon * 0.98)  # the table of accountants is left as it is
     changed = {"privacy.json": json.dumps(lower.to_json()).encode()}
     assert "epsilon by pld" in failures(fv.verify(rewritten(made, tmp_path / "changed", changed)))
+
+
+def test_a_statement_of_more_than_can_be_counted_fails_and_neither_hangs_nor_crashes(
+    made: Path, tmp_path: Path, trained: fv.Result
+) -> None:
+    """10^9 sampled rounds took gigabytes; noise whose square is no number cost an epsilon of .10 by 'rdp'."""
+    sampled = PoissonSampledEvent(rate=0.5, event=GaussianEvent(noise_multiplier=1.0))
+    endless = replace(trained.statement, event=SelfComposedEvent(event=sampled, count=10**9))
+    changed = rewritten(made, tmp_path / "endless", {"privacy.json": _bytes(endless)})
+    assert "composes at most" in failures(fv.verify(changed))["epsilon by pld"]
+    little = replace(trained.statement, event=LaplaceEvent(noise_multiplier=1e-99))
+    changed = rewritten(made, tmp_path / "little", {"privacy.json": _bytes(little)})
+    assert "no number for their cost" in failures(fv.verify(changed))["epsilon by pld"]
+    none = _bytes(little).replace(b"1e-99", b"1e-199")
+    files = {**read_files(made), "privacy.json": none}
+    write_files(tmp_path / "none", {**files, SUMS: sums(files)})
+    assert "must lie between" in failures(fv.verify(tmp_path / "none"))["files"]
 
 
 def test_a_ledger_that_lost_a_charge_or_is_anothers_is_refused(made: Path, tmp_path: Path) -> None:

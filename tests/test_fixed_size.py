@@ -1,5 +1,6 @@
 """Sampling without replacement: the sampler's law, and what accountants say of it."""
 
+import itertools
 import math
 
 import numpy as np
@@ -26,6 +27,7 @@ from fedveil.privacy.events import (
     event_from_json,
 )
 from fedveil.privacy.fixed_size import (
+    _log_moment,
     fixed_size_deltas,
     fixed_size_distribution,
     fixed_size_rdp,
@@ -237,3 +239,16 @@ def test_unsampled_distribution_is_the_gaussian_one() -> None:
 def test_poisson_and_fixed_size_do_not_cost_the_same() -> None:
     poisson = SelfComposedEvent(event=PoissonSampledEvent(rate=0.05, event=BASE), count=200)
     assert make_accountant("pld").epsilon(poisson, 2000**-1.1) == pytest.approx(1.819, abs=0.01)
+
+
+@pytest.mark.parametrize("noise", [0.11, 0.15, 0.3])
+def test_what_is_special_to_gaussians_is_no_help_where_there_is_little_noise(noise: float) -> None:
+    """So that it is left out below .1, where its integral has points without end."""
+    for rate, order in itertools.product((0.001, 0.05, 0.5), (2, 3, 8, 33)):
+        special, general = (_log_moment(rate, noise, order, general=one) for one in (False, True))
+        assert special == general
+
+
+def test_little_noise_is_counted_at_once() -> None:
+    (found,) = fixed_size_rdp(0.05, 1e-4, (63.0,))
+    assert found == pytest.approx((63 * 62 / 2e-8 + 63 * math.log(0.05)) / 62, rel=1e-6)

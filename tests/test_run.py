@@ -16,7 +16,7 @@ from fedveil.engine.rounds.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
-from fedveil.errors import DataError, FedveilError, RunFolderError
+from fedveil.errors import DataError, FedveilError, PrivacyError, RunFolderError
 from fedveil.privacy.ledger import read_entries
 from tests.children import forking
 from tests.runs import Silent, experiment, files, same_model
@@ -227,6 +227,25 @@ def test_noise_from_a_seed_is_stated_as_no_guarantee(tmp_path: Path) -> None:
 def test_calibrated_noise_spends_the_target_and_no_more(tmp_path: Path) -> None:
     prepared = prepare(experiment(method={"noise_multiplier": "calibrated"}, privacy={"epsilon": 2.0}))
     assert 1.99 < prepared.epsilon_after(4) <= 2.0
+
+
+def test_what_no_accountant_can_count_is_refused_before_it_trains_and_not_by_the_statement(
+    tmp_path: Path,
+) -> None:
+    """At this delta 'pld' has no number: a run that 'rdp' counts ended without a statement, after all its rounds."""
+    method = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 2.0, "user_sampling_rate": 0.5}
+    document = experiment(rounds=2).model_dump(exclude_none=True) | {"method": method}
+    judged = document | {"privacy": {"accountant": "rdp", "delta": 1e-13}}
+    outcome = run(prepare(parse(judged, "test")), tmp_path, Silent())
+    statement = json.loads((outcome.folder / "privacy.json").read_text())
+    assert statement["epsilon"] == statement["epsilons"]["rdp"] > 1
+    assert "pld" not in statement["epsilons"]
+    late = document | {"privacy": {"delta": 1.0015e-12}, "rounds": 3}
+    with pytest.raises(PrivacyError, match="error of 3 composed releases"):
+        prepare(parse(late, "test"))
+    none = document | {"method": method | {"noise_multiplier": 1e-160}, "privacy": {"accountant": "rdp"}}
+    with pytest.raises(PrivacyError, match="must lie between"):
+        prepare(parse(none, "test"))
 
 
 def test_nan_updates_become_zero_are_counted_and_reach_nothing(tmp_path: Path) -> None:

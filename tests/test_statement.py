@@ -187,6 +187,12 @@ def test_epsilons_of_every_supporting_accountant() -> None:
     assert set(nothing.values()) == {None}
 
 
+def test_an_accountant_that_has_no_number_is_left_out() -> None:
+    sampled = PoissonSampledEvent(rate=0.5, event=GaussianEvent(noise_multiplier=2.0))
+    found = epsilons_by_accountant(sampled, 1e-13, Adjacency.ADD_OR_REMOVE_ONE, loss=0.0)
+    assert [name for name, _ in found] == ["rdp", "rdp-2017"]
+
+
 def test_a_statement_whose_first_sentence_claims_otherwise_is_refused() -> None:
     data = GOOD.to_json()
     now, *others = data["sentences"]

@@ -195,6 +195,7 @@ def prepare(
         preprocessing=preprocessing,
         evaluation=evaluation,
     )
+    _check_countable(prepared)
     _check_budget(prepared)
     return prepared
 
@@ -214,6 +215,17 @@ def _senders(method: Method, population: Population, summed: int) -> int:
     if not population.complete:
         return population.n_silos
     return population.n_users if method.channel.by_clients else summed
+
+
+def _check_countable(prepared: Prepared) -> None:
+    """Refuse a run whose statement could not be made: what is released is counted before it is.
+
+    Raises:
+        PrivacyError: the accountant has no number for all rounds, against one of the statement's lines: says why.
+    """
+    if prepared.secure:
+        for role in (Role.READER, *(view.role for view in prepared.guarantee.views)):
+            prepared.epsilon_with(role, prepared.experiment.rounds, prepared.beside)
 
 
 def _check_budget(prepared: Prepared) -> None:

@@ -27,6 +27,10 @@ Json = dict[str, object]
 _TYPES: Final[dict[str, type[Event]]] = {}
 """Every kind of event by its name in JSON."""
 
+_LEAST: Final = 1e-100
+_MOST: Final = 1e100
+"""Of what noise and shifts may be: their squares, and what accountants make of them, fit double precision."""
+
 
 class Adjacency(Enum):
     """Which two populations a guarantee compares."""
@@ -36,12 +40,14 @@ class Adjacency(Enum):
 
 
 def _positive(name: str, value: float) -> None:
-    """Refuse a noise multiplier that is no positive finite number."""
+    """Refuse a noise multiplier that is no positive finite number, or none that can be reckoned with."""
     if not (math.isfinite(value) and value > 0):
         raise PrivacyError(
             f"{name} = {value}: must be positive and finite; a release without noise is "
             "NoGuarantee(reason=...), and a round that releases nothing is ComposedEvent(events=())"
         )
+    if not _LEAST <= value <= _MOST:
+        raise PrivacyError(f"{name} = {value}: must lie between {_LEAST:g} and {_MOST:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +191,10 @@ class MixtureOfGaussiansEvent(Event, type="mixture_of_gaussians"):
                 f"MixtureOfGaussiansEvent: {len(self.sensitivities)} sensitivities and "
                 f"{len(self.probabilities)} probabilities; there must be one probability per sensitivity"
             )
-        if not all(math.isfinite(value) and value >= 0 for value in self.sensitivities):
-            raise PrivacyError("MixtureOfGaussiansEvent.sensitivities: must be finite and not negative")
+        if not all(0 <= value <= _MOST for value in self.sensitivities):
+            raise PrivacyError(
+                f"MixtureOfGaussiansEvent.sensitivities: must be finite, not negative, and at most {_MOST:g}"
+            )
         if not all(value > 0 for value in self.probabilities):
             raise PrivacyError(
                 "MixtureOfGaussiansEvent.probabilities: must be positive; leave out the others"

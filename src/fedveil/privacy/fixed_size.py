@@ -30,6 +30,8 @@ from jaxtyping import Float64
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 _TAIL_STDS: Final = 8.5  # a standard normal is beyond with probability 1e-17
+_LITTLE_NOISE: Final = 0.1
+"""Below, what is special to Gaussians is never the smaller bound, and its integral has too many points."""
 _PUBLISHED_ORDERS: Final = tuple(float(order) for order in range(2, 257))
 
 
@@ -128,7 +130,7 @@ def _log_moment(rate: float, sigma: float, order: int, *, general: bool = False)
     zeta = math.log(2) + j * (j - 1) / (2 * sigma**2)
     first = 1 / sigma**2  # D(2)
     zeta[0] = min(math.log(4) + first + math.log(-math.expm1(-first)), zeta[0])
-    if not general:
+    if not general and sigma > _LITTLE_NOISE:
         even = np.array([0.0, *(_log_difference(sigma, 2 * half) for half in range(1, order // 2 + 2))])
         zeta[1:] = np.minimum(zeta[1:], math.log(4) + (even[j // 2] + even[-(-j // 2)])[1:] / 2)
     return max(0.0, float(logsumexp(np.append(0.0, log_binomial + j * math.log(rate) + zeta))))

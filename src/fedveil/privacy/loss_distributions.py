@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+import numpy as np
 from dp_accounting import privacy_accountant
 from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -36,6 +37,15 @@ from fedveil.privacy.mixture import mixture_distribution
 
 _FFT_ERROR = 1e-12
 _FFT_ERROR_PER_RELEASE = 1e-15
+_MOST_POINTS = 1 << 21
+"""Of a composed distribution, about: beyond, its grid is coarser."""
+_REACH = 16.0  # standard deviations of a composed loss between its ends
+_COARSEST = 500.0  # e to the power of it is still a number
+_MOST_DIFFERENT = 20_000
+"""Components of different releases that are discretised for one figure; a component takes some milliseconds."""
+_COMPONENTS = 50  # as much time as they take takes a release that is no mixture
+_MOST_RELEASES = 1 << 20
+"""Of one kind, but for Gaussian ones that nobody samples: more take gigabytes, and cost more than anybody would pay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +58,10 @@ class PldAccountant:
     released.
 
     ``interval`` is the spacing of the loss grid. By default it is a tenth of the standard deviation of the
-    narrowest loss, at most 1e-3, unless the widest loss would then need more than 2e5 points. A coarser grid
-    gives a larger epsilon, never an invalid one. Rounding errors of the FFT are covered by asking for
-    delta - 1e-12 - 1e-15 per release; a smaller delta is refused.
+    narrowest loss, at most 1e-3, unless the widest loss would then need more than 2e5 points, or the composition about
+    2e6. A coarser grid gives a larger epsilon, never an invalid one. Rounding errors of the FFT are covered by asking
+    for delta - 1e-12 - 1e-15 per release; a smaller delta is refused, and so is noise so small that no grid holds its
+    losses, more different releases than can be discretised in minutes, and more than 2^20 of one kind.
 
     Under replace-one, full releases have twice the sensitivity, Poisson-sampled Gaussian ones their own
     distribution and fixed-size samples of Gaussian ones that of :mod:`fedveil.privacy.fixed_size`;
@@ -79,7 +90,11 @@ class PldAccountant:
         return False
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Return the smallest epsilon for ``delta``, which must exceed the numerical error."""
+        """Return the smallest epsilon for ``delta``, which must exceed the numerical error.
+
+        Raises:
+            PrivacyError: a release without a bound, or one of the limits in the text above.
+        """
         check_delta(delta)
         counts = released(self, event)
         if any(isinstance(release, NoGuarantee) for release in counts):
@@ -122,7 +137,7 @@ class PldAccountant:
         return _FFT_ERROR + _FFT_ERROR_PER_RELEASE * sum(counts.values())
 
     def _compose(self, mu: float, others: Counter[Event]) -> pld.PrivacyLossDistribution:
-        interval = self.interval or _interval(tuple(others))
+        interval = self.interval or _interval(mu, others)
         parts = [_distribution(e, self.adjacency, interval).self_compose(n) for e, n in others.items()]
         if mu > 0:
             parts.append(
@@ -136,29 +151,62 @@ class PldAccountant:
         return composed
 
 
-def _shape(release: Event) -> tuple[float, float]:
-    """Return a typical and a largest privacy loss of one release, for the choice of the grid only."""
+def _shape(release: Event) -> tuple[float, float, float]:
+    """Return a typical, a largest and the standard deviation's privacy loss of one release, for the choice of the grid.
+
+    The variance of the loss is about the chi-square divergence, where that is small.
+    """
     match release:
         case MixtureOfGaussiansEvent(noise_multiplier=sigma):
-            mean = sum(p * c for p, c in zip(release.probabilities, release.sensitivities, strict=True))
-            most = max(release.sensitivities)
-            return mean / sigma, most**2 / (2 * sigma**2) + 10 * most / sigma
+            shifts = np.array(release.sensitivities) / sigma
+            mean, most = float(shifts @ release.probabilities), float(shifts.max())
+            largest = most**2 / 2 + 10 * most
+            square = float(np.expm1(np.minimum(shifts**2, _COARSEST)) @ release.probabilities)
+            return mean, largest, min(largest, math.sqrt(square))
         case PoissonSampledEvent(event=GaussianEvent(noise_multiplier=sigma)):
-            return release.rate / sigma, 1 / (2 * sigma**2) + 10 / sigma
+            largest = 1 / (2 * sigma**2) + 10 / sigma
+            spread = release.rate * math.sqrt(math.expm1(min(1 / sigma**2, _COARSEST)))
+            return release.rate / sigma, largest, min(largest, spread)
         case PoissonSampledEvent(event=LaplaceEvent(noise_multiplier=scale)):
-            return release.rate / scale, 1 / scale
+            return release.rate / scale, 1 / scale, 1 / scale
         case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
-            return 2 * release.rate / sigma, widest_loss(release.rate, 2 / sigma)
+            largest = widest_loss(release.rate, 2 / sigma)
+            spread = release.rate * math.sqrt(math.expm1(min(4 / sigma**2, _COARSEST)))
+            return 2 * release.rate / sigma, largest, min(largest, spread)
         case LaplaceEvent(noise_multiplier=scale):
-            return 1 / scale, 1 / scale
+            return 1 / scale, 1 / scale, 1 / scale
     raise AssertionError(f"{release} has no discretised distribution")
 
 
-def _interval(releases: tuple[Event, ...]) -> float:
-    """Return the default grid spacing for these releases (all must share one)."""
-    shapes = [_shape(release) for release in releases]
-    fine = min(1e-3, *(typical / 10 for typical, _ in shapes))
-    return max(fine, *(largest / 1e5 for _, largest in shapes))
+def _interval(mu: float, others: Counter[Event]) -> float:
+    """Return the default grid spacing for these releases beside Gaussian ones of strength mu; all share one.
+
+    Raises:
+        PrivacyError: noise so small, or so many different releases, that their losses cannot be composed.
+    """
+    if max(others.values()) > _MOST_RELEASES:
+        raise PrivacyError(
+            f"{max(others.values())} sampled releases: accountant 'pld' composes at most {_MOST_RELEASES}; use "
+            "accountant 'rdp'"
+        )
+    sizes = (len(getattr(release, "probabilities", ())) for release in others)
+    if sum(max(_COMPONENTS, size) for size in sizes) > _MOST_DIFFERENT:
+        raise PrivacyError(
+            f"{len(others)} different releases are more than accountant 'pld' composes in any reasonable time"
+        )
+    shapes = [_shape(release) for release in others]
+    fine = min(1e-3, *(typical / 10 for typical, _, _ in shapes))
+    widest = mu * mu / 2 + 10 * mu
+    for count, (_, largest, spread) in zip(others.values(), shapes, strict=True):
+        # the second: the ends that dp_accounting finds are no better than that
+        widest = max(widest, _REACH * math.sqrt(count) * spread, count * spread**2 / largest)
+    interval = max(fine, *(largest / 1e5 for _, largest, _ in shapes), widest / _MOST_POINTS)
+    if not interval <= _COARSEST:
+        raise PrivacyError(
+            f"the noise of these releases is so small that accountant 'pld' has no number for their cost (a loss of "
+            f"about {widest:.1e}): nothing is protected; use more noise"
+        )
+    return interval
 
 
 @lru_cache(maxsize=64)

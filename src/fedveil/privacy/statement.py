@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Annotated, Final, Literal, get_args
@@ -115,7 +116,7 @@ class Statement:
         delta: what a probability may change by beyond the factor e^epsilon; not how rarely the factor is exceeded,
             which for Gaussian noise is several times as often.
         accountant: who bounded epsilon.
-        epsilons: (accountant, epsilon) of every accountant that supports the event; None for infinity.
+        epsilons: (accountant, epsilon) of every accountant that has a bound for the event; None for infinity.
         event: everything that was released, as the ledger charged it; recomputing from it gives ``epsilons``,
             but for the little that the noise's grid costs.
         units: public number of units; a delta of 1/units or more is warned about. None if it is not public.
@@ -323,7 +324,9 @@ def rounded(value: float, decimals: int, rounding: str) -> Decimal:
 def epsilons_by_accountant(
     event: Event, delta: float, adjacency: Adjacency, *, loss: float
 ) -> tuple[tuple[str, float | None], ...]:
-    """Return (accountant, epsilon) for every accountant that supports the event; None for infinity.
+    """Return (accountant, epsilon) for every accountant that has a bound for the event; None for infinity.
+
+    An accountant that supports the event and refuses its number (a delta below its rounding, say) has no figure.
 
     Args:
         event: everything that was released.
@@ -334,7 +337,9 @@ def epsilons_by_accountant(
     found: list[tuple[str, float | None]] = []
     for name in ACCOUNTANTS:
         accountant = make_accountant(name, adjacency)
-        if accountant.supports(event):
+        if not accountant.supports(event):
+            continue
+        with suppress(PrivacyError):
             epsilon = epsilon_on_grid(accountant, event, delta, loss)
             found.append((name, epsilon if math.isfinite(epsilon) else None))
     return tuple(found)

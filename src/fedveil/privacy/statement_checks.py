@@ -9,6 +9,7 @@ from functools import partial
 
 from fedveil.checks import Check, tried
 from fedveil.errors import IntegrityError
+from fedveil.files import reading
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, atoms
@@ -66,7 +67,8 @@ def recomputed(statement: Statement) -> Iterator[Check]:
 def _epsilon(statement: Statement, name: str, stated: float | None) -> str:
     if name not in ACCOUNTANTS:
         raise IntegrityError(f"there is no accountant '{name}'")
-    found = make_accountant(name, statement.adjacency).epsilon(statement.event, statement.delta)
+    with reading("the recorded event", IntegrityError):
+        found = make_accountant(name, statement.adjacency).epsilon(statement.event, statement.delta)
     claimed = math.inf if stated is None else stated
     if found > claimed * (1 + 1e-9):
         raise IntegrityError(
