@@ -23,7 +23,7 @@ from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
 from fedveil.federation.store import RecordStore
 from fedveil.files import read_content
 from fedveil.privacy import ledger as ledgers
-from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.events import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent, PoissonSampledEvent
 from fedveil.privacy.ledger import Ledger, read_entries, read_head, read_lines
 from fedveil.privacy.ledger_lines import Entry, Note, Origin, parse_lines
 from fedveil.privacy.loss_distributions import PldAccountant
@@ -544,6 +544,32 @@ def test_an_auditor_finds_what_the_silo_finds(world: World, tmp_path: Path) -> N
     (name, letter), *_ = document["terms"].items()
     forged = dict(document, terms={name: letter[:-2] + ("00" if letter[-2:] != "00" else "01")})
     assert failed(signed_again(world, forged, tmp_path / "forged.json")) == {"terms"}
+
+
+@pytest.mark.parametrize(
+    ("event", "known"),
+    [
+        (ConcentratedEvent(noise_multiplier=5.0), {"rdp", "rdp-2017"}),
+        (PoissonSampledEvent(rate=0.5, event=LaplaceEvent(noise_multiplier=9.0)), {"pld"}),
+    ],
+)
+def test_a_ledger_that_one_accountant_alone_counts_is_exported(
+    event: Event, known: set[str], world: World, tmp_path: Path
+) -> None:
+    """Noisy counts of votes are 'rdp''s to count, sampled clients with Laplace noise 'pld''s."""
+    world.stop()
+    with Ledger(world.folder / STATE / LEDGER, unit="user") as ledger:
+        ledger.charge(run="votes", round=1, attempt=0, event=event)
+    target = tmp_path / "audit.json"
+    assert set(exported(world, target)["epsilon"]) == known
+    assert not failed(target)
+    with Ledger(world.folder / STATE / LEDGER, unit="user") as ledger:
+        both = PoissonSampledEvent(rate=0.5, event=LaplaceEvent(noise_multiplier=9.0))
+        ledger.charge(run="both", round=1, attempt=0, event=both)
+        ledger.charge(run="both", round=2, attempt=0, event=ConcentratedEvent(noise_multiplier=5.0))
+    assert exported(world, target)["epsilon"] == {}
+    (told,) = [one for one in verify_ledger(target).checks if one.name == "epsilon"]
+    assert told.outcome == "unchecked"
 
 
 @pytest.mark.parametrize("moment", range(14))

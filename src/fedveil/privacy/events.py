@@ -47,7 +47,9 @@ def _positive(name: str, value: float) -> None:
             "NoGuarantee(reason=...), and a round that releases nothing is ComposedEvent(events=())"
         )
     if not _LEAST <= value <= _MOST:
-        raise PrivacyError(f"{name} = {value}: must lie between {_LEAST:g} and {_MOST:g}")
+        raise PrivacyError(
+            f"{name} = {value}: must lie between {_LEAST:g} and {_MOST:g}: less noise hides nothing, more is not drawn"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

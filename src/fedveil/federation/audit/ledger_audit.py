@@ -1,8 +1,9 @@
 """A silo's ledger for an auditor: one signed file with every line, what was asked for, and what it comes to.
 
 Claim: an export that holds is what the silo's key signed; its lines are one unbroken chain; its epsilon is what the
-charges cost by every accountant, so that the auditor's sum is the silo's; and for every charge of version 2 it has the
-letter by which the coordinator asked for it, signed by the coordinator that the line names.
+charges cost by every accountant that has a bound for them, so that the auditor's sum is the silo's; and for every
+charge of version 2 it has the letter by which the coordinator asked for it, signed by the coordinator that the line
+names.
 ``tests/test_federation_ledger.py`` changes every line and every field.
 """
 
@@ -29,10 +30,9 @@ from fedveil.federation.silo import TERMS
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file
 from fedveil.foreign import foreign
-from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
-from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.events import Adjacency, Event, atoms, compose
 from fedveil.privacy.ledger_lines import Entry, Line, Note, now, parse_lines
-from fedveil.privacy.statement import show_epsilon
+from fedveil.privacy.statement import epsilons_by_accountant, show_epsilon
 from fedveil.protection.messages import SERVER
 from fedveil.protection.parts import Terms, only
 
@@ -190,12 +190,12 @@ def _charges(lines: Sequence[Line]) -> list[Entry]:
 
 
 def _spent(lines: Sequence[Line], delta: float) -> dict[str, float | None]:
-    """Return epsilon by every accountant; None: nothing is guaranteed."""
+    """Return epsilon by every accountant that has a bound for all charges; None: nothing is guaranteed."""
     counted: Counter[Event] = Counter()
     for entry in _charges(lines):
         counted.update(atoms(entry.event))
-    values = {name: make_accountant(name).epsilon(compose(counted), delta) for name in sorted(ACCOUNTANTS)}
-    return {name: value if value < float("inf") else None for name, value in values.items()}
+    adjacency = Adjacency.ADD_OR_REMOVE_ONE
+    return dict(sorted(epsilons_by_accountant(compose(counted), delta, adjacency, loss=0.0)))
 
 
 def _signed(document: dict[str, Any]) -> bytes:
@@ -250,6 +250,8 @@ def _same_epsilon(path: Path, document: dict[str, Any], lines: Sequence[Line]) -
         for name, value in found.items()
     ):
         raise IntegrityError(f"{path}: its charges cost another epsilon than it states")
+    if not found:
+        raise Unchecked(f"no accountant has a bound for all of its charges at delta {delta:g}")
     shown = ", ".join(f"{show_epsilon(value)} by {name}" for name, value in found.items())
     return f"{len(_charges(lines))} charges cost {shown} at delta {delta:g}, computed again"
 
