@@ -273,7 +273,7 @@ def test_kept_ids_are_written_as_they_are_and_labels_of_a_bundle_as_no_formula(
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"age": [1.0]}, "no column 'pulse'"),
+        ({"age": [1.0]}, "no columns 'pulse', 'dose'"),
         ({"age": ["x"], "pulse": [1.0], "dose": [1.0]}, "record 1 .* column 'age': the value is no number"),
         ({"age": [None], "pulse": [1.0], "dose": [1.0]}, "column 'age': the value is missing"),
     ],

@@ -394,9 +394,7 @@ def test_files_that_are_no_such_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a table is a \.csv, a \.parquet or an Excel file"):
         read_tables(schema(), [tmp_path / "table.sav"])
     short = write(tmp_path / "short.csv", [("p", "n")], ("patient", "hospital"))
-    with pytest.raises(
-        DataError, match=r"has no column 'sick', and exactly one is needed; it has: patient, hospital"
-    ):
+    with pytest.raises(DataError, match=r"has no columns 'sick', 'age', 'sex'; it has: patient, hospital$"):
         read_tables(schema(), [short])
     with pytest.raises(DataError, match="has no record; a test table needs at least one"):
         read_tables(schema(), [write(tmp_path / "t.csv")], test=write(tmp_path / "none-tested.csv", []))
@@ -578,7 +576,7 @@ def test_an_excel_file_gives_the_same_population_as_csv(tmp_path: Path) -> None:
     assert ours.train.user.tolist() == theirs.train.user.tolist()
     with pytest.raises(DataError, match=r"t\.xlsx has no sheet '2025'; it has: notes, 2024"):
         read_tables(schema(format={"sheet": "2025"}), [path])
-    with pytest.raises(DataError, match=r"has no column 'patient', and exactly one is needed; it has: x"):
+    with pytest.raises(DataError, match=r"has no columns 'patient', .*; it has: x$"):
         read_tables(schema(), [path])
     path.write_bytes(SECRET.encode())
     with pytest.raises(DataError, match=r"t\.xlsx is damaged or no \.xlsx file$"):

@@ -44,11 +44,11 @@ GOOD: dict[str, Any] = {"columns": {"age": {"kind": "number", "lower": 0}}}
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"colums": {}}, "colums: no such key; known here: columns, first, lines"),
+        ({"colums": {}}, "colums: no such key; known here: columns, first, lines; did you mean 'columns'?"),
         ({"columns": {"age": {"kind": "number"}}}, "columns.age.lower: is required"),
         (
             {"columns": {"age": {"kind": "number", "lower": 0, "low": 1}}},
-            "columns.age.low: no such key; known here: kind, lower",
+            "columns.age.low: no such key; known here: kind, lower; did you mean 'lower'?",
         ),
         (
             {"columns": {"ward": {"kind": "text", "most": "some"}}},

@@ -4,6 +4,21 @@ An error names the file, key, silo or row, says what was found and what would be
 value.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Final
+
+_SHORTEST: Final = 3
+"""Characters of a beginning that is taken for a name."""
+
+
+def meant(asked: str, known: Iterable[str]) -> str:
+    """Return the end of an error about a name that nothing has: which name was meant, empty where none is near."""
+    lowered = {one.lower(): one for one in reversed(list(known))}
+    begun = [one for one in lowered if len(asked) >= _SHORTEST and one.startswith(asked.lower())]
+    near = begun or get_close_matches(asked.lower(), lowered, n=1)
+    return f"; did you mean '{lowered[near[0]]}'?" if near else ""
+
 
 class FedveilError(Exception):
     """Base of every error that a user can cause and can mend."""

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any, Final
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, meant
 from fedveil.foreign import foreign
 
 KINDS: Final = {
@@ -167,7 +167,8 @@ def find(kind: str, name: str) -> Member:
         raise ConfigError(
             f"{KINDS[kind]} '{foreign(name)}' is brought by {places}; uninstall one of them, for a name has one meaning"
         )
-    raise ConfigError(f"no {KINDS[kind]} '{foreign(name)}'; there are: {known(kind)}")
+    near = meant(name, [one.name for one in members(kind)])
+    raise ConfigError(f"no {KINDS[kind]} '{foreign(name)}'; there are: {known(kind)}{foreign(near)}")
 
 
 def known(kind: str) -> str:

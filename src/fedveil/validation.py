@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get
 from pydantic import BaseModel, Tag, ValidationError
 from pydantic.fields import FieldInfo
 
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import ConfigError, FedveilError, meant
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -47,7 +47,8 @@ def _plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
     if kind in ("missing", "union_tag_not_found"):
         return "is required"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"no such key; known here: {', '.join(sorted(known))}"
+        near = meant(str(problem["loc"][-1]), known)
+        return f"no such key; known here: {', '.join(sorted(known))}{near}"
     if kind == "value_error":
         return str(problem["msg"]).removeprefix("Value error, ")
     if kind == "literal_error":

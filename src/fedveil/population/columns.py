@@ -19,11 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Float64, Int8, Int32, Int64
 
-from fedveil.errors import DataError
+from fedveil.errors import DataError, meant
 from fedveil.population.identities import numbered
 from fedveil.population.records import Groups, pairs_of
 from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
-from fedveil.population.table_file import open_table
 from fedveil.population.table_reader import TableReader
 from fedveil.population.tables import check_own, own_numbers, silo_numbers
 
@@ -132,12 +131,18 @@ class ColumnTable:
         return pairs_of(self.silo, self.user)
 
 
-def categories_of(schema: Schema, name: str) -> tuple[str, ...] | None:
+def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] | None:
     """Return the declared categories of a column, whatever its role; None for a number.
 
+    Args:
+        schema: what the columns are.
+        name: of the column.
+        key: of the document that asks, for its errors.
+
     Raises:
-        DataError: the schema has no such column.
+        DataError: the schema has no such column, or one of dates.
     """
+    asked = f"{key}: " if key else ""
     feature = schema.features.get(name)
     if isinstance(feature, Category):
         return feature.categories
@@ -145,7 +150,7 @@ def categories_of(schema: Schema, name: str) -> tuple[str, ...] | None:
         return None
     if isinstance(feature, Date):
         raise DataError(
-            f"column '{name}' is of dates, which are not counted; declare an age or a year as a number"
+            f"{asked}column '{name}' is of dates, which are not counted; declare an age or a year as a number"
         )
     target = schema.target
     if isinstance(target, Label) and target.column == name:
@@ -156,8 +161,11 @@ def categories_of(schema: Schema, name: str) -> tuple[str, ...] | None:
         isinstance(target, Survival) and target.time == name
     ):
         return None
-    known = ", ".join((*schema.features, *schema.target_columns))
-    raise DataError(f"the schema declares no column '{name}' that could be counted; it has: {known}")
+    known = (*schema.features, *schema.target_columns)
+    raise DataError(
+        f"{asked}the schema declares no column '{name}' that could be counted; it has: {', '.join(known)}"
+        f"{meant(name, known)}"
+    )
 
 
 def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -> ColumnTable:
@@ -228,10 +236,9 @@ def _read(
     read: dict[str, list[Column]] = {name: [] for name in wanted}
     users, silos = list[str](), list[str]()
     for path in files:
-        table = open_table(path, tuple(dict.fromkeys((*ids, *wanted))), schema.format, tolerant=True)
-        reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
+        reader = TableReader.by_schema(schema, path, tuple(dict.fromkeys((*ids, *wanted))), tolerant=True)
         users += reader.identities(schema.user)
-        silos += [path.stem] * table.num_rows if schema.silo is None else reader.identities(schema.silo)
+        silos += [path.stem] * reader.n_records if schema.silo is None else reader.identities(schema.silo)
         for name, declared in categories.items():
             read[name].append(
                 numbers_of(reader, name) if declared is None else places_of(reader, name, declared)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import tomlkit
 from tomlkit.items import InlineTable, Table
 
-from fedveil.errors import DataError
+from fedveil.errors import DataError, meant
 from fedveil.files import LARGEST_FILE, read_content
 from fedveil.foreign import foreign
 from fedveil.population.outcomes import named_like_an_outcome, told_by
@@ -228,7 +228,7 @@ def _inline(feature: dict[str, Any]) -> InlineTable:
 def _chosen(path: Path, names: list[str], asked: str | None, usual: tuple[str, ...]) -> str | None:
     """The column asked for, or the first that has a usual name."""
     if asked is not None and asked not in names:
-        raise DataError(f"{path} has no column '{asked}'; it has: {', '.join(names)}")
+        raise DataError(f"{path} has no column '{asked}'; it has: {', '.join(names)}{meant(asked, names)}")
     return asked or next((name for name in names if re.sub(r"[\W_]", "", name).lower() in usual), None)
 
 

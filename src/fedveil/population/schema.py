@@ -14,7 +14,7 @@ hold decides no model's width.
 
 import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
@@ -37,6 +37,20 @@ _NO_DELIMITER: Final = '"\n\r'
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _check_absent(absent: str | None, missing: str) -> None:
+    if absent is not None and missing == "error":
+        raise ValueError("absent: a table without the column has missing values alone; declare `missing` too")
+
+
+def _check_spellings(also: Mapping[str, str] | None, declared: Sequence[str]) -> None:
+    for spelling, meant in (also or {}).items():
+        if spelling in declared or meant not in declared:
+            raise ValueError(
+                'also: another spelling and the declared value that it stands for, as in { f = "F" }; '
+                f"'{foreign(spelling)}' = '{foreign(meant)}' is none"
+            )
 
 
 class Format(_Part):
@@ -73,16 +87,19 @@ class Number(_Part):
 
     A missing value is an error, or the middle of the bounds (0 after scaling), or that with a second feature
     that is 1 where the value is missing and 0 elsewhere ("indicator"). ``fill`` is a number in the middle's place.
+    ``absent`` says that a table may lack the column: then all its cells are missing. Without it, that is an error.
     """
 
     kind: Literal["number"]
     lower: Annotated[float, Field(strict=False, allow_inf_nan=False)]
     upper: Annotated[float, Field(strict=False, allow_inf_nan=False)]
     missing: Literal["error", "middle", "indicator"] = "error"
+    absent: Literal["missing"] | None = None
     fill: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> "Number":
+        _check_absent(self.absent, self.missing)
         if not self.lower < self.upper:
             raise ValueError("lower must be below upper")
         if self.fill is not None and (self.missing == "error" or not self.lower <= self.fill <= self.upper):
@@ -109,7 +126,7 @@ class Date(_Part):
     """A date as a numeric feature: its day, scaled from the declared bounds to [-1, 1]; others are clipped to them.
 
     ``format`` is how text cells are written, as ``strptime`` has it; a column of dates or times needs none. Missing
-    values are as those of :class:`Number`.
+    values and absent columns are as those of :class:`Number`.
     """
 
     filled: ClassVar[float] = 0.0
@@ -119,9 +136,11 @@ class Date(_Part):
     upper: Annotated[date, Field(strict=False)]
     format: str = "%Y-%m-%d"
     missing: Literal["error", "middle", "indicator"] = "error"
+    absent: Literal["missing"] | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> "Date":
+        _check_absent(self.absent, self.missing)
         if not self.lower < self.upper:
             raise ValueError("lower must be before upper")
         if not all(mark in self.format for mark in ("%d", "%m")) or not (
@@ -145,18 +164,23 @@ class Category(_Part):
     """A categorical feature, one 0/1 feature per declared category.
 
     A value that is not declared is an error, or all zeros. A missing value is an error, or all zeros, or all
-    zeros with a last feature that is 1 ("indicator").
+    zeros with a last feature that is 1 ("indicator"). ``also`` names other spellings, each with the category that it
+    stands for. ``absent`` is as that of :class:`Number`.
     """
 
     kind: Literal["category"]
     categories: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     unknown: Literal["error", "zero"] = "error"
     missing: Literal["error", "zero", "indicator"] = "error"
+    absent: Literal["missing"] | None = None
+    also: dict[str, str] | None = None
 
     @model_validator(mode="after")
     def _distinct(self) -> "Category":
         if len(set(self.categories)) != len(self.categories):
             raise ValueError("a category is declared twice")
+        _check_absent(self.absent, self.missing)
+        _check_spellings(self.also, self.categories)
         return self
 
     @property
@@ -166,16 +190,18 @@ class Category(_Part):
 
 
 class Label(_Part):
-    """A class label; class i is the i-th of ``classes``."""
+    """A class label; class i is the i-th of ``classes``, and ``also`` is as that of :class:`Category`."""
 
     kind: Literal["label"]
     column: str
     classes: Annotated[tuple[str, ...], Field(strict=False, min_length=2)]
+    also: dict[str, str] | None = None
 
     @model_validator(mode="after")
     def _distinct(self) -> "Label":
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("a class is declared twice")
+        _check_spellings(self.also, self.classes)
         return self
 
 
@@ -290,6 +316,19 @@ class Schema(_Part):
     def columns(self) -> tuple[str, ...]:
         """Every column that is read."""
         return (*self.roles, *self.features)
+
+    @property
+    def may_lack(self) -> frozenset[str]:
+        """Columns without which a table is read, as if every cell of them were missing."""
+        return frozenset(name for name, feature in self.features.items() if feature.absent is not None)
+
+    @property
+    def spellings(self) -> dict[str, dict[str, str]]:
+        """By column: what else is written for a declared value, and that value."""
+        found = {name: one.also for name, one in self.features.items() if isinstance(one, Category)}
+        if isinstance(self.target, Label):
+            found[self.target.column] = self.target.also
+        return {name: also for name, also in found.items() if also}
 
     @property
     def width(self) -> int:

@@ -5,11 +5,12 @@ No error repeats a value.
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from datetime import date
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 from jaxtyping import Int64
 
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import ConfigError, DataError, meant
 from fedveil.files import LARGEST_FILE, check_file, read_content
 from fedveil.foreign import foreign
 from fedveil.population.schema import Format
@@ -29,6 +30,9 @@ that Excel holds exactly. Each is a function of the cell alone, whatever else it
 
 DELIMITERS: Final = ",;\t|"
 """Those that CSV files usually have."""
+
+_Pick: TypeAlias = Callable[[list[str]], list[str]]
+"""From the columns that a file has to those that are read."""
 
 _READ: Final = (".csv", ".parquet", *EXCEL)
 _USUAL: Final = Format()
@@ -51,8 +55,25 @@ _REASONS: Final = tuple(
 """What Arrow says was wrong, up to where it quotes a cell or a path."""
 
 
+class LackingColumnsError(DataError):
+    """A file does not have columns that are needed.
+
+    Attributes:
+        columns: their names.
+    """
+
+    def __init__(self, told: str, columns: Sequence[str]) -> None:
+        super().__init__(told)
+        self.columns = tuple(columns)
+
+
 def open_table(
-    path: Path, columns: Sequence[str] | None, written: Format = _USUAL, *, tolerant: bool = False
+    path: Path,
+    columns: Sequence[str] | None,
+    written: Format = _USUAL,
+    *,
+    tolerant: bool = False,
+    may_lack: Container[str] = frozenset(),
 ) -> pa.Table:
     """Read these columns of a table (None: all of them).
 
@@ -62,26 +83,28 @@ def open_table(
         written: how a CSV or Excel file is written.
         tolerant: whether bytes of a CSV file that are no text are read as U+FFFD, so that they are invalid in their
             own cell, and nothing is refused because of them.
+        may_lack: columns whose cells are all missing where the file does not have them.
 
     Returns:
         The columns in the order asked for. CSV cells are text; Excel cells are of the type :data:`EXCEL_CELL`.
 
     Raises:
-        DataError: no such file, another format, or a column that is missing (named, with those the file has).
+        DataError: no such file, another format, or columns that are missing (named, with those the file has).
         ConfigError: an Excel file, and nothing is installed that reads it.
     """
     if path.suffix not in _READ:
         raise DataError(f"{path}: a table is a .csv, a .parquet or an Excel file ({', '.join(EXCEL)})")
+    pick = partial(_required_columns, path, columns=columns, may_lack=may_lack)
     try:
         if path.suffix == ".parquet":
             check_file(path, DataError)
-            return _parquet(path, columns)
+            return _completed(_parquet(path, pick), columns)
         content = read_content(path, DataError, largest=LARGEST_FILE)
         if path.suffix in EXCEL:
-            return _excel(path, columns, written)
+            return _completed(_excel(path, pick, written), columns)
         text = _in_utf8(path, content, written.encoding, tolerant)
         _check_delimiter(path, text, columns, written.delimiter)
-        return _csv(path, _whole_lines(path, text, written.delimiter), columns, written)
+        return _completed(_csv(_whole_lines(path, text, written.delimiter), pick, written), columns)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
@@ -99,13 +122,21 @@ def _check_delimiter(path: Path, content: bytes, columns: Sequence[str] | None, 
         )
 
 
-def _csv(path: Path, content: bytes, columns: Sequence[str] | None, written: Format) -> pa.Table:
+def _completed(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    """Return a table with all columns that were asked for; one that the file lacks has no value."""
+    lacked = [name for name in columns or () if name not in table.column_names]
+    for name in lacked:
+        table = table.append_column(name, pa.nulls(table.num_rows, pa.string()))
+    return table.select(columns) if lacked else table
+
+
+def _csv(content: bytes, pick: _Pick, written: Format) -> pa.Table:
     parsing = pa_csv.ParseOptions(delimiter=written.delimiter)
     # A copy in Arrow's own memory: its threads let go of it last, and of Python's they would abort a process that ends.
     held = pa.array([content], pa.large_binary()).buffers()[2]
     with pa_csv.open_csv(pa.BufferReader(held), parse_options=parsing) as reader:
         present = reader.schema.names
-    wanted = _required_columns(path, present, columns)
+    wanted = pick(present)
     as_text = pa_csv.ConvertOptions(
         include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
     )
@@ -171,11 +202,11 @@ def _refuse_line(
     )
 
 
-def _parquet(path: Path, columns: Sequence[str] | None) -> pa.Table:
+def _parquet(path: Path, pick: _Pick) -> pa.Table:
     """Read a Parquet file piece by piece: room is made for the rows that it has, not for those that it announces."""
     with pa_parquet.ParquetFile(path) as file:
         present = file.schema_arrow
-        wanted = _required_columns(path, present.names, columns)
+        wanted = pick(present.names)
         pieces = [piece.select(wanted) for piece in file.iter_batches(columns=wanted)]
         table = pa.Table.from_batches(pieces, pa.schema([present.field(name) for name in wanted]))
         if table.num_rows != file.metadata.num_rows:
@@ -185,7 +216,7 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> pa.Table:
         return table
 
 
-def _excel(path: Path, columns: Sequence[str] | None, written: Format) -> pa.Table:
+def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
     try:
         calamine: Any = import_module("python_calamine")
     except ImportError:
@@ -206,7 +237,7 @@ def _excel(path: Path, columns: Sequence[str] | None, written: Format) -> pa.Tab
         raise DataError(f"{path}: the sheet is empty; its first row names the columns")
     header, *body = rows
     names = [cell if isinstance(cell, str) else str(cell) for cell in header]
-    wanted = _required_columns(path, names, [one for one in names if one] if columns is None else columns)
+    wanted = [one for one in pick(names) if one]
     return pa.table({name: _cells([row[names.index(name)] for row in body], written) for name in wanted})
 
 
@@ -244,16 +275,37 @@ def without_days(column: pa.ChunkedArray) -> pa.Array:
     return cells.field("text") if cells.type == EXCEL_CELL else cells
 
 
-def _required_columns(path: Path, present: list[str], columns: Sequence[str] | None) -> list[str]:
-    """The columns to read, each of which the file must have once."""
-    wanted = list(present if columns is None else columns)
-    for column in wanted:
-        if present.count(column) != 1:
+def _required_columns(
+    path: Path, present: list[str], *, columns: Sequence[str] | None, may_lack: Container[str]
+) -> list[str]:
+    """The columns to read: those asked for, each of which the file must have once, or may lack.
+
+    One that it may lack and has in another case is not lacking: it would be read as missing in every record.
+    """
+    if columns is None:
+        columns = present
+    cases = {one.strip().lower() for one in present}
+    lacking = [one for one in columns if one not in present]
+    _refuse_lacking(path, present, [one for one in lacking if one not in may_lack or one.lower() in cases])
+    for column in columns:
+        if present.count(column) > 1 and column:
             raise DataError(
-                f"{path} has {present.count(column) or 'no'} column '{column}', and exactly one is needed; "
-                f"it has: {foreign(', '.join(present))}"
+                f"{path} has {present.count(column)} columns '{foreign(column)}', and exactly one is needed; it has: "
+                f"{foreign(', '.join(present))}"
             )
-    return wanted
+    if columns and len(lacking) == len(columns):
+        _refuse_lacking(path, present, lacking)
+    return [one for one in columns if one in present]
+
+
+def _refuse_lacking(path: Path, present: list[str], lacking: Sequence[str]) -> None:
+    if lacking:
+        several, names = "s" * (len(lacking) > 1), "', '".join(map(foreign, lacking))
+        near = meant(lacking[0], present) if len(lacking) == 1 else ""
+        told = (
+            f"{path} has no column{several} '{names}'; it has: {foreign(', '.join(present))}{foreign(near)}"
+        )
+        raise LackingColumnsError(told, lacking)
 
 
 def _without_values(error: Exception) -> str:

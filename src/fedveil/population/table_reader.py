@@ -3,10 +3,11 @@
 Records are counted from 1, without the header, in every error. No error repeats a value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Literal
+from types import MappingProxyType
+from typing import Final, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from fedveil.errors import DataError
 from fedveil.foreign import foreign
 from fedveil.population.records import Targets
 from fedveil.population.schema import EPOCH, Category, Date, Feature, Label, Number, Schema, Survival
-from fedveil.population.table_file import EXCEL_CELL, without_days
+from fedveil.population.table_file import EXCEL_CELL, LackingColumnsError, open_table, without_days
 
 REPLACED: Final = "\ufffd"
 """What stands in a cell for bytes that are no text."""
@@ -48,6 +49,7 @@ class TableReader:
         decimal: the mark in numbers that are text.
         binned: whether a cell that its declaration does not allow is counted as invalid, and not refused: as a feature
             it has a place of its own, as a target its record is left out.
+        spellings: by column, what else is written for a declared value.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class TableReader:
         decimal: Literal[".", ","] = ".",
         *,
         binned: bool = False,
+        spellings: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         if table.num_rows == 0:  # columns without a value may have any type, or none
             table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
@@ -65,8 +68,33 @@ class TableReader:
         self._table = table
         self._missing_values = pa.array(missing_values, pa.string())
         self._decimal = decimal
-        self._binned = binned
+        self._binned, self._spellings = binned, spellings
         self._invalid: dict[str, Bool[np.ndarray, "n"]] = {}
+
+    @classmethod
+    def by_schema(
+        cls, schema: Schema, path: Path, columns: Sequence[str], *, tolerant: bool, binned: bool = False
+    ) -> Self:
+        """Open these columns of a file as a schema says that it is written.
+
+        Raises:
+            DataError: as :func:`open_table`.
+        """
+        try:
+            table = open_table(path, columns, schema.format, tolerant=tolerant, may_lack=schema.may_lack)
+        except LackingColumnsError as error:
+            if not schema.features.keys() >= set(error.columns):
+                raise
+            absent = "a feature that some table does not have is declared with absent = 'missing'"
+            raise DataError(f"{error}; {absent}") from None
+        return cls(
+            path,
+            table,
+            schema.missing_values,
+            schema.format.decimal,
+            binned=binned,
+            spellings=schema.spellings,
+        )
 
     @property
     def n_records(self) -> int:
@@ -186,8 +214,12 @@ class TableReader:
     ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Place of every cell in a declared list, -1 where it is not in it; and which cells are missing."""
         cells, missing = self.text(column)
-        place = pc.fill_null(pc.index_in(cells, pa.array(declared, pa.string())), -1)
-        return np.where(missing, -1, place.to_numpy(zero_copy_only=False)).astype(np.int64), missing
+        place = pc.index_in(cells, pa.array(declared, pa.string()))
+        if also := self._spellings.get(column):
+            meant = pa.array([declared.index(one) for one in also.values()], pa.int32())
+            place = pc.coalesce(place, meant.take(pc.index_in(cells, pa.array(also, pa.string()))))
+        found = pc.fill_null(place, -1).to_numpy(zero_copy_only=False)
+        return np.where(missing, -1, found).astype(np.int64), missing
 
     def _numbers(self, column: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Values of a numeric column, 0 where missing; and which are missing."""

@@ -248,8 +248,8 @@ def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "
     Raises:
         DataError: as :func:`read_tables`.
     """
-    table = open_table(path, tuple(schema.features), schema.format, tolerant=schema.binned)
-    reader = TableReader(path, table, schema.missing_values, schema.format.decimal, binned=schema.binned)
+    columns = tuple(schema.features)
+    reader = TableReader.by_schema(schema, path, columns, tolerant=schema.binned, binned=schema.binned)
     return np.concatenate([reader.encode(name, feature) for name, feature in schema.features.items()], axis=1)
 
 
@@ -290,16 +290,15 @@ def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, tes
 def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
     """Read one file; ``tested`` leaves user and silo out."""
     columns = (*schema.target_columns, *schema.features) if tested else schema.columns
-    table = open_table(path, columns, schema.format, tolerant=schema.binned)
-    if tested and table.num_rows == 0:
+    reader = TableReader.by_schema(schema, path, columns, tolerant=schema.binned, binned=schema.binned)
+    if tested and reader.n_records == 0:
         raise DataError(f"{path} has no record; a test table needs at least one")
-    reader = TableReader(path, table, schema.missing_values, schema.format.decimal, binned=schema.binned)
     features = [reader.encode(column, feature) for column, feature in schema.features.items()]
     if tested:
-        silo, user = [""] * table.num_rows, [""] * table.num_rows
+        silo, user = [""] * reader.n_records, [""] * reader.n_records
     else:
         user = reader.identities(schema.user)
-        silo = reader.identities(schema.silo) if schema.silo is not None else [path.stem] * table.num_rows
+        silo = reader.identities(schema.silo) if schema.silo is not None else [path.stem] * reader.n_records
     targets = reader.targets(schema)
     rows = np.flatnonzero(~reader.invalid(*schema.target_columns))
     return _Part(
@@ -308,7 +307,7 @@ def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
         silo=[silo[row] for row in rows],
         user=[user[row] for row in rows],
         rows=rows,
-        records=table.num_rows,
+        records=reader.n_records,
     )
 
 

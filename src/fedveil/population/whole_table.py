@@ -16,7 +16,6 @@ from jaxtyping import UInt64
 
 from fedveil.population.columns import Column, Numbers, State, joined, numbers_of, places_of
 from fedveil.population.schema import Category, Date, Feature, Label, Schema
-from fedveil.population.table_file import open_table
 from fedveil.population.table_reader import TableReader
 
 
@@ -56,13 +55,12 @@ def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
     parts: dict[str, list[Column]] = {name: [] for name in (*schema.target_columns, *schema.features)}
     texts: dict[str, list[pa.Array]] = {name: [] for name in schema.columns}
     for path in files:
-        table = open_table(path, schema.columns, schema.format)
-        reader = TableReader(path, table, schema.missing_values, schema.format.decimal)
+        reader = TableReader.by_schema(schema, path, schema.columns, tolerant=schema.binned)
         for name in schema.columns:
             text, missing = reader.text(name)
             texts[name].append(pc.if_else(pa.array(missing), None, text))
         user += texts[schema.user][-1].to_pylist()
-        silo += [path.stem] * table.num_rows if schema.silo is None else texts[schema.silo][-1].to_pylist()
+        silo += [path.stem] * reader.n_records if schema.silo is None else texts[schema.silo][-1].to_pylist()
         for name, found in parts.items():
             found.append(_column(schema, reader, name))
     hashes = {

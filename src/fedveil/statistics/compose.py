@@ -51,7 +51,7 @@ def compose(request: Request, schema: Schema, silos: tuple[str, ...]) -> LocalSt
     """
     composer = _Composer(request, schema, silos)
     step = LocalStatistic(layout=Layout(composer.blocks()), combine=request.combine, order=request.order)
-    if request.order is not None and categories_of(schema, request.order) is not None:
+    if request.order is not None and categories_of(schema, request.order, "statistics.order") is not None:
         raise ConfigError(f"statistics.order: '{request.order}' is no number")
     if request.combine == "any":
         for name in step.columns:
@@ -96,7 +96,7 @@ class _Composer:
         return self._categories(name, "statistics.by")
 
     def _categories(self, name: str, key: str) -> Categories:
-        declared = categories_of(self._schema, name)
+        declared = categories_of(self._schema, name, key)
         if declared is None:
             raise ConfigError(
                 f"{key}: '{name}' is a number, and groups are declared categories, of which a record has one"
@@ -105,7 +105,7 @@ class _Composer:
 
     def _column(self, name: str, release: ColumnRelease, key: str) -> Iterator[Block]:
         column, show = release.column or name, set(release.show)
-        declared = categories_of(self._schema, column)
+        declared = categories_of(self._schema, column, key)
         cells: Partition = States(column)
         kind: Kind = "flat"
         if declared is not None:
@@ -173,7 +173,7 @@ class _Composer:
             return feature.lower, feature.upper
         if release is not None and release.edges is not None:
             return release.edges[0], release.edges[-1]
-        if categories_of(self._schema, column) is not None:
+        if categories_of(self._schema, column, key) is not None:
             raise ConfigError(f"{key}: '{column}' has categories; numbers are asked for")
         raise ConfigError(
             f"{key}: '{column}' has no declared bounds, and bounds taken from the records would tell of them; give "

@@ -246,4 +246,6 @@ def _kept(feature: Mapping[str, Any], cells: Cells, least: float) -> dict[str, A
     kept[int(np.argmax(values))] = True
     if kept.all():
         return {}
-    return {"categories": [name for name, keep in zip(names, kept, strict=True) if keep], "unknown": "zero"}
+    left = [name for name, keep in zip(names, kept, strict=True) if keep]
+    also = {spelling: meant for spelling, meant in feature.get("also", {}).items() if meant in left}
+    return {"categories": left, "unknown": "zero"} | ({"also": also} if "also" in feature else {})

@@ -26,7 +26,7 @@ from fedveil.engine.experiments.sections import (
     ServerSection,
     TrainerSection,
 )
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, meant
 from fedveil.files import parse_toml
 from fedveil.keys import Count
 from fedveil.local.steps import LocalSgd
@@ -79,7 +79,8 @@ class Experiment(Section):
             raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
         if not found and self.privacy.epsilon is not None:
             raise ValueError(
-                "privacy.epsilon: the target of a calibrated noise_multiplier; to stop at a budget use privacy.budget"
+                "privacy.epsilon: the target that method.noise_multiplier = 'calibrated' is found for, which is not "
+                "there: write that, or privacy.budget to stop at a budget"
             )
         self._check_shares()
         return self
@@ -177,7 +178,7 @@ def _check_path(path: list[str]) -> None:
         known = _known_keys(tuple(path[:depth]))
         if part not in known:
             raise ConfigError(
-                f"--set {'.'.join(path)}=: no such key '{part}'; known here: {', '.join(known)}"
+                f"--set {'.'.join(path)}=: no such key '{part}'; known here: {', '.join(known)}{meant(part, known)}"
             )
 
 

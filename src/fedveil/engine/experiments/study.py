@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, meant
 from fedveil.files import read_toml
 
 _TABLES = {"title", "experiment", "scenarios", "variants", "quick"}
@@ -129,8 +129,10 @@ def _chosen(
         return list(tables.items())
     for name in wanted:
         if name not in tables:
-            known = ", ".join(one for one in tables if one) or "none"
-            raise ConfigError(f"{origin}: no {kind} '{name}'; there are: {known}")
+            known = [one for one in tables if one]
+            raise ConfigError(
+                f"{origin}: no {kind} '{name}'; there are: {', '.join(known) or 'none'}{meant(name, known)}"
+            )
     return [(name, tables[name]) for name in wanted]
 
 
@@ -148,4 +150,5 @@ def _locate(name_or_path: str) -> Path:
         return path
     raise ConfigError(
         f"{name_or_path}: neither a preset nor a .toml file; presets: {', '.join(sorted(known)) or 'none'}"
+        f"{meant(name_or_path, known)}"
     )

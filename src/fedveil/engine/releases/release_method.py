@@ -48,7 +48,7 @@ def release_builder(
     if weights.by_records and not protection.weighs:
         raise ConfigError(
             f"{key}: '{silos}' counts people, for which silos must weigh a person by what she has "
-            "elsewhere; in the open that shows her counts. Give protection.name = 'private-weighting', or "
+            "elsewhere, and her counts are hidden under protection.name = 'private-weighting' alone. Give that, or "
             "silos = 'uniform', which counts person-silo pairs (and needs no weights)"
         )
     if not (protection.masks or protection.weighs or not protection.agrees):

@@ -113,7 +113,7 @@ class Asked(BaseModel):
     def _partition(self, name: str) -> Partition:
         if name == "silo":
             return Silos(self.silo_names)
-        declared = categories_of(self.schema_, name)
+        declared = categories_of(self.schema_, name, "evaluation.by")
         if declared is None:
             raise ConfigError(
                 f"evaluation.by: '{name}' is a number, and groups are declared categories, of which a record has one"

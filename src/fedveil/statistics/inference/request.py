@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, meant
 from fedveil.population.columns import categories_of
 from fedveil.population.schema import Number, Schema, Survival
 from fedveil.statistics.inference.design import Design, Levels, Scaled, Term
@@ -84,6 +84,7 @@ class _Asked(_Part):
             if name not in schema.features:
                 raise ConfigError(
                     f"inference.features: '{name}' is no feature of the schema; there are: {', '.join(schema.features)}"
+                    f"{meant(name, schema.features)}"
                 )
             if name in explained:
                 raise ConfigError(f"inference.features: '{name}' is what is explained")
@@ -107,7 +108,7 @@ class _Asked(_Part):
             middle, sixth = (feature.lower + feature.upper) / 2, (feature.upper - feature.lower) * _SIXTH
             given = self.scale.get(name) or Scale(centre=middle, scale=sixth)
             return Scaled(name, feature.lower, feature.upper, given.centre, given.scale)
-        categories = categories_of(schema, name)
+        categories = categories_of(schema, name, "inference.features")
         assert categories is not None, "what is no number has categories"
         if name in self.scale:
             raise ConfigError(f"inference.scale.{name}: categories have no scale")
@@ -141,7 +142,7 @@ class _OneColumn(_Asked):
     def number(self, schema: Schema) -> str:
         """Return the column that is explained, a number."""
         column = self.explained(schema)
-        if categories_of(schema, column) is not None:
+        if categories_of(schema, column, "inference.target") is not None:
             raise ConfigError(f"inference.target: '{column}' has categories, and a number is needed")
         return column
 
@@ -154,7 +155,7 @@ class LogisticInference(_OneColumn):
     def equation(self, schema: Schema) -> Family:
         """Return the equation of a column with two categories."""
         column = self.explained(schema)
-        categories = categories_of(schema, column)
+        categories = categories_of(schema, column, "inference.target")
         if categories is None or len(categories) != 2:
             raise ConfigError(
                 f"inference.target: '{column}' must be declared with two categories, of which the second is explained"
