@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import COMMANDS, app
+from fedveil.commands.examples import EXAMPLES
 from fedveil.engine import populations
 from tests.commands import as_json, ended, output
 
@@ -261,6 +263,28 @@ def test_help_says_of_a_command_what_the_command_says_of_itself(name: str) -> No
     assert " ".join(said.split()) == COMMANDS[name].summary
 
 
+def test_every_example_is_a_command_with_options_that_it_has() -> None:
+    """Parsed as it would be, and nothing is run."""
+    for words, examples in EXAMPLES.items():
+        for example in examples:
+            program, *given = shlex.split(example.partition(" > ")[0])
+            assert (program, given[: len(words.split())]) == ("fedveil", words.split())
+            command = COMMANDS[given[0]].load(given[0])
+            given, shown = given[1:], str(command.epilog)
+            while inner := getattr(command, "commands", {}):
+                command, given = inner[given[0]], given[1:]
+                shown += str(command.epilog)
+            assert example in shown
+            command.make_context("example", given)
+
+
+def test_every_command_that_stands_alone_has_an_example() -> None:
+    groups = {"federation", "coordinator", "silo", "deploy", "link"}
+    assert set(COMMANDS) - groups <= set(EXAMPLES)
+    assert "Examples:" in output("stats", "--help")
+    assert "fedveil silo join north --name north" in " ".join(output("silo", "join", "--help").split())
+
+
 def test_no_help_is_taken_for_markup() -> None:
     """What stands in square brackets is a style to the library that prints it, and is not shown."""
     waiting, hidden = [COMMANDS[name].load(name) for name in COMMANDS], list[str]()
@@ -319,3 +343,50 @@ def test_the_log_is_shown_from_the_level_asked_for() -> None:
         assert "unheard" not in shown.getvalue()
     finally:
         log.handlers[:], log.level = kept, level
+
+
+def test_a_document_of_another_kind_is_sent_to_its_command(tmp_path: Path) -> None:
+    counted, trained = tmp_path / "counted.toml", tmp_path / "trained.toml"
+    counted.write_text('name = "c"\n[statistics]\n')
+    trained.write_text('name = "t"\n[method]\nname = "fedavg"\n')
+    assert f"trains nothing: `fedveil stats {counted}`" in ended("run", counted).mistake
+    assert f"`fedveil stats {counted}` reads it" in ended("infer", counted).mistake
+    assert f"`fedveil run {trained}` reads it" in ended("stats", trained).mistake
+
+
+def test_a_folder_of_run_folders_is_answered_with_those_in_it(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for file in ("experiment.toml", "privacy.json"):
+            (tmp_path / name / file).touch()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "inference.toml").touch()
+    for command in ("spent", "report", "resume"):
+        assert "folders in it that have one: a, b" in ended(command, tmp_path).mistake
+    assert "a run of `fedveil infer`, which trained no model" in ended("audit", tmp_path / "c").mistake
+
+
+def test_a_place_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "t.csv").write_text("patient,sick\n1,no\n2,yes\n")
+    nowhere = tmp_path / "file" / "inside"
+    assert "cannot be written" in ended("schema", tmp_path / "t.csv", "-o", nowhere).mistake
+    over = ("sweep", "digits", "--variant", "fedavg", "--over", "rounds=1,2")
+    assert "cannot be made" in ended(*over, "--runs", nowhere).mistake
+    assert "there is no such folder or file" in ended("verify", nowhere).mistake
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("check", "digit"), "did you mean 'digits'?"),
+        (("check", "digits", "--variant", "uldp-navie"), "did you mean 'uldp-naive'?"),
+        (("check", "digits", "--set", "method.name=uldp-agv"), "did you mean 'uldp-avg'?"),
+        (
+            ("check", "digits", "--variant", "uldp-avg-w", "--set", "method.noise=1"),
+            "did you mean 'noise_multiplier'?",
+        ),
+    ],
+)
+def test_a_slip_is_answered_with_what_was_meant(words: tuple[str, ...], told: str) -> None:
+    assert ended(*words).mistake.endswith(told)

@@ -262,3 +262,14 @@ def test_the_command_says_for_whom_it_is_and_writes_a_page(tmp_path: Path) -> No
     assert "records (bears on the model): records that repeat another one" in said
     assert "as private as the records" in page.read_text()
     assert as_json(*asked)["findings"][0]["where"] == "records"
+
+
+def test_another_case_of_a_declared_value_is_counted(tmp_path: Path) -> None:
+    table = [[*row[:3], row[3].upper(), *row[4:]] for row in rows()]
+    (finding,) = look(tmp_path, table).findings
+    assert (finding.where, finding.bears_on) == ("sex", "run")
+    assert finding.found.endswith("; 40 differ from a declared value in case alone")
+    assert "(also)" in finding.effect
+    (finding,) = look(tmp_path, table, schema(invalid="bin")).findings
+    assert finding.bears_on == "model"
+    assert finding.effect.startswith("a run counts them as invalid and goes on")

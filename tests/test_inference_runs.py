@@ -19,7 +19,7 @@ from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.statistics.inference.fitted import read_fitted
-from tests.commands import as_json, output
+from tests.commands import as_json, ended, output
 from tests.doc_examples import BLOCKS
 from tests.hospitals import write_tables
 
@@ -266,7 +266,9 @@ def test_what_is_stored_reads_back_and_what_does_not_follow_is_refused(made: Pat
 def test_the_command_prints_a_table_and_show_reads_it_again(tmp_path: Path) -> None:
     tables(tmp_path)
     linear = 'family = "linear"\ntarget = "stay"\nfeatures = ["age"]\ncentre = 20\ncut = 25\n'
-    printed = output("infer", str(written(tmp_path, inference=linear)), "--runs", str(tmp_path / "runs"))
+    asked = ("infer", str(written(tmp_path, inference=linear)), "--runs", str(tmp_path / "runs"))
+    printed = output(*asked)
+    assert "is this regression of the same tables" in ended(*asked).mistake
     assert "intercept" in printed
     assert "e^coefficient" not in printed
     assert "records without a value" in printed
@@ -275,6 +277,7 @@ def test_the_command_prints_a_table_and_show_reads_it_again(tmp_path: Path) -> N
     assert shown["effects"][0]["estimate"] == pytest.approx(20, abs=5)
     page = (tmp_path / "runs" / "odds" / "report.html").read_text(encoding="utf-8")
     assert "linear regression of stay" in page
+    assert Path(as_json(*asked, "--again")["folder"]).name == "odds-2"
 
 
 def test_a_page_without_people_enough_says_so(tmp_path: Path) -> None:

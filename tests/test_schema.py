@@ -61,7 +61,7 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
         (
             "upper = 120",
             "upper = 120\nunit = 'a'",
-            "features.age.unit: no such key; known here: fill, kind, lower, missing, upper",
+            "features.age.unit: no such key; known here: absent, fill, kind, lower, missing, upper",
         ),
         ("upper = 120", "", "features.age.upper: is required"),
         (
@@ -241,6 +241,21 @@ def test_a_draft_takes_columns_by_name_and_parquet(tmp_path: Path) -> None:
     assert schema.features["y"] == Number(kind="number", lower=3, upper=5.5)
 
 
+def test_a_draft_says_what_helps_a_column_that_is_almost_one(tmp_path: Path) -> None:
+    path = tmp_path / "sample.csv"
+    lines = [
+        f"{i},{i if i % 9 else '<5'},{'fmF'[i % 3]},{i % 2},{'why?' if i % 2 else 'so'} {i}"
+        for i in range(40)
+    ]
+    path.write_text("\n".join(["patient,crp,sex,died,notes", *lines]) + "\n")
+    text = draft_schema(path)
+    assert "# crp: left out, a number but for '<5': name these in missing_values" in text
+    assert "# F and f: one category? write one, and the others in `also`" in text
+    assert 'column = "died" # a guess' in text
+    path.write_text("patient,place,sick\n1,x,no\n2,x,yes\n3,x,no\n")
+    assert "# place: left out, it has one value in the whole sample" in draft_schema(path)
+
+
 def test_a_draft_names_what_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text("a,b\n1,2\n")
@@ -251,7 +266,8 @@ def test_a_draft_names_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column 'c'; it has: a, b"):
         draft_schema(path, user="c")
     with pytest.raises(DataError, match="no column is left for the label"):
-        draft_schema(path, user="b")
+        draft_schema(path, user="b", silo="a")
+    assert 'column = "a" # a guess' in draft_schema(path, user="b")
     path.write_text("user,b\n")
     with pytest.raises(DataError, match="has no record"):
         draft_schema(path)

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fedveil import __version__
+from fedveil.commands.examples import show_examples
 from fedveil.console import Terminal
 from fedveil.errors import FedveilError
 from fedveil.foreign import LogFormat, LogLevel, show_log
@@ -46,11 +47,13 @@ class Command:
         """Import the command; return typer's object of it."""
         module, attribute = self.place.split(":")
         found = getattr(import_module(f"fedveil.commands.{module}"), attribute)
-        if isinstance(found, typer.Typer):
-            return typer.main.get_command(found)
-        single = typer.Typer(add_completion=False)
-        single.command(name)(found)
-        return typer.main.get_command(single)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False)
+            single.command(name)(found)
+            found = single
+        command = typer.main.get_command(found)
+        show_examples(command, name)
+        return command
 
 
 COMMANDS: Final = {

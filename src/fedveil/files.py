@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.foreign import foreign
 
 LARGEST_DOCUMENT: Final = 1 << 26
 """Bytes of a document that is read at once: settings, a schema, a statement, a key."""
@@ -39,6 +40,7 @@ DEEPEST: Final = 64
 """How far the tables and lists of a document may be nested; ours are below 16."""
 
 _LONGEST_INTEGER: Final = 128
+_SHOWN: Final = 8
 _GROWN: Final = 1 << 16
 _MALFORMED: Final = (
     ValueError,  # with what is no UTF-8, no number, no document
@@ -252,6 +254,18 @@ def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
+
+
+def folders_with(folder: Path, *names: str) -> str:
+    """Return the end of an error about a folder that lacks a file: which folders in it have one, empty where none has.
+
+    Args:
+        folder: what was asked for.
+        names: of files, one of which would do.
+    """
+    found = sorted({path.parent.name for name in names for path in folder.glob(f"*/{name}")})
+    more = ", ..." if len(found) > _SHOWN else ""
+    return f"; folders in it that have one: {foreign(', '.join(found[:_SHOWN]))}{more}" if found else ""
 
 
 def sync_folder(path: Path) -> None:

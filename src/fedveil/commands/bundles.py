@@ -36,7 +36,9 @@ def bundle_command(
 
 def predict_command(
     bundle: BundlePath,
-    table: Annotated[Path, typer.Argument(metavar="TABLE", help="a .csv or .parquet of new records")],
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="a table of new records: .csv, .parquet or Excel")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="a .parquet or .csv to write")],
     keep: Annotated[list[str] | None, typer.Option(help="column to carry over (may be repeated)")] = None,
     network: Network = None,
@@ -73,6 +75,8 @@ def sign_command(
     """Sign a bundle that you made, or have checked."""
     if new:
         IdentityKey.generate().save(key)
+    elif not key.exists():
+        raise ConfigError(f"--key {key}: no such file; --new-key makes the key first")
     identity = IdentityKey.load(key)
     sign(bundle, identity)
     public = identity.public.raw.hex()

@@ -12,9 +12,10 @@ from fedveil.commands.figures import print_statement
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import ends, number, print_json, rows_table
 from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
-from fedveil.engine.releases.inference import PreparedInference, prepare_inference
+from fedveil.engine.releases.inference import PreparedInference, answered, prepare_inference
 from fedveil.engine.releases.release_run import make_releases
 from fedveil.engine.run_folder.documents import read_statement
+from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_epsilon
 from fedveil.report.inference import p_text, write_inference
 from fedveil.statistics.inference.fitted import Fitted, read_fitted
@@ -25,14 +26,24 @@ def infer_command(
     plan: Annotated[
         bool, typer.Option("--plan", help="predict every interval; no record is read, nothing is charged")
     ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="pay for a regression that was begun or made already")
+    ] = False,
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
     """Estimate effects over silos: one regression with intervals, inside one budget."""
-    prepared = prepare_inference(read_releases(file, InferenceDocument))
+    document = read_releases(file, InferenceDocument)
+    prepared = prepare_inference(document)
     if plan:
         _print_plan(prepared, as_json)
         return
+    stored = None if again else answered(document, runs)
+    if stored is not None:
+        raise ConfigError(
+            f"{file}: {stored} is this regression of the same tables; `fedveil show {stored}` reads it again for "
+            f"nothing, `fedveil resume {stored}` ends it if it was interrupted, --again pays for another"
+        )
     print_inference(make_releases(prepared, runs), as_json)
 
 

@@ -93,7 +93,10 @@ def schema_command(
     if output is not None:
         if output.exists():
             raise ConfigError(f"{output}: exists already; choose another name")
-        output.write_text(text, encoding="utf-8")
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{output}: cannot be written: {error.strerror}") from None
     if as_json:
         print_json({"toml": text, "output": output})
     elif output is None:

@@ -55,6 +55,8 @@ def verify_command(
 def _verified(
     made: Path, trust: list[str], known: tuple[Path | None, Path | None], ledgers: list[Path]
 ) -> Verification:
+    if not made.exists():
+        raise ConfigError(f"{made}: there is no such folder or file")
     charter, membership = known
     given = {"--trust": trust, "--charter": charter, "--membership": membership, "--ledger": ledgers}
     if any((made / name).is_file() for name in DOCUMENTS):

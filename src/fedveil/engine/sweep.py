@@ -25,7 +25,7 @@ from fedveil.engine.run import Outcome, go_on, run
 from fedveil.engine.run_folder.documents import RoundRow, read_lines
 from fedveil.engine.run_folder.folder import Row, RunFolder, drop_unbegun, finite
 from fedveil.engine.setup import prepare
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.files import read_toml
 from fedveil.privacy.statement import show_delta, show_epsilon
 from fedveil.privacy.together import spent_by
@@ -124,7 +124,10 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
         ConfigError: a run folder of this name has another experiment.
         RunFolderError: a folder of this name has something and no experiment.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be made: {error.strerror}") from None
     for point in found:
         _check_same(point, folder)
     rows: dict[str, Row] = {}

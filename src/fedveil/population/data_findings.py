@@ -27,6 +27,15 @@ RARE: Final = 0.4
 FEWEST_COLUMNS: Final = 5
 """Columns without which two people's records are equal by chance."""
 
+_MENDED: Final = {
+    "number": "a decimal mark (format.decimal), or what stands for no value (missing_values)",
+    "survival": "a decimal mark (format.decimal), a time below 0, an event that is not 0 or 1",
+    "date": "its format",
+    "category": "a category that is not declared, or another spelling of one (also)",
+    "label": "a class that is not declared, or another spelling of one (also)",
+}
+"""What helps, by the kind of a column."""
+
 OFTEN_CLIPPED: Final = 0.05
 LARGE_SHARE: Final = 0.1
 
@@ -145,17 +154,23 @@ def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Fin
     target = tables.schema.target
     refused = isinstance(target, Amount) and target.outside == "error"
     names, person = numbered([who or "" for who in tables.user])
+    stops: Bears = "model" if tables.schema.binned else "run"
+    binned = "a run counts them as invalid and goes on (without the record, in a target); to do better, "
+    binned *= tables.schema.binned
     for one in facts:
         feature = tables.schema.features.get(one.name)
         needed = feature is None or feature.missing == "error"
         if one.missing and needed:
             yield Finding(
-                bears_on="run",
+                bears_on=stops,
                 where=one.name,
                 found=f"{one.missing:.1%} of the cells are missing",
-                effect="the schema does not say what a missing value is: declare `missing`, or leave the records out"
-                if feature is not None
-                else "what is predicted must be there: leave the records out",
+                effect=binned
+                + (
+                    "the schema does not say what a missing value is: declare `missing`, or leave the records out"
+                    if feature is not None
+                    else "what is predicted must be there: leave the records out"
+                ),
             )
         elif one.missing > MOSTLY_MISSING:
             yield Finding(
@@ -165,11 +180,13 @@ def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Fin
                 effect="the feature is a constant for most; missing = 'indicator' shows the model that it is missing",
             )
         if one.invalid and not (isinstance(feature, Category) and feature.unknown == "zero"):
+            again = tables.otherwise[one.name]
             yield Finding(
-                bears_on="run",
+                bears_on=stops,
                 where=one.name,
-                found=f"{one.invalid:.1%} of the cells do not fit the declaration ({one.kind})",
-                effect="mend the cells or the declaration: a decimal mark, a date's format, an undeclared category",
+                found=f"{one.invalid:.1%} of the cells do not fit the declaration ({one.kind})"
+                + (f"; {again} differ from a declared value in case alone" if again else ""),
+                effect=binned + f"mend the cells or the declaration: {_MENDED[one.kind]}",
             )
         if feature is None and one.outside and refused:
             yield Finding(

@@ -20,7 +20,7 @@ from fedveil.foreign import foreign
 from fedveil.population.outcomes import named_like_an_outcome, told_by
 from fedveil.population.schema import EPOCH, MISSING_VALUES, SILO, Format
 from fedveil.population.table_file import DELIMITERS, open_table
-from fedveil.population.table_reader import TableReader, day_of
+from fedveil.population.table_reader import TableReader, day_of, number_of
 
 USER_NAMES: Final = (
     "user",
@@ -42,10 +42,16 @@ NEGATIVE: Final = frozenset({"no", "n", "false", "negative", "neg", "none", "abs
 """The first of two classes, where only one of them is such a word: the second is the one that is predicted."""
 
 MOST_CATEGORIES = 20
+_FEWEST: Final = 2
+"""Categories of which something can be learned."""
+
 LEAST_IN_PATTERN: Final = 4
 """Columns of one beginning and one declaration for which the draft writes a pattern."""
 
 _DATES: Final = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
+_MOST_MARKS: Final = 5
+"""Different texts beside which the numbers of a column are numbers still."""
+
 _NUMBERED: Final = ("", "id", "nr", "no", "number")
 _NO_FEATURE: Final = "being neither a number, a date, nor one of few categories"
 
@@ -71,7 +77,8 @@ def draft_schema(
         path: the sample, a table of any kind that is read.
         user: column of the user; None guesses by name.
         silo: column of the silo; None guesses by name, and none is fine.
-        label: column of the class label; None guesses by name, else takes the last column.
+        label: column of the class label; None guesses by name, else takes the last column that can be a target, of
+            those that sound like an outcome first.
 
     Returns:
         TOML that :func:`read_schema` accepts, with comments.
@@ -92,11 +99,7 @@ def draft_schema(
         )
     silo = _chosen(path, names, silo, SILO_NAMES)
     guessed = label is None
-    label = _chosen(path, names, label, LABEL_NAMES) or names[-1]
-    if label in (user, silo):
-        raise DataError(
-            f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: {', '.join(names)}"
-        )
+    label = _chosen(path, names, label, LABEL_NAMES)
     reader, cells = TableReader(path, sample, MISSING_VALUES), dict[str, pa.Array]()
     for name in names:
         text, missing = reader.text(name)
@@ -105,14 +108,18 @@ def draft_schema(
         cells = {
             name: pc.replace_substring(one, ",", ".") if _commas(one) else one for name, one in cells.items()
         }
+    label = label or _likely_target({name: cells[name] for name in names if name not in (user, silo)})
+    if label is None or label in (user, silo):
+        raise DataError(
+            f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: {', '.join(names)}"
+        )
     declared, left_out = dict[str, dict[str, Any]](), dict[str, str]()
     for name in names:
         if name not in (user, silo, label):
             kept = "its name is kept for the silos" if name == SILO else ""
             feature, reason = _feature(cells[name]), kept or _outcome(name, cells[name], cells[label])
             if feature is None or reason:
-                nothing = "it is empty here" if not _distinct(cells[name]) else _NO_FEATURE
-                left_out[name] = reason or nothing
+                left_out[name] = reason or _nothing(cells[name])
             else:
                 declared[name] = feature
 
@@ -135,6 +142,40 @@ def draft_schema(
     document.add("target", target)
     document.add("features", _features(declared, left_out, patterns))
     return tomlkit.dumps(document)
+
+
+def _likely_target(columns: dict[str, pa.Array]) -> str | None:
+    """Return the last column that can be predicted, one that sounds like an outcome before any other."""
+    able = [
+        name
+        for name, cells in columns.items()
+        if 1 < len(_distinct(cells)) <= MOST_CATEGORIES or _numbers(cells) is not None
+    ]
+    return next(
+        reversed([name for name in able if named_like_an_outcome(name)] or able or list(columns)), None
+    )
+
+
+def _nothing(cells: pa.Array) -> str:
+    """Why a column is no feature."""
+    values = len(_distinct(cells))
+    if values < _FEWEST:
+        return "it has one value in the whole sample" if values else "it is empty here"
+    return _almost(cells) or _NO_FEATURE
+
+
+def _almost(cells: pa.Array) -> str:
+    """Why a column of numbers and a few marks is left out; empty for any other."""
+    texts = pc.drop_null(cells).to_pylist()
+    marks = sorted({one for one in texts if number_of(one) is None})
+    if (
+        not texts
+        or len(marks) > _MOST_MARKS
+        or 2 * sum(number_of(one) is not None for one in texts) < len(texts)
+    ):
+        return ""
+    named = ", ".join(f"'{foreign(one)}'" for one in marks)
+    return f"a number but for {named}: name these in missing_values and declare `missing`, or set invalid = 'bin'"
 
 
 def guess_format(path: Path) -> Format:
@@ -216,7 +257,17 @@ def _features(
         key = within.get(name, name)
         if key not in features:
             features.add(key, _inline(feature))
+            if twice := _other_cases(feature):
+                features[key].comment(f"{foreign(twice)}: one category? write one, and the others in `also`")
     return features
+
+
+def _other_cases(feature: dict[str, Any]) -> str:
+    """Return categories that differ in case alone, in words."""
+    alike: dict[str, list[str]] = {}
+    for one in feature.get("categories", ()):
+        alike.setdefault(one.lower(), []).append(one)
+    return "; ".join(" and ".join(same) for same in alike.values() if len(same) > 1)
 
 
 def _inline(feature: dict[str, Any]) -> InlineTable:
@@ -260,7 +311,7 @@ def _feature(cells: pa.Array) -> dict[str, Any] | None:
         missing = "middle"
     elif len(distinct) > 2 and (dates := _dates(cells)):
         feature, missing = dates, "middle"
-    elif 0 < len(distinct) <= MOST_CATEGORIES:
+    elif _FEWEST <= len(distinct) <= MOST_CATEGORIES:
         feature, missing = {"kind": "category", "categories": distinct}, "zero"
     else:
         return None

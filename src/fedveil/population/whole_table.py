@@ -5,7 +5,8 @@ No value of a cell leaves this: rows are known by hashes, ids by what they are e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class WholeTable:
         columns: features and target by name.
         rows: (n,) a hash of every column that is read: equal for equal records, silo and person included.
         contents: (n,) a hash of features and target alone.
+        otherwise: by column of declared values: cells that differ from one of them in case alone.
     """
 
     schema: Schema
@@ -38,6 +40,7 @@ class WholeTable:
     columns: dict[str, Column]
     rows: UInt64[np.ndarray, "n"]
     contents: UInt64[np.ndarray, "n"]
+    otherwise: Mapping[str, int]
 
     def __len__(self) -> int:
         """Return n, the number of records."""
@@ -54,6 +57,7 @@ def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
     silo: list[str | None] = []
     parts: dict[str, list[Column]] = {name: [] for name in (*schema.target_columns, *schema.features)}
     texts: dict[str, list[pa.Array]] = {name: [] for name in schema.columns}
+    otherwise: Counter[str] = Counter()
     for path in files:
         reader = TableReader.by_schema(schema, path, schema.columns, tolerant=schema.binned)
         for name in schema.columns:
@@ -62,7 +66,9 @@ def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
         user += texts[schema.user][-1].to_pylist()
         silo += [path.stem] * reader.n_records if schema.silo is None else texts[schema.silo][-1].to_pylist()
         for name, found in parts.items():
-            found.append(_column(schema, reader, name))
+            column = _column(schema, reader, name)
+            otherwise[name] += _other_case(column, texts[name][-1], _declared(schema, name))
+            found.append(column)
     hashes = {
         name: _hashed(pa.concat_arrays(cells), place) for place, (name, cells) in enumerate(texts.items(), 1)
     }
@@ -74,21 +80,36 @@ def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
         columns={name: joined(found) for name, found in parts.items()},
         rows=_summed(list(hashes.values())),
         contents=_summed(contents),
+        otherwise=otherwise,
     )
 
 
 def _column(schema: Schema, reader: TableReader, name: str) -> Column:
     """Read one column without refusing a cell."""
     feature: Feature | None = schema.features.get(name)
-    if isinstance(feature, Category):
-        return places_of(reader, name, feature.categories)
-    if isinstance(schema.target, Label) and name == schema.target.column:
-        return places_of(reader, name, schema.target.classes)
+    if declared := _declared(schema, name):
+        return places_of(reader, name, declared)
     if not isinstance(feature, Date):
         return numbers_of(reader, name)
     days, missing = reader.dates(name, feature.format)
     state = np.where(missing, State.MISSING, np.where(np.isnan(days), State.INVALID, State.VALID))
     return Numbers(values=np.where(state == State.VALID, days, 0.0), state=state.astype(np.int8))
+
+
+def _declared(schema: Schema, name: str) -> tuple[str, ...]:
+    """Return the declared values of a column; none of a number or a date."""
+    feature = schema.features.get(name)
+    if isinstance(feature, Category):
+        return feature.categories
+    target = schema.target
+    return target.classes if isinstance(target, Label) and name == target.column else ()
+
+
+def _other_case(column: Column, cells: pa.Array, declared: Sequence[str]) -> int:
+    """Return how many cells are a declared value in another case."""
+    lowered = pa.array([one.lower() for one in declared], pa.string())
+    same = np.asarray(pc.fill_null(pc.is_in(pc.utf8_lower(cells), lowered), False), dtype=np.bool_)
+    return int((same & (column.state == State.INVALID)).sum())
 
 
 def _hashed(cells: pa.Array, place: int) -> UInt64[np.ndarray, "n"]:

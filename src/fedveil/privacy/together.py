@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.files import read_json
+from fedveil.files import folders_with, read_json
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Event, atoms, compose
@@ -103,6 +103,9 @@ def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: st
 
 def _statement(folder: Path) -> Statement:
     path = folder / "privacy.json"
+    if not path.exists():
+        others = folders_with(folder, path.name)
+        raise RunFolderError(f"{folder}: no folder of a run that ended: it has no privacy.json{others}")
     return Statement.from_json(read_json(path, RunFolderError))
 
 

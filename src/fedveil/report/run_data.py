@@ -26,7 +26,7 @@ from fedveil.engine.run_folder.documents import (
     read_statement,
 )
 from fedveil.errors import RunFolderError
-from fedveil.files import LARGEST_FILE, parse_toml, read_text
+from fedveil.files import LARGEST_FILE, folders_with, parse_toml, read_text
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
 
@@ -111,7 +111,8 @@ def load_run(folder: Path) -> RunData:
     for path in (toml, folder / "metrics.jsonl"):
         if not path.exists():
             raise RunFolderError(
-                f"{path} is missing: a run folder holds experiment.toml, metrics.jsonl and privacy.json."
+                f"{path} is missing: a run folder holds experiment.toml, metrics.jsonl and privacy.json"
+                f"{folders_with(folder, path.name)}."
             )
     text = read_text(toml, RunFolderError, largest=LARGEST_FILE)
     rounds, interrupted = _rounds(folder / "metrics.jsonl")

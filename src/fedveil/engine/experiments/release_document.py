@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from fedveil.engine.experiments.choice import Choice, Chosen
 from fedveil.engine.experiments.sections import DataSection, PrivacySection, Section
+from fedveil.errors import ConfigError
 from fedveil.files import read_toml
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.request import Request
@@ -27,10 +28,12 @@ class TableDocument(Section):
     Attributes:
         table: the table of the document that only its kind has.
         file: name of the document in run folders.
+        command: that makes them.
     """
 
     table: ClassVar[str]
     file: ClassVar[str]
+    command: ClassVar[str]
 
     schema_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
@@ -62,6 +65,7 @@ class ReleaseDocument(TableDocument):
 
     table: ClassVar[str] = "statistics"
     file: ClassVar[str] = STATISTICS
+    command: ClassVar[str] = "stats"
 
     statistics: Request
 
@@ -71,6 +75,7 @@ class InferenceDocument(TableDocument):
 
     table: ClassVar[str] = "inference"
     file: ClassVar[str] = INFERENCE
+    command: ClassVar[str] = "infer"
 
     inference: Inference
 
@@ -90,9 +95,17 @@ def read_releases(path: Path, kind: type[_Document]) -> _Document:
     """Read a document of a kind; the paths of its tables are taken relative to it.
 
     Raises:
-        ConfigError: unreadable, or a key that is wrong, by its path.
+        ConfigError: unreadable, of another kind, or a key that is wrong, by its path.
     """
-    found = validated(kind, read_toml(path), path)
+    document = read_toml(path)
+    if kind.table not in document:
+        other = kind_in(document)
+        does = "run" if other is None and "method" in document else other and other.command
+        instead = f"; `fedveil {does} {path}` reads it" if does else ""
+        raise ConfigError(
+            f"{path}: has no table [{kind.table}], which `fedveil {kind.command}` needs{instead}"
+        )
+    found = validated(kind, document, path)
     table = found.data.table
     assert table is not None
     data = found.data.model_copy(update={"table": table.anchored(path.parent.absolute())})

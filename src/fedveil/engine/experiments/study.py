@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
+from fedveil.engine.experiments.release_document import kind_in
 from fedveil.errors import ConfigError, meant
 from fedveil.files import read_toml
 
@@ -82,6 +83,11 @@ def _read(name_or_path: str) -> tuple[Path, str, dict[str, Any]]:
     path = _locate(name_or_path)
     document = read_toml(path)
     name = path.stem
+    kind = kind_in(document)
+    if kind is not None and "method" not in document:
+        raise ConfigError(
+            f"{path}: asks for [{kind.table}], and trains nothing: `fedveil {kind.command} {path}`"
+        )
     if "experiment" not in document:
         document = {"experiment": document}
         name = str(document["experiment"].get("name", name))

@@ -7,10 +7,11 @@ be refused is refused from public numbers, before the tables are read; a charge 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from fedveil.engine.experiments.declared import Declared, declared
-from fedveil.engine.experiments.release_document import InferenceDocument
+from fedveil.engine.experiments.release_document import INFERENCE, InferenceDocument, read_releases
 from fedveil.engine.releases.release_method import release_builder
 from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.release_series import calibrated
@@ -111,3 +112,12 @@ NOTES: Final = (
     "many records somebody has tells nothing beyond her features, and for a linear target with symmetric errors",
     "p-values and intervals are of one regression that was chosen before looking; another one is charged anew",
 )
+
+
+def answered(document: InferenceDocument, parent: Path) -> Path | None:
+    """Return a folder of the same regression of the same tables, ended or interrupted; None if there is none."""
+    for path in sorted(parent.glob(f"*/{INFERENCE}")):
+        before = read_releases(path, InferenceDocument)
+        if (before.data, before.inference) == (document.data, document.inference):
+            return path.parent
+    return None

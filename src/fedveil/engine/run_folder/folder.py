@@ -48,9 +48,19 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.engine.experiments.release_document import KINDS
 from fedveil.engine.run_folder.documents import SCHEMA_VERSION, RoundRow, read_line
 from fedveil.errors import RunFolderError
-from fedveil.files import LARGEST_FILE, check_file, parse_json, read_content, read_toml, reading, replace_file
+from fedveil.files import (
+    LARGEST_FILE,
+    check_file,
+    folders_with,
+    parse_json,
+    read_content,
+    read_toml,
+    reading,
+    replace_file,
+)
 from fedveil.privacy.ledger_lines import Head
 from fedveil.server.optimizers import State
 
@@ -105,6 +115,14 @@ class Document(Protocol):
         ...
 
 
+def _instead(path: Path) -> str:
+    """Say what a folder without an experiment is."""
+    made = next((kind for kind in KINDS if (path / kind.file).exists()), None)
+    if made is not None:
+        return f"a run of `fedveil {made.command}`, which trained no model: it has no experiment.toml"
+    return f"not a run folder: it has no experiment.toml{folders_with(path, 'experiment.toml')}"
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths and atomic writes of one run folder."""
@@ -133,7 +151,7 @@ class RunFolder:
     def open(cls, path: Path) -> tuple[RunFolder, Experiment]:
         """Open an existing folder and read its experiment; another version's folder is refused."""
         if not (path / "experiment.toml").is_file():
-            raise RunFolderError(f"{path}: not a run folder: it has no experiment.toml")
+            raise RunFolderError(f"{path}: {_instead(path)}")
         document = read_toml(path / "experiment.toml")
         version = document.get("schema_version")
         if version != SCHEMA_VERSION:
