@@ -334,6 +334,23 @@ def test_next_to_no_noise_costs_much_or_is_refused(noise: float, adjacency: Adja
             assert name == "pld"
 
 
+@pytest.mark.parametrize("delta", [1e-5, 1e-20, 1e-100, 1e-300])
+@pytest.mark.parametrize("mu", [1e-20, 1e-16, 3e-14, 1e-7, 1e-5])
+def test_a_gaussian_epsilon_holds_for_the_weakest_release(mu: float, delta: float) -> None:
+    """Of a strength of 1e-16 delta was rounded to 0, and so was epsilon, at every delta.
+
+    With x = epsilon / mu, delta = mu (phi(x) - x Phi(-x)) (1 + O(mu)).
+    """
+    x = gaussian_epsilon(mu, delta) / mu
+    assert mu * (norm.pdf(x) - x * norm.sf(x)) <= delta * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_a_delta_below_all_that_can_be_counted_is_refused(name: str) -> None:
+    with pytest.raises(PrivacyError, match="must be at least 1e-300"):
+        make_accountant(name).epsilon(GaussianEvent(noise_multiplier=1.0), 5e-324)
+
+
 def test_as_many_releases_as_a_file_may_tell_of_take_no_gigabytes() -> None:
     sampled = PoissonSampledEvent(rate=0.5, event=GaussianEvent(noise_multiplier=1.0))
     coarse = _interval(0.0, Counter({sampled: 1 << 20}))

@@ -32,9 +32,11 @@ from fedveil.checks import Verification
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.run_folder.shown import FIELDS, FILES, Kind
 from fedveil.errors import DataError
+from fedveil.federation.audit.run_audit import verify_run
 from fedveil.local.models import build_model
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, PoissonSampledEvent, SelfComposedEvent
+from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.statement import Disclosure, Statement
 from tests.commands import as_json, ended
 from tests.test_python import FRAME, X, Y, network, people, train
@@ -427,6 +429,29 @@ def test_a_statement_below_what_its_events_cost_is_refuted(
     assert holds or "more than the" in found["epsilon by pld"]
 
 
+def test_a_statement_of_another_delta_or_of_noise_from_a_known_seed_is_refuted(
+    tmp_path: Path, made: Path, trained: fv.Result
+) -> None:
+    """The seed stands in the bundle's own experiment, so everybody can subtract the noise."""
+    larger = replace(trained.statement, delta=trained.statement.delta * 2)
+    changed = rewritten(made, tmp_path / "larger", {"privacy.json": _bytes(larger)})
+    assert "another was asked for" in failures(fv.verify(changed))["experiment"]
+
+    seeded = {"privacy": {"insecure_seed": 7}}
+    method = fv.uldp_avg(clip=0.5, noise_multiplier=5.0)
+    bare = train(tmp_path / "runs", "linear", method=method, rounds=1, settings=seeded, epsilon=None)
+    bundle = bare.save(tmp_path / "bare")
+    assert fv.verify(bundle).holds
+    said, event = bare.statement, bare.statement.event
+    assert said.epsilon is None
+    epsilon = PldAccountant().epsilon(event, said.delta) * 1.01
+    promised = replace(said, epsilon=epsilon, reasons=(), secure_randomness=True)
+    forged = rewritten(bundle, tmp_path / "forged", {"privacy.json": _bytes(promised)})
+    assert "known seed" in failures(fv.verify(forged))["experiment"]
+    (bare.folder / "privacy.json").write_bytes(_bytes(promised))
+    assert "known seed" in failures(verify_run(bare.folder))["experiment"]
+
+
 def test_a_statement_of_one_accountant_alone_is_recomputed_by_it(
     made: Path, tmp_path: Path, trained: fv.Result
 ) -> None:
@@ -462,6 +487,9 @@ def test_a_ledger_that_lost_a_charge_or_is_anothers_is_refused(made: Path, tmp_p
     more = read_files(made)["bundle.json"].replace(b'"rounds": 2', b'"rounds": 3')
     uncharged = failures(fv.verify(rewritten(made, tmp_path / "more", {"bundle.json": more})))
     assert "3 rounds made the model, and round 3 was not charged" in uncharged["ledger"]
+    most = read_files(made)["bundle.json"].replace(b'"rounds": 2', b'"rounds": 9000000000000000000')
+    endless = failures(fv.verify(rewritten(made, tmp_path / "endless", {"bundle.json": most})))
+    assert "round 3 was not charged" in endless["ledger"]  # and nobody counts so far
     other = train(tmp_path / "runs", "mlp", rounds=3).folder / "ledger.jsonl"
     strange = failures(fv.verify(rewritten(made, tmp_path / "other", {"ledger.jsonl": other.read_bytes()})))
     assert set(strange) == {"ledger", "statement"}

@@ -57,6 +57,7 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
             "uzer: no such key; known here: features, format, invalid, listed_columns, missing_values, n_users",
         ),
         ("upper = 120", "upper = 0", "features.age: lower must be below upper"),
+        ("upper = 120", "upper = 1e300", "features.age: lower and upper must be numbers of at most 3.4e"),
         ("upper = 120", "upper = inf", "features.age.upper: must be a finite number, not inf"),
         (
             "upper = 120",

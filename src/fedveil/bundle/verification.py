@@ -1,7 +1,8 @@
 """Check a bundle: bytes, signatures, ledger, epsilon recomputed from the recorded events; say what cannot be checked.
 
 Claim: a bundle that passes states no smaller epsilon than its ledger's events cost, by every accountant that the
-statement names; its ledger is one unbroken chain whose end the manifest holds; and its bytes are those that each
+statement names, at the delta that its experiment asked for, and none where the experiment names the seed of its noise;
+its ledger is one unbroken chain whose end the manifest holds; and its bytes are those that each
 listed key signed. What no file can show is listed as such: :data:`BEYOND`.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -16,13 +18,15 @@ import fedveil
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.bundle import Bundle, load_bundle
 from fedveil.bundle.card import CARD, model_card
+from fedveil.bundle.manifest import NAME
 from fedveil.bundle.signing import signatures
 from fedveil.checks import Check, Unchecked, Verification, tried
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun
+from fedveil.files import reading
 from fedveil.privacy.ledger import read_entries, read_head
 from fedveil.privacy.ledger_lines import Head
-from fedveil.privacy.statement_checks import recomputed, same_events
+from fedveil.privacy.statement_checks import recomputed, same_events, same_privacy
 
 BEYOND: Final = (
     "that the noise was drawn as the statement says, by a program that was not changed, on a machine nobody else read",
@@ -60,6 +64,7 @@ def verify_bundle(path: str | Path, trusted: Sequence[str] = (), charter: Path |
         found.append(tried("card", lambda: _card(bundle, files)))
         found.append(tried("ledger", lambda: _chain(bundle, ledger)))
         found.append(tried("statement", lambda: same_events(bundle.statement, read_entries(ledger))))
+    found.append(tried("experiment", lambda: _asked(bundle)))
     found.extend(recomputed(bundle.statement))
     run = RecordedRun(files)
     if run.federated:
@@ -90,12 +95,20 @@ def _chain(bundle: Bundle, ledger: Path) -> str:
         raise BundleError(
             f"the ledger has {found.count} charges, and is not the one that ended after {said.count}"
         )
-    missing = set(range(1, bundle.manifest.rounds + 1)) - {entry.round for entry in read_entries(ledger)}
-    if missing:
+    charged = {entry.round for entry in read_entries(ledger)}
+    first = next(number for number in count(1) if number not in charged)
+    if first <= bundle.manifest.rounds:
         raise BundleError(
-            f"{bundle.manifest.rounds} rounds made the model, and round {min(missing)} was not charged"
+            f"{bundle.manifest.rounds} rounds made the model, and round {first} was not charged"
         )
     return f"{found.count} charges, one chain, ending where the manifest says, every round among them"
+
+
+def _asked(bundle: Bundle) -> str:
+    with reading(f"{NAME}: experiment.privacy", BundleError):
+        asked = bundle.manifest.experiment["privacy"]
+        seed = asked.get("insecure_seed")
+        return same_privacy(bundle.statement, delta=asked["delta"], accountant=asked["accountant"], seed=seed)
 
 
 def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:

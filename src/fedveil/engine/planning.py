@@ -71,6 +71,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon > 0:
             raise ConfigError(f"epsilon = {self.epsilon}: a target must be above 0")
+        for rate in (*self.sampling_rates, *self.client_sampling_rates):
+            if not 0 < rate <= 1:
+                raise ConfigError(f"rate = {rate}: users are drawn with a probability above 0 and at most 1")
         given = (self.epsilon is not None, self.rounds is not None, bool(self.noise_multipliers))
         if sum(given) != 2:
             raise ConfigError(

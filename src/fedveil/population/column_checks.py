@@ -11,6 +11,24 @@ CHUNK: Final = 1 << 22
 """Values looked at together, so that a memory-mapped table is never in memory whole."""
 
 
+_LARGEST_BOUND: Final = 3.4e38
+"""By size: float32 holds it."""
+
+
+def check_bounds(lower: float, upper: float) -> None:
+    """Return if declared bounds are in order, and float32 holds them and their distance.
+
+    Else what is scaled by them, or clipped to them, could be no number: a cell of one person would refuse the tables.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if not lower < upper:
+        raise ValueError("lower must be below upper")
+    if max(abs(lower), abs(upper), upper - lower) > _LARGEST_BOUND:
+        raise ValueError("lower and upper must be numbers of at most 3.4e38, as must be their distance")
+
+
 def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None:
     """Check that features and targets are what a table may hold.
 

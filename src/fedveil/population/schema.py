@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedveil.errors import DataError
 from fedveil.files import parse_toml, read_text
 from fedveil.foreign import foreign
+from fedveil.population.column_checks import check_bounds
 from fedveil.population.identities import AS_TEXT
 from fedveil.validation import validated
 
@@ -100,8 +101,7 @@ class Number(_Part):
     @model_validator(mode="after")
     def _ordered(self) -> "Number":
         _check_absent(self.absent, self.missing)
-        if not self.lower < self.upper:
-            raise ValueError("lower must be below upper")
+        check_bounds(self.lower, self.upper)
         if self.fill is not None and (self.missing == "error" or not self.lower <= self.fill <= self.upper):
             raise ValueError("fill must lie within the bounds, where missing values are no error")
         return self
@@ -223,8 +223,8 @@ class Amount(_Part):
             raise ValueError("lower and upper go together: give both or neither")
         if self.bounds is None and self.outside == "clip":
             raise ValueError("outside: clipping needs bounds; give lower and upper")
-        if self.lower is not None and self.upper is not None and not self.lower < self.upper:
-            raise ValueError("lower must be below upper")
+        if self.lower is not None and self.upper is not None:
+            check_bounds(self.lower, self.upper)
         return self
 
     @property

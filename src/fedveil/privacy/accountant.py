@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
@@ -45,9 +45,18 @@ class Accountant(Protocol):
         ...
 
 
+_LEAST_DELTA: Final = 1e-300
+_LEAST_STRENGTH: Final = 1e-6
+"""Of Gaussian releases: weaker ones are counted as one of this, for below it rounding is all that is left of delta."""
+
+
 def check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise PrivacyError(f"delta = {delta}: must be above 0 and below 1 (well below 1 / number of users)")
+    if delta < _LEAST_DELTA:
+        raise PrivacyError(
+            f"delta = {delta}: must be at least {_LEAST_DELTA:g}, for double precision to count with it"
+        )
 
 
 def check_epsilon(epsilon: float) -> None:
@@ -95,6 +104,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     """
     if mu == 0:
         return 0.0
+    mu = max(mu, _LEAST_STRENGTH)
     upper = float(log_ndtr(mu / 2 - epsilon / mu))
     lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
     return max(0.0, -math.exp(upper) * math.expm1(min(0.0, lower - upper)))
@@ -109,6 +119,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     check_delta(delta)
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
+    mu = max(mu, _LEAST_STRENGTH)
     highest = mu * mu / 2 + mu * (math.sqrt(2 * math.log(1 / delta)) + 1)
     root = float(brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-14, rtol=1e-14))
     return root * (1 + 1e-12) + 1e-13

@@ -1,4 +1,4 @@
-"""Check a statement against the ledger written with it: the same events, and no smaller epsilon than they cost."""
+"""Check a statement against ledger and experiment: the same events and delta, no smaller epsilon than they cost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial
 from fedveil.checks import Check, tried
 from fedveil.errors import IntegrityError
 from fedveil.files import reading
+from fedveil.foreign import foreign
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, atoms
@@ -33,6 +34,30 @@ def same_events(statement: Statement, entries: Sequence[Entry]) -> str:
     if charged != atoms(statement.event):
         raise IntegrityError("the statement's event is not the composition of what the ledger charged")
     return "its event is the composition of all charges"
+
+
+def same_privacy(statement: Statement, *, delta: object, accountant: object, seed: object) -> str:
+    """Return in words that a statement is of what an experiment, or a document of releases, asked for.
+
+    Args:
+        statement: of the run.
+        delta, accountant: that were asked for.
+        seed: ``privacy.insecure_seed``; None: the noise could not be predicted.
+
+    Raises:
+        IntegrityError: its noise came from a known seed, and it says not; or it has another delta or accountant.
+    """
+    if seed is not None and statement.secure_randomness:
+        raise IntegrityError(
+            "the noise came from a known seed (privacy.insecure_seed), and the statement says that nobody could "
+            "predict it"
+        )
+    if (delta, accountant) != (statement.delta, statement.accountant):
+        raise IntegrityError(
+            f"the statement is for delta {statement.delta:g} by accountant '{foreign(statement.accountant)}', and "
+            "another was asked for"
+        )
+    return f"delta {statement.delta:g} and accountant {statement.accountant}, as was asked for"
 
 
 def recomputed(statement: Statement) -> Iterator[Check]:

@@ -44,7 +44,7 @@ from fedveil.files import as_text, parse_json, parse_toml, reading
 from fedveil.foreign import foreign
 from fedveil.privacy.ledger_lines import Entry, parse_lines
 from fedveil.privacy.statement import Statement
-from fedveil.privacy.statement_checks import same_events
+from fedveil.privacy.statement_checks import same_events, same_privacy
 from fedveil.protection.parts import Closing
 
 LEDGER: Final = "ledger.jsonl"
@@ -161,10 +161,13 @@ class RecordedRun:
         return f"{words}, sealed by the charter's founder"
 
     def same_document(self) -> str:
-        """Check that the experiment, or the document of releases, is the one that the silos were asked for."""
+        """Check that the experiment, or document of releases, is what is stated, and what the silos were asked for."""
         place = next((name for name in DOCUMENTS if name in self._files), EXPERIMENT)
         text = as_text(self._file(place), place, IntegrityError)
         document = DOCUMENTS[place](parse_toml(text, place, IntegrityError), place)
+        if STATEMENT in self._files:
+            wish = document.privacy
+            same_privacy(self.stated, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed)
         if not self.federated:
             raise Unchecked(f"{document.name}: nobody else holds a copy of it")
         for membership, asked in read_terms(self._file(TERMS)).values():
