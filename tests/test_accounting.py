@@ -211,6 +211,13 @@ def test_a_discretised_bound_is_never_below_the_exact_one(delta: float) -> None:
     assert exact <= discretised <= exact * 1.05
 
 
+@pytest.mark.parametrize("mu", [30.0, 31.0, 33.0, 33.7, 34.0, 34.4, 35.0, 50.0])
+def test_an_epsilon_whose_exponential_is_no_normal_number_is_exact_too(mu: float) -> None:
+    always = MixtureOfGaussiansEvent(noise_multiplier=1.0, sensitivities=(1.0,), probabilities=(1.0,))
+    exact = gaussian_epsilon(math.sqrt(round(mu**2)), DELTA)
+    assert exact <= PLD.epsilon(SelfComposedEvent(event=always, count=round(mu**2)), DELTA) <= exact * 1.001
+
+
 def test_pld_refuses_a_delta_below_its_numerical_error() -> None:
     with pytest.raises(PrivacyError, match="use accountant 'rdp'"):
         PLD.epsilon(gaussian_rounds(100, rate=0.5), 1e-12)

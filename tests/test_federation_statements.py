@@ -6,6 +6,7 @@ What whole runs write is compared beside their models, in the tests of each prot
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,8 @@ from fedveil.federation.proposals import own_work
 from fedveil.files import read_content
 from fedveil.local import pretrained
 from fedveil.population.catalogue.files import digest_of
+from fedveil.privacy.events import Event
+from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.protection.parts import Attested, Closing, Joined, Model, Over, Refused, Task
 from fedveil.protection.refusals import Code
 from fedveil.registry import HOUSE
@@ -146,6 +149,19 @@ def end_after_one_round(world: World, experiment: Experiment) -> Closing:
     prepared = prepare(experiment, FixedPopulation(share_of(world.held, 0)))
     stated = state(prepared, 1, Charged(charges=1, beside=(), event=prepared.guarantee.event))
     return Closing(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
+
+
+def test_an_accountant_that_shows_nothing_finite_leaves_no_guarantee() -> None:
+    class Infinite(PldAccountant):
+        def epsilon(self, event: Event, delta: float) -> float:
+            return math.inf
+
+    experiment = asked(rounds=1, privacy={"insecure_seed": None})
+    prepared = replace(prepare(experiment, FixedPopulation(population())), accountant=Infinite())
+    stated = state(prepared, 1, Charged(charges=1, beside=(), event=prepared.guarantee.event))
+    assert stated.epsilon is None
+    assert stated.reasons == ("the accountant pld shows no finite epsilon at delta 1e-05",)
+    assert {line.epsilon for line in stated.trust} == {None}
 
 
 def test_a_session_that_is_open_gives_nothing_once_the_end_was_signed(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.local.replay import Tensors
 from fedveil.local.shapes import undivided, unit
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer, TrainJob
-from fedveil.local.vectorized import BatchedGradients, Tensors
+from fedveil.local.vectorized import BatchedGradients
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Unbounded
 from fedveil.randomness import ExperimentRandomness
@@ -147,7 +148,7 @@ class _MadeUp:
 
 def _gradients(task: Task, cohort: Cohort, made_up: _MadeUp) -> tuple[Tensors, Tensors]:
     """Return the gradients of made-up contributions, all at the model's start and each at its own model."""
-    gradients, layout = BatchedGradients(task, cohort.device, compile=False), task.layout
+    gradients, layout = BatchedGradients.of(task, cohort.device), task.layout
     batch = (made_up.features, made_up.targets, made_up.mask, made_up.seeds)
     return (
         gradients.at_one(layout.unflatten(made_up.start), *batch),

@@ -152,7 +152,7 @@ class RecordSums:
     """
 
     def __init__(self, task: Task, bound: Bound, cohort: Cohort, memory: int) -> None:
-        self._gradients = BatchedGradients(task, cohort.device, compile=False)
+        self._gradients = BatchedGradients.of(task, cohort.device)
         self._bound, self._cohort = bound, cohort
         fitting = rows_in_memory(task, cohort, memory)
         self._rows = fitting // unit(1) * unit(1) or 1

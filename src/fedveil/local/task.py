@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Float32
@@ -72,6 +72,10 @@ class Task:
         metrics: by the name a report gives them, ``metric(outputs, targets, weights)``.
         precision: in which layers compute while they are trained; see :meth:`outputs`.
 
+    Attributes:
+        kept: what trainers keep with the task from round to round, under names of their own: how to compute it, never a
+            number of anybody's records.
+
     Frozen parameters (``requires_grad=False``) and buffers are constants: they are no part of the vector.
 
     Raises:
@@ -84,6 +88,7 @@ class Task:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     precision: Precision = "float32"
     layout: Layout = field(init=False)
+    kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         validate_layers(self.model)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -33,15 +33,13 @@ from fedveil.local.dropout import seed_names
 from fedveil.local.loop import BatchGradient, update_alone
 from fedveil.local.memory import LARGEST_BATCH, floats_per_record, records_at_once
 from fedveil.local.projection import project_
+from fedveil.local.replay import GradientFunction, Replayed, Tensors
 from fedveil.local.shapes import ladder, undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.stillness import unchanged
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, Watch, steps_per_member
-
-Tensors: TypeAlias = dict[str, Tensor]
-GradientFunction: TypeAlias = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensors]
 
 _CPU_MEMORY = 48 << 20
 _CUDA_MEMORY = 2 << 30
@@ -107,7 +105,7 @@ class VmapTrainer(SplitTrainer):
         start, cohort, members, seeds = job.start, job.cohort, job.members, job.seeds
         at_once = records_at_once(self.task, cohort, self.memory or LARGEST_BATCH)
         sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device, at_once, watch.look)
-        batched = BatchedGradients(self.task, cohort.device, self.compile)
+        batched = BatchedGradients.of(self.task, cohort.device, compile=self.compile)
         for chunk in self._chunks(cohort, members):
             if chunk.slots == 1:
                 for position in torch.split(chunk.positions, 1):
@@ -185,7 +183,21 @@ class Chunk:
 
 
 class BatchedGradients:
-    """The gradients of b mean losses: all at the same parameters, or each at its own."""
+    """The gradients of b mean losses: all at the same parameters, or each at its own.
+
+    Attributes:
+        at_one: at the same parameters; results have a row for every contribution.
+        at_each: at parameters that have a row for every contribution.
+    """
+
+    @classmethod
+    def of(cls, task: Task, device: torch.device, *, compile: bool = False) -> BatchedGradients:
+        """Return those of a task, the same in every round: with what was compiled, or written down, for them."""
+        name = (cls, device, compile)
+        if name not in task.kept:
+            task.kept[name] = cls(task, device, compile)
+        found: BatchedGradients = task.kept[name]
+        return found
 
     def __init__(self, task: Task, device: torch.device, compile: bool) -> None:
         constants = task.constants(device)
@@ -198,14 +210,16 @@ class BatchedGradients:
             return task.loss(task.outputs(state, features), targets, mask)
 
         self.layout = task.layout
-        self.at_one: GradientFunction = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))
-        self.at_each: GradientFunction = vmap(grad(loss), in_dims=(0, 0, 0, 0, 0))
+        at_one: GradientFunction = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))
+        at_each: GradientFunction = vmap(grad(loss), in_dims=(0, 0, 0, 0, 0))
         if compile:
             # One graph per shape of a chunk: contributions are sorted by size, so there are many shapes.
             limit = torch._dynamo.config.recompile_limit
             torch._dynamo.config.recompile_limit = max(limit, _COMPILED_SHAPES)
-            self.at_one = torch.compile(self.at_one, dynamic=False)
-            self.at_each = torch.compile(self.at_each, dynamic=False)
+            self.at_one: GradientFunction = torch.compile(at_one, dynamic=False)
+            self.at_each: GradientFunction = torch.compile(at_each, dynamic=False)
+        else:
+            self.at_one, self.at_each = (Replayed(at, constants.values()) for at in (at_one, at_each))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

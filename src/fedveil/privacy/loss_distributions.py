@@ -46,6 +46,11 @@ _MOST_DIFFERENT = 20_000
 _COMPONENTS = 50  # as much time as they take takes a release that is no mixture
 _MOST_RELEASES = 1 << 20
 """Of one kind, but for Gaussian ones that nobody samples: more take gigabytes, and cost more than anybody would pay."""
+_FAITHFUL = 600.0
+"""Epsilon up to which sums of exp(-loss) are normal numbers of float64."""
+_LARGEST = 2.0**60
+_CLOSE = 1e-12
+"""By what share of epsilon the bisection may end above the smallest one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +113,7 @@ class PldAccountant:
                 f"delta = {delta}: the numerical error of {sum(counts.values())} composed releases is up to "
                 f"{slack:.1e}; ask for a larger delta, or use accountant 'rdp'"
             )
-        return float(self._compose(mu, others).get_epsilon_for_delta(delta - slack))
+        return _epsilon(self._compose(mu, others), delta - slack)
 
     def delta(self, event: Event, epsilon: float) -> float:
         """Return the smallest delta for ``epsilon``."""
@@ -149,6 +154,32 @@ class PldAccountant:
         for part in parts[1:]:
             composed = composed.compose(part)
         return composed
+
+
+def _epsilon(distribution: pld.PrivacyLossDistribution, delta: float) -> float:
+    """Return the smallest epsilon at ``delta``.
+
+    dp_accounting sums exp(-loss), which leaves the normal numbers of float64 near 708: where epsilon lies between that
+    and 745 it returns infinity, or a number with few correct bits. From 600 on the smallest epsilon is bisected for and
+    the upper end returned: delta of an epsilon takes differences of losses alone.
+    """
+    with np.errstate(over="ignore"):
+        found = float(distribution.get_epsilon_for_delta(delta))
+    if found < _FAITHFUL:
+        return found
+    above = 2 * _FAITHFUL
+    while distribution.get_delta_for_epsilon(above) > delta:
+        above *= 2
+        if above > _LARGEST:
+            return math.inf
+    below = _FAITHFUL / 2
+    while above - below > _CLOSE * above:
+        middle = (below + above) / 2
+        if distribution.get_delta_for_epsilon(middle) > delta:
+            below = middle
+        else:
+            above = middle
+    return above
 
 
 def _shape(release: Event) -> tuple[float, float, float]:

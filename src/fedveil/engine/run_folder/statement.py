@@ -8,7 +8,7 @@ from fedveil.engine.run_folder.shown import uncovered
 from fedveil.engine.setup import Prepared
 from fedveil.privacy.claims import Role, Tells
 from fedveil.privacy.events import NoGuarantee, atoms
-from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant
+from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant, show_delta
 from fedveil.statistics.preprocessing import CLIP_QUANTILE
 
 
@@ -28,7 +28,11 @@ def state(prepared: Prepared, rounds: int, ledger: Charged) -> Statement:
         reasons.append("the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it")
     _, loss = together(None, guarantee.grid_loss_after(charges, prepared.length), ledger.beside, Role.READER)
     again = charges - rounds
-    epsilon = None if reasons else prepared.epsilon_with(Role.READER, rounds, ledger.beside, again)
+    epsilon = None if reasons else finite(prepared.epsilon_with(Role.READER, rounds, ledger.beside, again))
+    if epsilon is None and not reasons:
+        reasons.append(
+            f"the accountant {prepared.accountant.name} shows no finite epsilon at delta {show_delta(delta)}"
+        )
     return Statement(
         unit=guarantee.unit,
         adjacency=guarantee.adjacency,

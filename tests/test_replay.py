@@ -1,0 +1,172 @@
+"""A gradient that runs as a list of kernels is the gradient, bit for bit, and the list holds nobody's records."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from fedveil.local.dpsgd import RecordSums
+from fedveil.local.losses import load_loss
+from fedveil.local.replay import Replayed
+from fedveil.local.steps import LocalSgd
+from fedveil.local.task import Task
+from fedveil.local.trainer import TrainJob
+from fedveil.local.vectorized import BatchedGradients, VmapTrainer
+from fedveil.privacy.bounds import Clip
+from fedveil.randomness import ExperimentRandomness
+from tests.test_vectorized import Shared
+from tests.training import cohort_of, everyone, task_of
+
+SLOTS, WIDTH = 4, 3
+AT_ONE, AT_EACH = (None, 0, 0, 0, 0), (0, 0, 0, 0, 0)
+TASKS = {
+    "linear": task_of("linear"),
+    "dropout": task_of("mlp_groupnorm"),
+    "convolutions": task_of("cnn", (1, 16, 16)),
+    "shared, frozen, unused": Task(model=Shared(), loss=load_loss("cross_entropy")),
+    "bfloat16": replace(task_of("mlp"), precision="bfloat16"),
+    "survival": Task(model=torch.nn.Linear(6, 1), loss=load_loss("cox")),
+}
+
+
+def batch_of(task, generator, slots=SLOTS, width=WIDTH):
+    shape = (1, 16, 16) if task is TASKS["convolutions"] else (6,)
+    features = torch.randn(slots, width, *shape, generator=generator)
+    if task is TASKS["survival"]:
+        targets = torch.rand(slots, width, 2, generator=generator).add_(torch.tensor([0.5, 0.0]))
+        targets[..., 0] = targets[..., 0].floor()
+    else:
+        targets = torch.randint(0, 3, (slots, width), generator=generator)
+    mask = torch.ones(slots, width, dtype=torch.bool)
+    mask[0, 1:] = False
+    return features, targets, mask, torch.randint(0, 2**60, (slots,), generator=generator)
+
+
+def models_of(task, at, generator, slots=SLOTS):
+    models = task.initial() + 0.1 * torch.randn(slots, task.dimension, generator=generator)
+    return task.layout.unflatten(models[0] if at == "at_one" else models)
+
+
+def same(ours, theirs):
+    return list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("at", ["at_one", "at_each"])
+@pytest.mark.parametrize("name", TASKS)
+def test_a_list_of_kernels_gives_the_gradients_bit_for_bit(name, at):
+    task, generator = TASKS[name], torch.Generator().manual_seed(3)
+    gradients = getattr(BatchedGradients(task, torch.device("cpu"), False), at)
+    plain = gradients._function
+    replayed = Replayed(plain, gradients._constants, calls=1)
+    for count in range(4):
+        models, batch = models_of(task, at, generator), batch_of(task, generator)
+        assert same(replayed(models, *batch), plain(models, *batch))
+        assert replayed.lists == 1, count
+
+
+def test_sizes_and_strides_are_the_shape():
+    task, generator = TASKS["linear"], torch.Generator().manual_seed(4)
+    plain = BatchedGradients(task, torch.device("cpu"), False).at_each._function
+    replayed = Replayed(plain, calls=1)
+    features, *rest = batch_of(task, generator)
+    models = models_of(task, "at_each", generator)
+    turned = features.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    assert turned.shape == features.shape
+    for given in (features, turned, features, turned):
+        assert same(replayed(models, given, *rest), plain(models, given, *rest))
+    assert replayed.lists == 2
+    wider = batch_of(task, generator, width=WIDTH + 1)
+    assert same(replayed(models, *wider), plain(models, *wider))
+    assert replayed.lists == 3
+
+
+def test_nothing_is_traced_before_it_pays():
+    task, generator = TASKS["linear"], torch.Generator().manual_seed(5)
+    replayed = Replayed(BatchedGradients(task, torch.device("cpu"), False).at_each._function, calls=3)
+    models, batch = models_of(task, "at_each", generator), batch_of(task, generator)
+    lists = [replayed(models, *batch) is not None and replayed.lists for _ in range(4)]
+    assert lists == [0, 0, 1, 1]
+
+
+class ReadsItself(torch.nn.Linear):
+    """A layer whose Python reads a number of its own parameters."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return super().forward(features) / (1.0 + float(self.weight.detach().abs().max()))
+
+
+def test_a_model_whose_python_reads_numbers_is_not_written_down():
+    task, generator = Task(model=ReadsItself(6, 3), loss=load_loss("cross_entropy")), torch.Generator()
+    replayed = Replayed(BatchedGradients(task, torch.device("cpu"), False).at_one._function, calls=1)
+    for scale in (1.0, 5.0):
+        models = {
+            name: scale * values
+            for name, values in models_of(task, "at_one", generator.manual_seed(6)).items()
+        }
+        batch = batch_of(task, generator)
+        found = replayed(models, *batch)
+        alone = torch.stack(
+            [
+                torch.autograd.grad(
+                    task.loss(
+                        task.outputs(leaves := {n: v.clone().requires_grad_() for n, v in models.items()}, x),
+                        y,
+                        m,
+                    ),
+                    leaves["bias"],
+                )[0]
+                for x, y, m in zip(*batch[:3], strict=True)
+            ]
+        )
+        torch.testing.assert_close(found["bias"], alone)
+    assert replayed.lists == 0
+
+
+def test_a_list_that_would_hold_records_is_not_used():
+    kept = []
+
+    def loss(parameters, features, targets, mask, seed):
+        del targets, mask, seed
+        return ((features @ parameters["w"] - beside) ** 2).mean()
+
+    generator = torch.Generator().manual_seed(7)
+    for known in (False, True):
+        beside = torch.randn(WIDTH, generator=generator)
+        replayed = Replayed(vmap(grad(loss), in_dims=AT_EACH), [beside] if known else [], calls=1)
+        for _ in range(3):
+            features = torch.randn(SLOTS, WIDTH, 6, generator=generator)
+            replayed({"w": torch.randn(SLOTS, 6, generator=generator)}, features, *[torch.zeros(SLOTS)] * 3)
+        kept.append(replayed.lists)
+    assert kept == [0, 1]
+
+
+def test_training_that_is_written_down_is_training():
+    local = LocalSgd(learning_rate=0.3, epochs=12, batch_size=2, momentum=0.5)
+    cohort = cohort_of([4, 1, 6, 2, 2, 3, 5])
+    totals = []
+    for written in (True, False):
+        task = task_of("mlp_groupnorm")
+        gradients = BatchedGradients.of(task, torch.device("cpu"))
+        if written:
+            gradients.at_one, gradients.at_each = (
+                Replayed(at._function, at._constants, calls=4) for at in (gradients.at_one, gradients.at_each)
+            )
+        else:
+            gradients.at_one, gradients.at_each = gradients.at_one._function, gradients.at_each._function
+        job = TrainJob(
+            task.initial(), cohort, *everyone(cohort), Clip(norm=0.1), ExperimentRandomness(0), ("a",)
+        )
+        totals.append(VmapTrainer(task=task, local=local).sums(job).total)
+        assert (gradients.at_each.lists > 0) if written else True
+    assert torch.equal(*totals)
+
+
+def test_gradients_of_single_records_keep_their_lists_over_rounds():
+    task, cohort = task_of("linear"), cohort_of([4, 4, 4])
+    for _ in range(3):
+        sums = RecordSums(task, Clip(norm=0.1), cohort, 1 << 20)
+        for step in range(60):
+            sums.gradient_sum(task.initial() * step, torch.arange(3), torch.zeros(3, dtype=torch.int64))
+    assert BatchedGradients.of(task, torch.device("cpu")).at_one.lists == 1
+    assert BatchedGradients.of(replace(task), torch.device("cpu")).at_one.lists == 0
