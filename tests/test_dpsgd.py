@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import CompositionError
+from fedveil.local import dpsgd
 from fedveil.local.dpsgd import DpSgdTrainer, RecordSums, poisson
 from fedveil.local.losses import load_loss
 from fedveil.local.steps import LocalDpSgd
@@ -16,7 +17,7 @@ from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
-from tests.training import cohort_of, everyone, task_of
+from tests.training import cohort_of, everyone, gradient_sum, task_of
 
 SEEDS = torch.arange(8) + 5
 
@@ -73,18 +74,18 @@ def test_one_record_moves_the_gradient_sum_by_at_most_the_bound(seed, scale, nor
     cohort.features.mul_(scale)
     records = RecordSums(task, Clip(norm=norm), cohort, memory=1)
     batch = torch.arange(8)
-    full = records.gradient_sum(task.initial(), batch, SEEDS)
+    full = gradient_sum(records, task.initial(), batch, SEEDS)
     for left_out in (0, 5):
-        less = records.gradient_sum(task.initial(), batch[batch != left_out], SEEDS[batch != left_out])
+        less = gradient_sum(records, task.initial(), batch[batch != left_out], SEEDS[batch != left_out])
         assert float((full - less).norm()) <= norm
 
 
 class Coupled(PrivacyRandomness):
-    """Words of a silo with one more record in front: the records that stay draw what they draw beside it."""
+    """Words of a silo with more records in front: those that stay draw in every step what they draw beside them."""
 
-    def __init__(self, seed, ahead):
+    def __init__(self, seed, ahead, records):
         super().__init__(seed)
-        self.ahead, self.drawn = ahead, []
+        self.ahead, self.records, self.drawn = ahead, records, []
 
     def stream(self, *path):
         source = super().stream(*path)
@@ -96,9 +97,10 @@ class Later:
         self._source, self._owner = source, owner
 
     def uint64(self, count):
-        words = self._source.uint64(count + self._owner.ahead)[self._owner.ahead :]
-        self._owner.drawn.append(words)
-        return words
+        ahead, records = self._owner.ahead, self._owner.records
+        words = self._source.uint64(count // records * (records + ahead)).reshape(-1, records + ahead)
+        self._owner.drawn.append(words[:, ahead:])
+        return words[:, ahead:].ravel()
 
 
 def silo_of(n, model_shape, left_out=0):
@@ -125,17 +127,17 @@ def test_removing_the_first_record_moves_every_steps_gradient_sum_by_at_most_the
     clip, steps = Clip(norm=0.01), []
     for left_out in (0, 1):
         sums = []
-        gradient_sum = RecordSums.gradient_sum
+        gradient_sums = RecordSums.gradient_sums
 
-        def recorded(self, *arguments, sums=sums, gradient_sum=gradient_sum):
-            sums.append(gradient_sum(self, *arguments))
+        def recorded(self, *arguments, sums=sums, gradient_sums=gradient_sums):
+            sums.append(gradient_sums(self, *arguments))
             return sums[-1]
 
-        privacy = Coupled(3, ahead=left_out)
+        privacy = Coupled(3, ahead=left_out, records=40 - left_out)
         local = LocalDpSgd(learning_rate=1e-30, epochs=5, batch_size=10, noise_multiplier=0.0)
         cohort = silo_of(40, shape, left_out)
         with monkeypatch.context() as patch:
-            patch.setattr(RecordSums, "gradient_sum", recorded)
+            patch.setattr(RecordSums, "gradient_sums", recorded)
             DpSgdTrainer(task=task, local=local, noise=no_noise, privacy=privacy).sums(
                 TrainJob(
                     task.initial(), cohort, *everyone(cohort), clip, ExperimentRandomness(0), ("round", 1)
@@ -152,7 +154,7 @@ def test_removing_the_first_record_moves_every_steps_gradient_sum_by_at_most_the
 
 def test_masks_are_drawn_for_every_record_and_step_and_only_for_models_that_drop_out():
     for task, drawn in ((with_dropout(), 2), (task_of("mlp"), 1)):
-        privacy = Coupled(3, ahead=0)
+        privacy = Coupled(3, ahead=0, records=12)
         local = LocalDpSgd(learning_rate=0.1, epochs=2, batch_size=4, noise_multiplier=0.0)
         cohort = silo_of(12, (6,))
         DpSgdTrainer(task=task, local=local, noise=no_noise, privacy=privacy).sums(
@@ -165,7 +167,7 @@ def test_masks_are_drawn_for_every_record_and_step_and_only_for_models_that_drop
                 ("round", 1),
             )
         )
-        assert [len(words) for words in privacy.drawn] == [12] * 6 * drawn
+        assert [words.shape for words in privacy.drawn] == [(6, 12)] * drawn
         assert len(np.unique(np.concatenate(privacy.drawn))) == 12 * 6 * drawn
 
 
@@ -173,18 +175,65 @@ def test_each_record_of_a_batch_has_the_mask_of_its_own_seed():
     task, cohort = with_dropout(), silo_of(9, (6,))
     records = RecordSums(task, Clip(norm=1.0), cohort, memory=1)
     batch, seeds = torch.arange(9), torch.arange(9) + 100
-    alone = sum(records.gradient_sum(task.initial(), batch[[i]], seeds[[i]]) for i in range(9))
-    assert torch.equal(records.gradient_sum(task.initial(), batch, seeds), alone)
-    assert torch.equal(records.gradient_sum(task.initial(), batch.flip(0), seeds.flip(0)), alone)
-    assert not torch.equal(records.gradient_sum(task.initial(), batch, seeds.flip(0)), alone)
+    alone = sum(gradient_sum(records, task.initial(), batch[[i]], seeds[[i]]) for i in range(9))
+    assert torch.equal(gradient_sum(records, task.initial(), batch, seeds), alone)
+    assert torch.equal(gradient_sum(records, task.initial(), batch.flip(0), seeds.flip(0)), alone)
+    assert not torch.equal(gradient_sum(records, task.initial(), batch, seeds.flip(0)), alone)
+
+
+def updates_of(task, cohort, members, noise_multiplier=0.0):
+    """Return the silos' updates, of 4 epochs in batches of 4 by words that are the same in every call."""
+    noise = load_noise if noise_multiplier else no_noise
+    trainer = trainer_of(task, noise_multiplier=noise_multiplier, noise=noise, epochs=4)
+    job = TrainJob(
+        task.initial(),
+        cohort,
+        torch.tensor(members),
+        torch.ones(len(members), dtype=torch.float64),
+        Clip(norm=0.5),
+        ExperimentRandomness(0),
+        ("round", 1),
+    )
+    return trainer.sums(job).total
+
+
+def load_noise(dimension, std, grid, source):
+    return np.asarray(source.uint64(dimension) % 8 * (std * 0.25))
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp_groupnorm"])
+def test_no_silo_feels_those_it_takes_its_steps_beside(model):
+    task, cohort = task_of(model), cohort_of([12, 40, 3, 0], n_silos=4)
+    alone = [updates_of(task, cohort, [silo], 1.0)[silo] for silo in range(4)]
+    assert torch.equal(updates_of(task, cohort, [0, 1, 2, 3], 1.0), torch.stack(alone))
+    assert torch.equal(updates_of(task, cohort, [2, 0], 1.0)[0], alone[0])
+    cohort.features[cohort.groups.members(1)] = float("inf")
+    poisoned = updates_of(task, cohort, [0, 1, 2, 3], 1.0)
+    assert all(torch.equal(poisoned[silo], alone[silo]) for silo in (0, 2, 3))
+
+
+def test_silos_side_by_side_train_as_one_by_one(monkeypatch):
+    task, cohort = task_of("mlp_groupnorm"), cohort_of([12, 40, 3, 0], n_silos=4)
+    together = updates_of(task, cohort, [0, 1, 2, 3])
+    monkeypatch.setattr(dpsgd, "_SMALL", 0)
+    one_by_one = updates_of(task, cohort, [0, 1, 2, 3])
+    assert float(one_by_one[:3].norm(dim=1).min()) > 0.01
+    torch.testing.assert_close(together, one_by_one, rtol=0, atol=1e-5)
+
+
+def test_what_is_drawn_at_once_leaves_out_no_step():
+    for steps, numbers in ((0, 5), (1, 5), (7, 10**6), (40_000, 3), (65_536, 1), (65_537, 1), (3, 0)):
+        blocks = list(dpsgd._blocks(steps, numbers))
+        assert [step for first, some in blocks for step in range(first, first + some)] == list(range(steps))
+        assert all(some * numbers <= 2**16 or some == 1 for _, some in blocks)
 
 
 def test_a_poisoned_record_adds_nothing():
     task, cohort = task_of("mlp"), cohort_of([8])
     records = RecordSums(task, Clip(norm=1.0), cohort, memory=1 << 20)
-    clean = records.gradient_sum(task.initial(), torch.arange(1, 8), SEEDS[1:])
+    clean = gradient_sum(records, task.initial(), torch.arange(1, 8), SEEDS[1:])
     cohort.features[0] = float("nan")
-    poisoned = records.gradient_sum(task.initial(), torch.arange(8), SEEDS)
+    poisoned = gradient_sum(records, task.initial(), torch.arange(8), SEEDS)
     torch.testing.assert_close(poisoned, clean, rtol=0, atol=1e-4)
 
 
@@ -193,14 +242,14 @@ def test_noise_has_its_scale_and_the_divisor_is_the_expected_batch():
     calls = []
 
     def recording(dimension, std, grid, source):
-        calls.append((std, grid))
+        calls.append((dimension, std, grid))
         return np.full(dimension, 1000.0)
 
     clip = Clip(norm=0.01)
     trainer = trainer_of(task, noise_multiplier=2.0, noise=recording, batch_size=6, epochs=3)
     members, weights = everyone(cohort)
     sums = trainer.sums(TrainJob(task.initial(), cohort, members, weights, clip, ExperimentRandomness(0), ()))
-    assert calls == [(0.02, clip.grid)] * 6
+    assert calls == [(6 * task.dimension, 0.02, clip.grid)]
     assert sums.steps == 6
     # Six steps of -0.5 * 1000 / 6 each; the clipped gradients are at most 12 * 0.01.
     torch.testing.assert_close(sums.total[0], torch.full_like(sums.total[0], -500.0), rtol=0, atol=0.2)
@@ -208,11 +257,12 @@ def test_noise_has_its_scale_and_the_divisor_is_the_expected_batch():
 
 def test_every_step_of_every_silo_has_noise_and_a_batch_of_its_own():
     task, cohort = task_of("mlp"), cohort_of([12, 12], n_silos=2)
-    words = []
+    drawn = []
 
     def recording(dimension, std, grid, source):
-        words.append(source.uint64(4).tobytes())
-        return np.zeros(dimension)
+        noise = (source.uint64(dimension) % 1000).astype(np.float64)
+        drawn.extend(step.tobytes() for step in noise.reshape(-1, task.dimension))
+        return noise
 
     trainer = trainer_of(task, noise_multiplier=2.0, noise=recording, batch_size=6, epochs=3)
     members, weights = everyone(cohort)
@@ -222,7 +272,7 @@ def test_every_step_of_every_silo_has_noise_and_a_batch_of_its_own():
                 task.initial(), cohort, members, weights, Clip(norm=0.01), ExperimentRandomness(0), (number,)
             )
         )
-    assert len(set(words)) == len(words) == 2 * 2 * 6
+    assert len(set(drawn)) == len(drawn) == 2 * 2 * 6
 
 
 def test_an_empty_silo_and_an_empty_batch():
@@ -233,7 +283,9 @@ def test_an_empty_silo_and_an_empty_batch():
     )
     assert sums.total[0].abs().sum() == 0
     records = RecordSums(task, Clip(norm=1.0), cohort, memory=1)
-    assert records.gradient_sum(task.initial(), torch.zeros(0, dtype=torch.int64), SEEDS[:0]).abs().sum() == 0
+    assert (
+        gradient_sum(records, task.initial(), torch.zeros(0, dtype=torch.int64), SEEDS[:0]).abs().sum() == 0
+    )
 
 
 def test_batches_are_poisson():

@@ -16,7 +16,7 @@ from fedveil.local.vectorized import BatchedGradients, VmapTrainer
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
 from tests.test_vectorized import Shared
-from tests.training import cohort_of, everyone, task_of
+from tests.training import cohort_of, everyone, gradient_sum, task_of
 
 SLOTS, WIDTH = 4, 3
 AT_ONE, AT_EACH = (None, 0, 0, 0, 0), (0, 0, 0, 0, 0)
@@ -167,6 +167,6 @@ def test_gradients_of_single_records_keep_their_lists_over_rounds():
     for _ in range(3):
         sums = RecordSums(task, Clip(norm=0.1), cohort, 1 << 20)
         for step in range(60):
-            sums.gradient_sum(task.initial() * step, torch.arange(3), torch.zeros(3, dtype=torch.int64))
-    assert BatchedGradients.of(task, torch.device("cpu")).at_one.lists == 1
-    assert BatchedGradients.of(replace(task), torch.device("cpu")).at_one.lists == 0
+            gradient_sum(sums, task.initial() * step, torch.arange(3), torch.zeros(3, dtype=torch.int64))
+    assert BatchedGradients.of(task, torch.device("cpu")).at_each.lists == 1
+    assert BatchedGradients.of(replace(task), torch.device("cpu")).at_each.lists == 0

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from fedveil.local.dpsgd import RecordBatch, RecordSums
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
 from fedveil.local.task import Task
@@ -43,6 +44,13 @@ def cohort_of(
         user=user,
     )
     return Cohort.of(records, groups=groups, n_silos=n_silos, scale=Affine(), device=torch.device("cpu"))
+
+
+def gradient_sum(
+    sums: RecordSums, model: torch.Tensor, rows: torch.Tensor, seeds: torch.Tensor
+) -> torch.Tensor:
+    """Return the sum of the clipped gradients of some records at one model."""
+    return sums.gradient_sums(model[None], [RecordBatch(rows=rows, seeds=seeds)])[0]
 
 
 def everyone(cohort: Cohort) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,20 +12,22 @@ records takes the steps of a silo with one, of noise alone. Adding or
 removing one record changes G by at most C in l2 norm, as stored (the grid of
 :class:`~fedveil.privacy.bounds.Clip`), given what the other records drew and their gradients. Gradients are computed
 in chunks whose shapes let no kernel round one by who else is there (:mod:`fedveil.local.shapes`); rows that fill a
-chunk up repeat a record of it, and their gradients are dropped.
+chunk up repeat a record of it, and their gradients are dropped. Where models are small the silos of a simulation take
+their steps side by side, which costs little more than those of one: each record beside a copy of its own silo's model.
 
 In a step every record of the silo draws its own words from privacy randomness: one for whether it joins and, for models
-with dropout, one for its masks. They are independent of each other and of all data, so the words of the records that
-stay have the same law whether or not another record is there, and the claim is about laws: that the words of a
-*repeated* run shift with the rows does no harm. Masks that are a function of the row's number would: removing a record
-gave the others new masks and moved G by many C. docs/theory/group-privacy.md has the argument.
+with dropout, one for its masks. They are independent of each other, from step to step (many steps are drawn at once),
+and of all data, so the words of the records that stay have the same law whether or not another record is there, and the
+claim is about laws: that the words of a *repeated* run shift with the rows does no harm. Masks that are a function of
+the row's number would: removing a record gave the others new masks and moved G by many C. docs/theory/group-privacy.md
+has the argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -37,7 +39,7 @@ from fedveil.local.dropout import seed_names
 from fedveil.local.memory import rows_in_memory
 from fedveil.local.shapes import undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
-from fedveil.local.steps import LocalDpSgd
+from fedveil.local.steps import LocalDpSgd, PoissonPlan
 from fedveil.local.stillness import unchanged
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, Sums, TrainJob, Watch
@@ -48,6 +50,11 @@ from fedveil.randomness import BitSource, PrivacyRandomness
 
 NoiseSampler: TypeAlias = Callable[[int, float, float, BitSource], Float64[np.ndarray, " d"]]
 """``noise(d, std, grid, source)``: d independent values of this standard deviation, multiples of ``grid``."""
+
+_SMALL: Final = 2**14
+"""Parameters up to which every record of a step has a copy of its silo's model."""
+_DRAWN: Final = 2**16
+"""Random numbers that are drawn at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,47 +115,115 @@ class DpSgdTrainer:
             return self._sums(job.on_device(), progress)
 
     def _sums(self, job: TrainJob, progress: Progress | None) -> Sums:
-        bound = job.bound
-        start, cohort, members, weights = job.start, job.cohort, job.members, job.weights
+        cohort, members = job.cohort, job.members
         silos = cohort.silos(members)
-        plans = [self.local.plan(size) for size in cohort.sizes(members).tolist()]
-        records = RecordSums(self.task, bound, cohort, self.memory if self.together else 0)
+        runs = [
+            SiloRun(
+                held=torch.from_numpy(cohort.groups.members(member)),
+                plan=self.local.plan(size),
+                path=(*job.path, silo),
+            )
+            for member, size, silo in zip(
+                members.tolist(), cohort.sizes(members).tolist(), silos.tolist(), strict=True
+            )
+        ]
+        records = RecordSums(self.task, job.bound, cohort, self.memory if self.together else 0)
         total = torch.zeros(cohort.n_silos, self.task.dimension, dtype=torch.float64, device=cohort.device)
         norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
-        to_do = sum(plan.steps for plan in plans)
+        to_do = sum(run.plan.steps for run in runs)
         watch = Watch(progress, to_do)
-        for i, (member, plan) in enumerate(zip(members.tolist(), plans, strict=True)):
-            held = torch.from_numpy(cohort.groups.members(member))
-            model = start
-            for step in range(plan.steps):
-                stream = (*job.path, int(silos[i]), step)
-                joined = poisson(len(held), plan.rate, self.privacy.stream("dp-sgd batch", *stream))
-                seeds = torch.zeros(len(held), dtype=torch.int64)
-                if records.drops_out:
-                    words = self.privacy.stream("dp-sgd masks", *stream).uint64(len(held))
-                    seeds = torch.from_numpy(words.view(np.int64).copy())
-                gradient = records.gradient_sum(model, held[joined], seeds[joined])
-                if self.local.noise_multiplier > 0:
-                    std = self.local.noise_multiplier * bound.norm
-                    source = self.privacy.stream("dp-sgd noise", *stream)
-                    noise = self.noise(self.task.dimension, std, bound.grid, source)
-                    gradient = gradient + torch.from_numpy(noise).to(cohort.device)
-                model = (
-                    model - (self.local.learning_rate / (plan.rate * max(1, len(held))) * gradient).float()
-                )
-                watch.took(1)
-            delta = (model - start)[None]
-            norms[i] = contribution_norms(delta)[0]
-            if not norms[i].isnan():
-                total[silos[i]] += weights[i] * delta[0]
+        together = len(runs) if records.side_by_side else 1
+        for first in range(0, len(runs), max(1, together)):
+            deltas = self._updates(runs[first : first + together], job, records, watch)
+            for i, delta in enumerate(deltas, first):
+                norms[i] = contribution_norms(delta[None])[0]
+                if not norms[i].isnan():
+                    total[silos[i]] += job.weights[i] * delta
         return Sums(total=total, norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
+
+    def _updates(
+        self, runs: Sequence[SiloRun], job: TrainJob, records: RecordSums, watch: Watch
+    ) -> Float32[Tensor, "m d"]:
+        """Return the updates of these silos, which take their steps side by side until each has taken its own."""
+        models = job.start.repeat(len(runs), 1)
+        batches = [self._batches(run, drops_out=records.drops_out) for run in runs]
+        noise = [self._noise(run, job.bound) for run in runs]
+        for step in range(max(run.plan.steps for run in runs)):
+            active = [i for i, run in enumerate(runs) if step < run.plan.steps]
+            sums = records.gradient_sums(models[active], [next(batches[i]) for i in active])
+            for i, gradient in zip(active, sums, strict=True):
+                rate = self.local.learning_rate / (runs[i].plan.rate * max(1, len(runs[i].held)))
+                models[i] -= (rate * (gradient + next(noise[i]).to(gradient.device))).float()
+            watch.took(len(active))
+        return models - job.start
+
+    def _batches(self, run: SiloRun, *, drops_out: bool) -> Iterator[RecordBatch]:
+        """Yield the records that join each step."""
+        count = len(run.held)
+        for first, steps in _blocks(run.plan.steps, count):
+            stream = (*run.path, first)
+            source = self.privacy.stream("dp-sgd batch", *stream)
+            joined = poisson(steps * count, run.plan.rate, source).view(steps, count)
+            seeds = torch.zeros(steps, count, dtype=torch.int64)
+            if drops_out:
+                words = self.privacy.stream("dp-sgd masks", *stream).uint64(steps * count)
+                seeds = torch.from_numpy(words.view(np.int64).copy()).view(steps, count)
+            for who, masks in zip(joined, seeds, strict=True):
+                yield RecordBatch(rows=run.held[who], seeds=masks[who])
+
+    def _noise(self, run: SiloRun, bound: Bound) -> Iterator[Float64[Tensor, " d"]]:
+        """Yield the noise of each step."""
+        d, std = self.task.dimension, self.local.noise_multiplier * bound.norm
+        for first, steps in _blocks(run.plan.steps, d):
+            if std == 0:
+                yield from torch.zeros(steps, d, dtype=torch.float64)
+                continue
+            source = self.privacy.stream("dp-sgd noise", *run.path, first)
+            yield from torch.from_numpy(self.noise(steps * d, std, bound.grid, source)).view(steps, d)
+
+
+def _blocks(steps: int, numbers: int) -> Iterator[tuple[int, int]]:
+    """Yield the first step, and how many, of what is drawn at once: about 2^16 numbers, or one step."""
+    at_once = max(1, _DRAWN // max(1, numbers))
+    for first in range(0, steps, at_once):
+        yield first, min(at_once, steps - first)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SiloRun:
+    """A silo's DP-SGD in a round.
+
+    Args:
+        held: (n,) rows of the cohort's table: its records.
+        plan: its steps and its sampling rate.
+        path: names its randomness in this round.
+    """
+
+    held: Int64[Tensor, " n"]
+    plan: PoissonPlan
+    path: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecordBatch:
+    """The records that joined a step of one silo.
+
+    Args:
+        rows: (n,) rows of the cohort's table.
+        seeds: (n,) of each record's dropout masks in this step.
+    """
+
+    rows: Int64[Tensor, " n"]
+    seeds: Int64[Tensor, " n"]
 
 
 class RecordSums:
     """Sums of clipped gradients of single records, in O(chunk · d) memory.
 
     Attributes:
-        drops_out: whether the model has dropout, so that :meth:`gradient_sum` reads the seeds.
+        drops_out: whether the model has dropout, so that :meth:`gradient_sums` reads the seeds.
+        side_by_side: whether silos take their steps together, each record beside a copy of its silo's model: where
+            models are small, a step costs the same for one silo as for many. The dimension alone decides.
     """
 
     def __init__(self, task: Task, bound: Bound, cohort: Cohort, memory: int) -> None:
@@ -157,33 +232,49 @@ class RecordSums:
         fitting = rows_in_memory(task, cohort, memory)
         self._rows = fitting // unit(1) * unit(1) or 1
         self.drops_out = bool(seed_names(task.model))
+        self.side_by_side = self._rows > 1 and task.dimension <= _SMALL
 
-    def gradient_sum(
-        self, model: Float32[Tensor, " d"], batch: Int64[Tensor, " n"], seeds: Int64[Tensor, " n"]
-    ) -> Float64[Tensor, " d"]:
-        """Return sum_i clip(grad loss_i(model)) over the records of a batch, exact on the bound's grid.
+    def gradient_sums(
+        self, models: Float32[Tensor, "m d"], batches: Sequence[RecordBatch]
+    ) -> Float64[Tensor, "m d"]:
+        """Return sum_i clip(grad loss_i(model)) over the records of every batch, exact on the bound's grid.
 
         Args:
-            model: (d,) parameters.
-            batch: rows of the cohort's table.
-            seeds: of each record's dropout masks in this step; not read unless :attr:`drops_out`.
+            models: (m, d) parameters of the silos.
+            batches: of the silos, in the same order; one, unless they go side by side.
         """
         layout, device = self._gradients.layout, self._cohort.device
-        sums = SiloSums(1, layout.dimension, self._bound, device)
-        for first in range(0, len(batch), self._rows):
-            rows = batch[first : first + self._rows]
-            taken, slots = len(rows), 1 if self._rows == 1 else whole(len(rows), 1)
-            rows = torch.cat([rows, rows[-1:].expand(slots - taken)])
+        sums = SiloSums(len(models), layout.dimension, self._bound, device)
+        all_rows = torch.cat([batch.rows for batch in batches])
+        all_seeds = torch.cat([batch.seeds for batch in batches])
+        counts = torch.tensor([len(batch.rows) for batch in batches])
+        owners = torch.arange(len(batches)).repeat_interleave(counts)
+        for first in range(0, len(all_rows), self._rows):
+            chunk = slice(first, first + self._rows)
+            taken = len(all_rows[chunk])
+            slots = 1 if self._rows == 1 else whole(taken, 1)
+            rows, own, seeds = (_filled(one[chunk], slots) for one in (all_rows, owners, all_seeds))
             features, targets = self._cohort.batch(rows[:, None])
-            mask = torch.ones(len(rows), 1, dtype=torch.bool, device=device)
-            own = seeds[first : first + self._rows]
-            own = torch.cat([own, own[-1:].expand(slots - taken)]).to(device)
+            batch = (
+                features,
+                targets,
+                torch.ones(slots, 1, dtype=torch.bool, device=device),
+                seeds.to(device),
+            )
             with undivided():
-                slopes = self._gradients.at_one(layout.unflatten(model), features, targets, mask, own)
+                if self.side_by_side:
+                    slopes = self._gradients.at_each(layout.unflatten(models[own.to(device)]), *batch)
+                else:
+                    slopes = self._gradients.at_one(layout.unflatten(models[0]), *batch)
             flat = torch.cat([slope.reshape(slots, -1)[:taken] for slope in slopes.values()], dim=1)
             ones = torch.ones(taken, dtype=torch.float64, device=device)
-            sums.add_(flat, ones, torch.zeros(taken, dtype=torch.int64, device=device))
-        return sums.total()[0]
+            sums.add_(flat, ones, own[:taken].to(device))
+        return sums.total()
+
+
+def _filled(values: Int64[Tensor, " n"], slots: int) -> Int64[Tensor, " slots"]:
+    """Return the values, the last one repeated until there are so many."""
+    return torch.cat([values, values[-1:].expand(slots - len(values))])
 
 
 def poisson(n: int, rate: float, source: BitSource) -> Bool[Tensor, " n"]:

@@ -1,9 +1,9 @@
 """A function of tensors as the list of kernels that it calls: written down once for every shape, then run by itself.
 
 ``vmap`` and ``grad`` go through the Python of a model, and their own, in every step of every contribution: most of a
-step where models are small. A function that is called often with tensors of one shape is therefore traced by ``make_fx``
-of PyTorch, which notes what reaches the kernels below vmap and autograd, and the list is run instead: the same kernels,
-of the same tensors, in the same order, so the same bits. docs/theory/vectorised-training.md.
+step where models are small. A function that is often called with tensors of one shape is therefore traced, by
+``make_fx`` of PyTorch, which notes what reaches the kernels below vmap and autograd, and the list is run instead: the
+same kernels, of the same tensors, in the same order, so the same bits. docs/theory/vectorised-training.md.
 
 The list must be a function of the tensors alone. What is read out of a tensor (``item``) or steers Python makes
 tracing fail, as it makes vmap fail; a tensor in the list that was neither handed over nor is a single number of the
