@@ -255,7 +255,9 @@ def test_noise_has_its_scale_and_the_divisor_is_the_expected_batch():
     torch.testing.assert_close(sums.total[0], torch.full_like(sums.total[0], -500.0), rtol=0, atol=0.2)
 
 
-def test_every_step_of_every_silo_has_noise_and_a_batch_of_its_own():
+@pytest.mark.parametrize("at_once", [1, 2**16])
+def test_every_step_of_every_silo_has_noise_and_a_batch_of_its_own(at_once, monkeypatch):
+    monkeypatch.setattr(dpsgd, "_DRAWN", at_once)
     task, cohort = task_of("mlp"), cohort_of([12, 12], n_silos=2)
     drawn = []
 
