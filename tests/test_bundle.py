@@ -436,6 +436,9 @@ def test_a_statement_of_another_delta_or_of_noise_from_a_known_seed_is_refuted(
     larger = replace(trained.statement, delta=trained.statement.delta * 2)
     changed = rewritten(made, tmp_path / "larger", {"privacy.json": _bytes(larger)})
     assert "another was asked for" in failures(fv.verify(changed))["experiment"]
+    fewer = {"privacy.json": _bytes(replace(trained.statement, units=1))}  # so that no delta is too large
+    fewer_said = failures(fv.verify(rewritten(made, tmp_path / "fewer", fewer)))["experiment"]
+    assert fewer_said == "the statement counts 1 users, and 20 are declared"
 
     seeded = {"privacy": {"insecure_seed": 7}}
     method = fv.uldp_avg(clip=0.5, noise_multiplier=5.0)

@@ -24,6 +24,7 @@ from fedveil.checks import Check, Unchecked, Verification, tried
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.files import reading
+from fedveil.foreign import foreign
 from fedveil.privacy.ledger import read_entries, read_head
 from fedveil.privacy.ledger_lines import Head
 from fedveil.privacy.statement_checks import recomputed, same_events, same_privacy
@@ -32,7 +33,7 @@ BEYOND: Final = (
     "that the noise was drawn as the statement says, by a program that was not changed, on a machine nobody else read",
     "that the model came of these events, and the metrics of these test records",
     "that each event is what its round really released",
-    "the lines against server and silos: the ledger records what readers of the models see",
+    "the lines against server and silos, and figures of publications: the ledger records what readers of models see",
     "the words of the statement's mechanisms, notes and reasons: figures are recomputed, words are not",
     "what else was, or will be, released from the same records: other runs add to epsilon",
     "whatever the statement lists as not covered",
@@ -105,10 +106,16 @@ def _chain(bundle: Bundle, ledger: Path) -> str:
 
 
 def _asked(bundle: Bundle) -> str:
-    with reading(f"{NAME}: experiment.privacy", BundleError):
-        asked = bundle.manifest.experiment["privacy"]
+    said, schema = bundle.statement, bundle.schema
+    with reading(f"{NAME}: experiment", BundleError):
+        asked, data = (bundle.manifest.experiment[key] for key in ("privacy", "data"))
+        users = data.get("n_users") if schema is None else schema.n_users
+        if said.units != users:
+            raise BundleError(
+                f"the statement counts {said.units} users, and {foreign(str(users))} are declared"
+            )
         seed = asked.get("insecure_seed")
-        return same_privacy(bundle.statement, delta=asked["delta"], accountant=asked["accountant"], seed=seed)
+        return same_privacy(said, delta=asked["delta"], accountant=asked["accountant"], seed=seed)
 
 
 def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:
