@@ -4,12 +4,12 @@ import gc
 import logging
 import math
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.shape_checks import FAST, install, look_at
 
 ROOMS = ("randomness", "privacy", "quantization", "population", "local", "server", "methods")
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,13 +22,21 @@ TOGETHER = (
 the parsed source."""
 
 
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30
+"""Where temporary files lie, if it has so many bytes free: the tests make and unlink some hundred thousand."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; one that only deals them out to workers needs no library."""
+    if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # of this process and of those that it starts
     if config.getoption("dist", "no") != "no":
         return
     gc.disable()  # until all is imported
     import torch
     from hypothesis import settings
+
+    from tests.shape_checks import install
 
     rooms = [f"fedveil.{room}" for room in ROOMS]
     install(rooms, "beartype.beartype", arrays_alone=bool(config.option.markexpr))
@@ -67,6 +75,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check the shapes of every call, or of the first ones where slow tests are left out."""
+    from tests.shape_checks import FAST, look_at
+
     look_at(FAST if item.config.option.markexpr else math.inf, item.location[0])
 
 

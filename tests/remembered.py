@@ -17,6 +17,7 @@ from torch import nn
 
 from fedveil.crypto import paillier
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
+from fedveil.crypto.rlwe import Ring
 from fedveil.engine import populations, setup
 from fedveil.engine.experiments import task_choice
 from fedveil.engine.experiments.experiment import Experiment
@@ -39,6 +40,7 @@ def remember() -> None:
     spare_the_disk()
     remember_signatures()
     remember_primes()
+    remember_rings()
     remember_guarantees()
     remember_compositions()
     remember_documents()
@@ -91,6 +93,11 @@ def remember_primes() -> None:
         return found[bits][turn]
 
     paillier._prime = prime
+
+
+def remember_rings() -> None:
+    """Make each ring's context once: every ciphertext of a party has one of its own, and none is changed by its use."""
+    Ring.context = _remembering(Ring.context)  # type: ignore[method-assign]
 
 
 def remember_guarantees() -> None:

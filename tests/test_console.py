@@ -32,7 +32,7 @@ from fedveil.reference import summary
 from fedveil.registry import members, names
 from fedveil.report.plan import _table
 from tests.commands import ended, output
-from tests.source import parsed
+from tests.source import parsed, walked
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "fedveil"
 
@@ -70,7 +70,7 @@ def cells(console: Console, word: str) -> list[list[str]]:
 def test_no_epsilon_is_rounded_by_a_format() -> None:
     found = []
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(parsed(path)):
+        for node in walked(parsed(path)):
             if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
                 value, style = ast.unparse(node.value), ast.unparse(node.format_spec)
                 if "epsilon" in value and "." in style:

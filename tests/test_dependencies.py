@@ -11,7 +11,7 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from tests.source import parsed
+from tests.source import parsed, walked
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -46,7 +46,7 @@ OPTIONAL = set[str]().union(
 def modules(tree: ast.AST) -> set[str]:
     """Return the top-level modules that code imports, by name or through `importlib` with a literal."""
     found = set()
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:

@@ -609,6 +609,7 @@ def test_a_child_ends_with_a_parent_that_is_killed(served: Served, tmp_path: Pat
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_link_that_is_ended_leaves_no_socket_and_no_secret(tmp_path: Path) -> None:
     made = write_demonstration(tmp_path / "demo", port=free_port())
     home = CoordinatorFolder(made.provisioned.coordinator)

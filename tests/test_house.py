@@ -28,7 +28,7 @@ from fedveil.registry import HOUSE
 from fedveil.stage import Stage
 from tests.pins.compositions import compositions, public
 from tests.runs import json_lines
-from tests.source import parsed
+from tests.source import parsed, walked
 
 HERE = Path(__file__).parent
 SOURCE = Path(fedveil.__file__).parent
@@ -46,7 +46,7 @@ def stages() -> dict[str, set[str]]:
     classes = [
         (file, node)
         for file, tree in trees().items()
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.ClassDef)
     ]
     names = {"Stage", "Clip", "ClipL1", "Unbounded"}
@@ -97,7 +97,7 @@ def _asked(node: ast.AST) -> set[str]:
 def ladders(file: str, tree: ast.Module) -> int:
     """How often code asks for the type of a stage that is not its own file's."""
     foreign = {name for name, files in stages().items() if file not in files}
-    asking = (node for node in ast.walk(tree) if isinstance(node, ast.Call | ast.MatchClass | ast.Compare))
+    asking = (node for node in walked(tree) if isinstance(node, ast.Call | ast.MatchClass | ast.Compare))
     return sum(bool(_asked(node) & foreign) for node in asking)
 
 
@@ -162,7 +162,7 @@ def prose_read(tree: ast.Module) -> Iterator[str]:
     def words(node: ast.AST) -> bool:
         return isinstance(node, ast.Attribute) and node.attr in PROSE
 
-    for node in ast.walk(tree):
+    for node in walked(tree):
         match node:
             case ast.Compare(left=left, ops=ops, comparators=others):
                 nothing = all(isinstance(other, ast.Constant) and other.value is None for other in others)
@@ -213,7 +213,7 @@ LONG_FILES: dict[str, int] = {}
 def test_functions_have_at_most_six_parameters() -> None:
     keys, found = {place.split(":")[1] for place in HOUSE["methods"].values()}, Counter[str]()
     for file, tree in trees().items():
-        for node in ast.walk(tree):
+        for node in walked(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 if file.startswith("methods/") and node.name in keys:
                     continue  # a method's builder: its parameters are the keys of the method's section
@@ -263,11 +263,11 @@ def imports(file: str, tree: ast.Module) -> Iterator[str]:
     """The rooms that a file imports when it runs."""
     only_typed = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in _names(node.test)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if id(node) in only_typed:
             continue
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fedveil":
@@ -295,7 +295,7 @@ def test_reports_read_documents_and_prepare_nothing() -> None:
     for file, tree in trees().items():
         if file.startswith("report/") or file == "engine/advice.py":
             modules = {
-                node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+                node.module for node in walked(tree) if isinstance(node, ast.ImportFrom) and node.module
             }
             assert {name for name in modules if name.startswith("fedveil.engine")} <= {
                 "fedveil.engine.advice",
@@ -338,7 +338,7 @@ def _classes(folder: str, *duties: str) -> set[str]:
         node.name
         for file, tree in trees().items()
         if file.startswith(folder)
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.ClassDef) and set(duties) <= _methods(node)
         if not node.name.startswith("_") and not any("Protocol" in ast.unparse(base) for base in node.bases)
     }
@@ -436,7 +436,7 @@ def test_only_the_carrier_needs_a_unix() -> None:
         and (
             named := {
                 name
-                for node in ast.walk(tree)
+                for node in walked(tree)
                 if isinstance(node, ast.Import | ast.ImportFrom)
                 for name in (
                     [one.name for one in node.names] if isinstance(node, ast.Import) else [node.module or ""]
