@@ -21,7 +21,11 @@ from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import signed_end
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
-from fedveil.keys import REQUIRED, Fraction, check_ranges, filled, keys_of
+from fedveil.keys import REQUIRED, Fraction, Share, check_ranges, filled, keys_of
+from fedveil.local.steps import LocalSgd
+from fedveil.methods.method import Method
+from fedveil.methods.uldp import uldp_avg
+from fedveil.methods.variants import variant_of
 from fedveil.population.catalogue import catalogue
 from fedveil.protection.parts import Part, Terms
 from fedveil.protection.refusals import Code
@@ -39,7 +43,7 @@ BASE: dict[str, Any] = {
     "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0},
 }
 SHARP = '''
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fedveil.server.denoise import Denoiser
 @dataclass(frozen=True, kw_only=True)
 class Sharp(Denoiser):
@@ -141,6 +145,25 @@ def test_ranges_hold_for_stages_built_in_python() -> None:
     for wrong in (1.02, 0.0, float("nan")):
         with pytest.raises(CompositionError, match=r"share = .*: a finite number > 0 and <= 1 is needed"):
             check_ranges(Stage(share=wrong))
+
+
+def test_a_variant_has_the_keys_of_the_method_that_it_varies_and_its_own_before_what_has_a_default() -> None:
+    @variant_of(uldp_avg)
+    def falling(plain: Method, *, least: Share, noise_decay: Fraction = 0.5) -> Method:
+        """Falls."""
+        return replace(plain, name=f"falling to {least}", noise_decay=noise_decay)
+
+    theirs, ours = list(keys_of(uldp_avg)), list(keys_of(falling))
+    assert [key.name for key in ours] == [
+        *(key.name for key in theirs if key.default is REQUIRED),
+        *("least", "noise_decay"),
+        *(key.name for key in theirs if key.default is not REQUIRED),
+    ]
+    assert [key for key in ours if key.name not in ("least", "noise_decay")] == theirs
+    given = {"local": LocalSgd(learning_rate=0.1, epochs=1), "clip": 0.5, "noise_multiplier": 5.0}
+    method = falling(**given, least=0.25)
+    assert (method.name, method.noise_decay) == ("falling to 0.25", 0.5)
+    assert replace(method, name="uldp-avg", noise_decay=1.0) == uldp_avg(**given)
 
 
 def test_a_member_of_a_package_is_listed_without_its_code_and_used_by_name(install: Install) -> None:

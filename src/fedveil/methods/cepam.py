@@ -18,6 +18,9 @@ guaranteed. The baselines add the same noise as numbers, and may quantise what c
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.client_messages import (
@@ -31,6 +34,7 @@ from fedveil.methods.client_messages import (
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.keys import ClipNorm, Lattice, Local, Noise, Scale, ServerRate, Step, Users
 from fedveil.methods.method import Method
+from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound, Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone
@@ -52,7 +56,7 @@ def cepam_gaussian(
     learning_rate: ServerRate = 1.0,
 ) -> Method:
     """CEPAM-Gaussian: the error of each client's quantiser is N(0, (noise_multiplier s)^2 I), on any lattice."""
-    bound = _bound("cepam-gaussian", "gaussian", scale, clip)
+    bound = _bound("gaussian", scale, clip)
     sent = _messages(n_users, "gaussian", noise_multiplier, bound, Layered(lattice=lattice))
     return _clients("cepam-gaussian", local, bound, sent, learning_rate)
 
@@ -67,7 +71,7 @@ def cepam_laplace(
     learning_rate: ServerRate = 1.0,
 ) -> Method:
     """CEPAM-Laplace: the error of each client's quantiser is Laplace(noise_multiplier s) on every coordinate."""
-    bound = _bound("cepam-laplace", "laplace", scale, clip)
+    bound = _bound("laplace", scale, clip)
     sent = _messages(n_users, "laplace", noise_multiplier, bound, Layered())
     return _clients("cepam-laplace", local, bound, sent, learning_rate)
 
@@ -88,7 +92,7 @@ def fl_sdq(
     learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+SDQ: updates quantised with subtractive dither, step in units of s. No noise, no guarantee."""
-    bound = _bound("fl-sdq", None, scale, clip)
+    bound = _bound(None, scale, clip)
     sent = _messages(n_users, None, 0.0, bound, Dithered(step=step))
     return _clients("fl-sdq", local, bound, sent, learning_rate)
 
@@ -103,7 +107,7 @@ def fl_gaussian(
     learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+Gaussian: the noise of cepam-gaussian as numbers."""
-    bound = _bound("fl-gaussian", "gaussian", scale, clip)
+    bound = _bound("gaussian", scale, clip)
     sent = _messages(n_users, "gaussian", noise_multiplier, bound, Numbers())
     return _clients("fl-gaussian", local, bound, sent, learning_rate)
 
@@ -118,41 +122,26 @@ def fl_laplace(
     learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+Laplace: the noise of cepam-laplace as numbers."""
-    bound = _bound("fl-laplace", "laplace", scale, clip)
+    bound = _bound("laplace", scale, clip)
     sent = _messages(n_users, "laplace", noise_multiplier, bound, Numbers())
     return _clients("fl-laplace", local, bound, sent, learning_rate)
 
 
-def fl_gaussian_sdq(
-    *,
-    local: Local,
-    n_users: Users,
-    noise_multiplier: Noise,
-    step: Step,
-    scale: Scale = "clip",
-    clip: ClipNorm | None = None,
-    learning_rate: ServerRate = 1.0,
-) -> Method:
+@variant_of(fl_gaussian)
+def fl_gaussian_sdq(noisy: Method, *, step: Step) -> Method:
     """FL+Gaussian+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's std."""
-    bound = _bound("fl-gaussian-sdq", "gaussian", scale, clip)
-    sent = _messages(n_users, "gaussian", noise_multiplier, bound, Dithered(step=step))
-    return _clients("fl-gaussian-sdq", local, bound, sent, learning_rate)
+    return _dithered(noisy, "fl-gaussian-sdq", step)
 
 
-def fl_laplace_sdq(
-    *,
-    local: Local,
-    n_users: Users,
-    noise_multiplier: Noise,
-    step: Step,
-    scale: Scale = "clip",
-    clip: ClipNorm | None = None,
-    learning_rate: ServerRate = 1.0,
-) -> Method:
+@variant_of(fl_laplace)
+def fl_laplace_sdq(noisy: Method, *, step: Step) -> Method:
     """FL+Laplace+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's b."""
-    bound = _bound("fl-laplace-sdq", "laplace", scale, clip)
-    sent = _messages(n_users, "laplace", noise_multiplier, bound, Dithered(step=step))
-    return _clients("fl-laplace-sdq", local, bound, sent, learning_rate)
+    return _dithered(noisy, "fl-laplace-sdq", step)
+
+
+def _dithered(noisy: Method, name: str, step: float) -> Method:
+    channel: Any = noisy.channel  # messages of clients
+    return replace(noisy, name=name, channel=replace(channel, form=Dithered(step=step)))
 
 
 def _messages(
@@ -184,17 +173,15 @@ def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages, lea
     )
 
 
-def _bound(name: str, noise: NoiseName | None, scale: Scale, clip: float | None) -> Bound:
+def _bound(noise: NoiseName | None, scale: Scale, clip: float | None) -> Bound:
     """Return the bound of an update: l1 for Laplace noise, l2 else, none where its own norm is the scale."""
     if scale == "norm":
         if clip is not None:
-            raise CompositionError(
-                f"{name}: scale = 'norm' clips nothing; remove clip, or take scale = 'clip'"
-            )
+            raise CompositionError("method.scale = 'norm' clips nothing; remove clip, or take scale = 'clip'")
         return Unbounded()
     if clip is None:
         raise CompositionError(
-            f"{name}: scale = 'clip' measures the noise in clip; give method.clip, or take scale = 'norm', which "
+            "method.scale = 'clip' measures the noise in clip; give method.clip, or take scale = 'norm', which "
             "guarantees nothing"
         )
     return ClipL1(norm=clip) if noise == "laplace" else Clip(norm=clip)

@@ -213,8 +213,8 @@ def streamed(method: Method, correlated: Correlated | None, rounds: int | None) 
         return method
     if method.sampler.samples:
         raise CompositionError(
-            f"{method.name}: correlated: users who are drawn may take part in any two rounds, so that their rounds "
-            "overlap in what is sent; leave user_sampling_rate at 1, the schedule takes its place"
+            "method.correlated: users who are drawn may take part in any two rounds, so that their rounds overlap in "
+            "what is sent; leave user_sampling_rate at 1, the schedule takes its place"
         )
     shares: Any = method.channel  # methods of pairs send shares of Gaussian noise
     period = correlated.period

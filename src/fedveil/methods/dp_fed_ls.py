@@ -32,6 +32,7 @@ from fedveil.methods.keys import (
     Users,
 )
 from fedveil.methods.method import Method
+from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.closed_form import theorem_epsilon, theorem_noise
@@ -105,29 +106,9 @@ def dp_fed(
     )
 
 
-def dp_fed_ls(
-    *,
-    local: Local,
-    n_users: Users,
-    clip: ClipNorm,
-    noise_multiplier: Noise,
-    smoothing: Smoothing,
-    client_sampling: ClientSampling = "poisson",
-    client_sampling_rate: ClientRate = 1.0,
-    denominator: Denominator = "expected",
-    learning_rate: ServerRate = 1.0,
-) -> Method:
+@variant_of(dp_fed)
+def dp_fed_ls(plain: Method, *, smoothing: Smoothing) -> Method:
     """Algorithm 1: DP-Fed whose noisy mean is smoothed, tensor by tensor, by A_sigma^{-1}."""
-    plain = dp_fed(
-        local=local,
-        n_users=n_users,
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        client_sampling=client_sampling,
-        client_sampling_rate=client_sampling_rate,
-        denominator=denominator,
-        learning_rate=learning_rate,
-    )
     return replace(plain, name="dp-fed-ls", denoiser=Laplacian(smoothing=smoothing))
 
 

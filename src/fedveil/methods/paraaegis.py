@@ -36,6 +36,7 @@ from fedveil.methods.keys import (
 from fedveil.methods.method import Method
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.closed_form import remark_1_noise
@@ -109,56 +110,20 @@ def ckks_fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:
     )
 
 
-def serial(
-    *,
-    local: Local,
-    n_users: Users,
-    largest_silo: LargestSilo,
-    clip: ClipNorm,
-    noise_multiplier: Noise,
-    calibration: Calibration = "client",
-    learning_rate: ServerRate = 1.0,
-) -> Method:
+@variant_of(dp_fedavg)
+def serial(noisy: Method) -> Method:
     """Serial: the noise of dp-fedavg, and then everything is encrypted; calibrated against readers of the models."""
-    noisy = dp_fedavg(
-        local=local,
-        n_users=n_users,
-        largest_silo=largest_silo,
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        calibration=calibration,
-        learning_rate=learning_rate,
-    )
-    method = replace(
+    return replace(
         noisy,
         name="serial",
         protection=PartialEncryption(ratio=1.0, he_noise=1.0),
-        calibrated_to="readers",
+        calibrated_to="nobody" if noisy.calibrated_to == "nobody" else "readers",
     )
-    return _calibrated(method, calibration)
 
 
-def varying_dp(
-    *,
-    local: Local,
-    n_users: Users,
-    largest_silo: LargestSilo,
-    clip: ClipNorm,
-    noise_multiplier: Noise,
-    noise_decay: NoiseDecay = 0.9,
-    calibration: Calibration = "client",
-    learning_rate: ServerRate = 1.0,
-) -> Method:
+@variant_of(dp_fedavg)
+def varying_dp(noisy: Method, *, noise_decay: NoiseDecay = 0.9) -> Method:
     """Varying-DP: dp-fedavg whose noise falls by a factor every round, from noise_multiplier in the first."""
-    noisy = dp_fedavg(
-        local=local,
-        n_users=n_users,
-        largest_silo=largest_silo,
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        calibration=calibration,
-        learning_rate=learning_rate,
-    )
     return replace(noisy, name="varying-dp", noise_decay=noise_decay)
 
 
@@ -191,24 +156,7 @@ def stevens(
     return _calibrated(method, calibration)
 
 
-def paraaegis(
-    *,
-    local: Local,
-    n_users: Users,
-    largest_silo: LargestSilo,
-    clip: ClipNorm,
-    noise_multiplier: Noise,
-    calibration: Calibration = "client",
-    learning_rate: ServerRate = 1.0,
-) -> Method:
+@variant_of(dp_fedavg)
+def paraaegis(noisy: Method) -> Method:
     """ParaAegis: the coordinates voted for travel encrypted, the others clipped and noisy (Algorithm 1)."""
-    noisy = dp_fedavg(
-        local=local,
-        n_users=n_users,
-        largest_silo=largest_silo,
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        calibration=calibration,
-        learning_rate=learning_rate,
-    )
     return replace(noisy, name="paraaegis", protection=PartialEncryption(clip="parts"))

@@ -31,6 +31,7 @@ from fedveil.methods.keys import (
     WeightPower,
 )
 from fedveil.methods.method import Method
+from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Clip, bound_of
@@ -102,27 +103,6 @@ def uldp_group(
     )
 
 
-def uldp_sgd_w(
-    *,
-    clip: Clipping,
-    noise_multiplier: Noise,
-    power: WeightPower = 1.0,
-    user_sampling_rate: UserRate = 1.0,
-    colluding_silos: Colluding = 0,
-    learning_rate: PairRate = 1.0,
-    correlated: Stream = None,
-    rounds: Rounds = None,
-) -> Method:
-    """Takes one clipped gradient per user and silo, weighted by the user's records there (Algorithm 3, equation 3).
-
-    That is uldp-avg-w with one local step over all of a contribution's records, at local rate 1.
-    """
-    pairs = _pairs(
-        LocalGradient(), clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate
-    )
-    return streamed(replace(pairs, name="uldp-sgd-w", weights=Weights.by_power(power)), correlated, rounds)
-
-
 def uldp_sgd(
     *,
     clip: Clipping,
@@ -138,6 +118,15 @@ def uldp_sgd(
         LocalGradient(), clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate
     )
     return streamed(replace(pairs, name="uldp-sgd"), correlated, rounds)
+
+
+@variant_of(uldp_sgd)
+def uldp_sgd_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
+    """Takes one clipped gradient per user and silo, weighted by the user's records there (Algorithm 3, equation 3).
+
+    That is uldp-avg-w with one local step over all of a contribution's records, at local rate 1.
+    """
+    return replace(uniform, name="uldp-sgd-w", weights=Weights.by_power(power))
 
 
 def uldp_avg(
@@ -156,24 +145,13 @@ def uldp_avg(
     return streamed(pairs, correlated, rounds)
 
 
-def uldp_avg_w(
-    *,
-    local: Local,
-    clip: Clipping,
-    noise_multiplier: Noise,
-    power: WeightPower = 1.0,
-    user_sampling_rate: UserRate = 1.0,
-    colluding_silos: Colluding = 0,
-    learning_rate: PairRate = 1.0,
-    correlated: Stream = None,
-    rounds: Rounds = None,
-) -> Method:
+@variant_of(uldp_avg)
+def uldp_avg_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
     """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3).
 
     With a power p the weights are n_su^p / sum_s n_su^p, which no figure of the paper has.
     """
-    pairs = _pairs(local, clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate)
-    return streamed(replace(pairs, name="uldp-avg-w", weights=Weights.by_power(power)), correlated, rounds)
+    return replace(uniform, name="uldp-avg-w", weights=Weights.by_power(power))
 
 
 def _pairs(

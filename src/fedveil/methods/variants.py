@@ -1,0 +1,43 @@
+"""Builders of methods that vary another: its keys, and keys of their own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import get_type_hints
+
+from fedveil.methods.method import Method
+
+Builder = Callable[..., Method]
+
+
+def variant_of(base: Builder) -> Callable[[Builder], Builder]:
+    """Make a builder of a function that changes the method of another builder.
+
+    Args:
+        base: the other builder; its keys are the variant's too.
+
+    Returns:
+        A decorator of a function of the other's method, whose keyword arguments are keys of its own. They stand behind
+        the other's keys without a default, and before those with one.
+    """
+
+    def decorate(change: Builder) -> Builder:
+        plain, *own = inspect.signature(change).parameters.values()
+        theirs = list(inspect.signature(base).parameters.values())
+        needed = [one for one in (*theirs, *own) if one.default is one.empty]
+        others = [one for one in (*own, *theirs) if one.default is not one.empty]
+
+        @wraps(change)
+        def build(**keys: object) -> Method:
+            changed = {one.name: keys.pop(one.name) for one in own if one.name in keys}
+            return change(base(**keys), **changed)
+
+        hints = get_type_hints(base, include_extras=True) | get_type_hints(change, include_extras=True)
+        del hints[plain.name]
+        build.__annotations__ = hints
+        build.__signature__ = inspect.Signature(needed + others)  # type: ignore[attr-defined]
+        return build
+
+    return decorate
