@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.sockets import free_port
-from tests.test_flower_kill import FEDVEIL, complete, rounds, seeded, submittable, wait_until
+from tests.processes import Processes, complete, rounds, seeded, submittable, wait_until
 
 HOUR = 3600
 JUMPS = (HOUR, -2 * 24 * HOUR, 200)
@@ -81,22 +80,19 @@ def test_a_clock_that_jumps_changes_nothing(whose: str, library: Path, tmp_path:
     run = home / "runs" / "demonstration"
     clocks = {name: Clock(tmp_path, name) for name in ("coordinator", *hospitals)}
     chosen = {"coordinator": ["coordinator"], "silo": ["north"], "everybody": list(clocks)}[whose]
-    processes: list[subprocess.Popen[Any]] = []
-
-    def start(name: str, *words: str) -> subprocess.Popen[Any]:
-        processes.append(subprocess.Popen([*FEDVEIL, *words], env=clocks[name].environment(library)))
-        return processes[-1]
+    environments = {name: clock.environment(library) for name, clock in clocks.items()}
 
     def wrong(seconds: int) -> None:
         for name in chosen:
             clocks[name].jump(seconds)
 
-    try:
-        served = start("coordinator", "coordinator", "serve", str(home.path))
+    with Processes() as processes:
+        served = processes.start("coordinator", "serve", home.path, env=environments["coordinator"])
         wait_until(lambda: submittable(home), served)
         for path in made.provisioned.silos:
-            start(path.name, "silo", "serve", str(path))
-        asked = start("coordinator", "federation", "run", str(made.experiment), "--home", str(home.path))
+            processes.start("silo", "serve", path, env=environments[path.name])
+        words = ("federation", "run", made.experiment, "--home", home.path)
+        asked = processes.start(*words, env=environments["coordinator"])
         for number, jump in enumerate(JUMPS):
             wait_until(lambda number=number: max(rounds(run), default=-1) > 2 * number, asked)
             wrong(jump)
@@ -106,9 +102,4 @@ def test_a_clock_that_jumps_changes_nothing(whose: str, library: Path, tmp_path:
             wrong(0)
         assert asked.wait(900) == 0
         assert all(one.poll() is None for one in processes[:-1])  # nothing was started again
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
     complete(RunFolder(run), made, tmp_path, ROUNDS)

@@ -15,7 +15,7 @@ from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.sockets import free_port
-from tests.test_flower_kill import FEDVEIL, complete, rounds, seeded, submittable, wait_until
+from tests.processes import FEDVEIL, Processes, complete, rounds, seeded, wait_until
 
 ROUNDS = 6
 _CHUNK = 4096
@@ -69,14 +69,11 @@ def test_a_disk_that_fills_up_under_served_parties_stops_the_run_and_loses_nothi
     run = home / "runs" / "demonstration"
     disk = home / "runs" if whose == "coordinator" else made.provisioned.silos[0] / "state"
     little_disk(disk)
-    processes: list[subprocess.Popen[Any]] = []
     ask = [*FEDVEIL, "federation", "run", "--home", str(home.path)]
-    try:
-        processes.append(subprocess.Popen([*FEDVEIL, "coordinator", "serve", str(home.path)]))
-        wait_until(lambda: submittable(home), processes[0])
-        processes += [
-            subprocess.Popen([*FEDVEIL, "silo", "serve", str(path)]) for path in made.provisioned.silos
-        ]
+    with Processes() as processes:
+        processes.serve(home)
+        for path in made.provisioned.silos:
+            processes.start("silo", "serve", path)
         piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         asked = subprocess.Popen([*ask, str(made.experiment)], **piped)
         wait_until(lambda: 2 in rounds(run), asked, look=0.02)
@@ -89,9 +86,4 @@ def test_a_disk_that_fills_up_under_served_parties_stops_the_run_and_loses_nothi
         ballast.unlink()
         subprocess.run([*ask, "--resume", str(run)], check=True, timeout=600)
         assert all(one.poll() is None for one in processes)
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
     complete(RunFolder(run), made, tmp_path, ROUNDS, charged_again=1)

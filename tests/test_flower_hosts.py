@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,8 @@ import pytest
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.privacy.ledger import read_entries
+from tests.processes import FEDVEIL, Processes
 
-FEDVEIL = [sys.executable, "-m", "fedveil"]
 HOST, FAR = "10.213.77.1", "10.213.77.2"
 NAMESPACE, NEAR_END, FAR_END = "fedveil-far", "fedveil-near", "fedveil-end"
 PORT = 19443
@@ -88,20 +87,13 @@ def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: 
     home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"resend_after": 30.0}).write(home / "coordinator.toml")
     *near, far = made.provisioned.silos
-    processes = [subprocess.Popen([*FEDVEIL, "coordinator", "serve", str(home.path)])]
-
-    def submit(experiment: Path) -> subprocess.Popen[bytes]:
-        command = [*FEDVEIL, "federation", "run", str(experiment), "--home", str(home.path)]
-        processes.append(subprocess.Popen(command))
-        return processes[-1]
-
-    try:
-        processes += [subprocess.Popen([*FEDVEIL, "silo", "serve", str(path)]) for path in near]
-        processes.append(
-            subprocess.Popen(["ip", "netns", "exec", far_host, *FEDVEIL, "silo", "serve", str(far)])
-        )
+    with Processes() as processes:
+        processes.start("coordinator", "serve", home.path)
+        for path in near:
+            processes.start("silo", "serve", path)
+        processes.start("silo", "serve", far, by=["ip", "netns", "exec", far_host, *FEDVEIL])
         wait_for_port()
-        submitted = submit(made.experiment)
+        submitted = processes.start("federation", "run", made.experiment, "--home", home.path)
         run = home / "runs" / "demonstration"
         deadline = time.monotonic() + 900
         while 1 not in column(run, "round"):
@@ -118,7 +110,8 @@ def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: 
         assert column(run, "summed")[1:] == [4, 4, 4]
         ip("link", "set", NEAR_END, "down")
         home.settings.model_copy(update={"go_on_after": 20.0}).write(home / "coordinator.toml")
-        assert submit(recovering(made.experiment)).wait(900) == 0
+        again = processes.start("federation", "run", recovering(made.experiment), "--home", home.path)
+        assert again.wait(900) == 0
         run = home / "runs" / "recovered"
         assert column(run, "round") == [0, 1, 2]
         assert column(run, "summed")[1:] == [3, 3]
@@ -126,8 +119,3 @@ def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: 
             path.name: len(read_entries(path / "state" / "ledger.jsonl")) for path in made.provisioned.silos
         }
         assert charged == {path.name: 5 for path in near} | {far.name: 3}
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()

@@ -2,85 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.demonstration import Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.sockets import address, free_port
-from fedveil.flower.submission import END, SOCKET
-from fedveil.privacy.ledger import read_entries
+from fedveil.flower.sockets import free_port
+from fedveil.flower.submission import SOCKET
+from tests.processes import (
+    FEDVEIL,
+    SECONDS,
+    Processes,
+    complete,
+    rounds,
+    seeded,
+    submittable,
+    tree,
+    wait_until,
+)
 
-FEDVEIL = [sys.executable, "-m", "fedveil"]
 ROUNDS = 3
-SECONDS = 600.0
-"""For each step; a busy machine takes a minute for a round."""
-
-
-def tree(root: int) -> dict[int, bytes]:
-    """A process and all below it, with their command lines."""
-    parents: dict[int, int] = {}
-    lines: dict[int, bytes] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_text()
-            lines[int(entry.name)] = (entry / "cmdline").read_bytes()
-        except OSError:  # it has ended
-            continue
-        parents[int(entry.name)] = int(stat[stat.rindex(")") + 1 :].split()[1])
-
-    def within(process: int) -> bool:
-        while process != root and process in parents:
-            process = parents[process]
-        return process == root
-
-    return {process: line for process, line in lines.items() if within(process)}
-
-
-def submittable(home: CoordinatorFolder) -> bool:
-    """Whether a coordinator takes runs; a socket that one left behind that was killed takes none."""
-    with socket.socket(socket.AF_UNIX) as tried:
-        try:
-            return tried.connect_ex(address(home / "run" / SOCKET)) == 0
-        except OSError:
-            return False
-
-
-def rounds(run: Path) -> list[int]:
-    path = run / "metrics.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(line)["round"] for line in lines]
-
-
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[Any], *, look: float = 0.2) -> None:
-    """Wait for something that happens while a process lives."""
-    until = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(look)
-
-
-def seeded(made: Demonstration) -> None:
-    """Make the run repeatable, and the silos willing to play it."""
-    with made.experiment.open("a", encoding="utf-8") as stream:
-        stream.write('\n[privacy]\ninsecure_seed = 7\n\n[trainer]\nname = "loop"\n')
-    for path in made.provisioned.silos:
-        with (path / "policy.toml").open("a", encoding="utf-8") as stream:
-            stream.write("without_guarantee = true\n")
 
 
 def carried_by_supernodes(made: Demonstration, silos: Sequence[Path]) -> None:
@@ -101,23 +51,16 @@ def test_silos_with_supernodes_train_to_the_same_model(tmp_path: Path) -> None:
     carried_by_supernodes(made, made.provisioned.silos[:1])
     home = CoordinatorFolder(made.provisioned.coordinator)
     run = home / "runs" / "demonstration"
-    processes = [subprocess.Popen([*FEDVEIL, "coordinator", "serve", str(home.path)])]
-    try:
-        wait_until((home / "run" / SOCKET).exists, processes[0])
-        processes += [
-            subprocess.Popen([*FEDVEIL, "silo", "serve", str(path)]) for path in made.provisioned.silos
-        ]
+    with Processes() as processes:
+        processes.serve(home)
+        for path in made.provisioned.silos:
+            processes.start("silo", "serve", path)
         submitting = [*FEDVEIL, "federation", "run", str(made.experiment), "--home", str(home.path)]
         subprocess.run(submitting, check=True, timeout=SECONDS)
         lines = b"".join(tree(processes[1].pid).values())
         assert b"fedveil.flower.supernode" in lines
         assert len(tree(processes[1].pid)) == 2  # nothing is started for a message
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
-    complete(RunFolder(run), made, tmp_path)
+    complete(RunFolder(run), made, tmp_path, ROUNDS)
 
 
 @pytest.mark.slow
@@ -129,38 +72,29 @@ def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(killed: str
     seeded(made)
     home = CoordinatorFolder(made.provisioned.coordinator)
     run = home / "runs" / "demonstration"
-    serve, submitting = [*FEDVEIL, "coordinator", "serve", str(home.path)], [*FEDVEIL, "federation", "run"]
-    processes = [subprocess.Popen(serve)]
-    try:
-        wait_until((home / "run" / SOCKET).exists, processes[0])
-        processes += [
-            subprocess.Popen([*FEDVEIL, "silo", "serve", str(path)]) for path in made.provisioned.silos
-        ]
-        processes.append(subprocess.Popen([*submitting, str(made.experiment), "--home", str(home.path)]))
-        wait_until(lambda: 1 in rounds(run), processes[0])
-        children = set(tree(processes[0].pid)) - {processes[0].pid}
+    with Processes() as processes:
+        served = processes.serve(home)
+        for path in made.provisioned.silos:
+            processes.start("silo", "serve", path)
+        asking = processes.start("federation", "run", made.experiment, "--home", home.path)
+        wait_until(lambda: 1 in rounds(run), served)
+        children = set(tree(served.pid)) - {served.pid}
         assert len(children) == 1
         if killed == "link":
             os.kill(children.pop(), signal.SIGKILL)
         else:
-            processes[0].kill()
-        assert processes[0].wait(60) != 0
-        assert processes[-1].wait(60) != 0  # who watches is told
+            served.kill()
+        assert served.wait(60) != 0
+        assert asking.wait(60) != 0  # who watches is told
         assert rounds(run)[-1] < ROUNDS
         until = time.monotonic() + 60
         while any(Path(f"/proc/{child}").exists() for child in children):
             assert time.monotonic() < until  # the link ends with its party, and leaves the port
             time.sleep(0.1)
-        processes.append(subprocess.Popen(serve))
-        wait_until(lambda: submittable(home), processes[-1])
-        again = [*submitting, "--resume", str(run), "--home", str(home.path)]
+        processes.serve(home)
+        again = [*FEDVEIL, "federation", "run", "--resume", str(run), "--home", str(home.path)]
         subprocess.run(again, check=True, timeout=SECONDS)
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
-    complete(RunFolder(run), made, tmp_path)
+    complete(RunFolder(run), made, tmp_path, ROUNDS)
 
 
 def told(path: Path) -> bytes:
@@ -206,13 +140,8 @@ def test_nothing_is_left_15_seconds_after_a_signal(
     folder = home.path if party == "coordinator" else silos[0]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    processes: list[subprocess.Popen[Any]] = []
-
-    def start(*words: str) -> subprocess.Popen[Any]:
-        processes.append(subprocess.Popen([*FEDVEIL, *words], env=environment))
-        return processes[-1]
-
+    processes = Processes()
+    start = partial(processes.start, env={**os.environ, "TMPDIR": str(temporary)})
     try:
         target = start(party, "serve", str(folder))
         wait_until((folder / "run" / (SOCKET if party == "coordinator" else "guard")).exists, target)
@@ -286,29 +215,3 @@ def test_the_processes_that_encrypt_end_with_a_silo_that_is_killed(tmp_path: Pat
     made = subprocess.run([sys.executable, str(tmp_path / "pool.py")], capture_output=True, check=False)
     assert made.returncode == -signal.SIGKILL
     gone({int(made.stdout)}, [])
-
-
-def complete(
-    run: RunFolder, made: Demonstration, tmp_path: Path, last: int = ROUNDS, *, charged_again: int = 0
-) -> None:
-    """Hold a run that was disturbed against one that was not.
-
-    Args:
-        run: its folder.
-        made: the federation.
-        tmp_path: where the other is played.
-        last: the number of rounds.
-        charged_again: the most that a silo may have charged without having given anything for it.
-    """
-    every = list(range(1, last + 1))
-    assert json.loads((run / END).read_bytes())["error"] is None
-    assert rounds(run.path) == [0, *every]
-    assert [entry.round for entry in read_entries(run / "ledger.jsonl")] == every
-    for path in made.provisioned.silos:
-        charged = [entry.round for entry in read_entries(path / "state" / "ledger.jsonl")]
-        assert sorted(set(charged)) == every
-        assert len(charged) <= last + charged_again
-    here = tmp_path / "here"
-    subprocess.run([*FEDVEIL, "run", str(made.experiment), "--runs", str(here)], check=True)
-    undisturbed = here / "demonstration" / "model.safetensors"
-    assert undisturbed.read_bytes() == (run / "model.safetensors").read_bytes()

@@ -17,7 +17,7 @@ from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.sockets import free_port
 from fedveil.flower.submission import END
 from fedveil.privacy.ledger import read_entries
-from tests.test_flower_kill import FEDVEIL, rounds, seeded, submittable, tree
+from tests.processes import FEDVEIL, Processes, rounds, seeded, submittable, tree
 
 KILLS = 20
 ROUNDS = KILLS + 5
@@ -45,7 +45,8 @@ class Served:
         self._commands = {"coordinator": ["coordinator", "serve", str(self._home.path)]} | {
             path.name: ["silo", "serve", str(path)] for path in made.provisioned.silos
         }
-        self._parties = {name: start(*words) for name, words in self._commands.items()}
+        self._processes = Processes()
+        self._parties = {name: self._processes.start(*words) for name, words in self._commands.items()}
         self._asking: subprocess.Popen[bytes] | None = None
         self.kills: list[str] = []
 
@@ -69,10 +70,10 @@ class Served:
         """Start what has ended, as a supervisor does, and submit the run again where nobody waits for it."""
         for name, party in self._parties.items():
             if party.poll() is not None:
-                self._parties[name] = start(*self._commands[name])
+                self._parties[name] = self._processes.start(*self._commands[name])
         if (self._asking is None or self._asking.poll() is not None) and submittable(self._home):
             what = ["--resume", str(self.run)] if self.begun else [str(self._made.experiment)]
-            self._asking = start("federation", "run", *what, "--home", str(self._home.path))
+            self._asking = self._processes.start("federation", "run", *what, "--home", self._home.path)
 
     def kill(self, source: random.Random) -> None:
         """Kill a process of a party: the coordinator, its link, a silo's guard or its carrier."""
@@ -84,13 +85,7 @@ class Served:
 
     def close(self) -> None:
         """End all processes."""
-        for process in (*self._parties.values(), *([self._asking] if self._asking else [])):
-            process.terminate()
-            process.wait()
-
-
-def start(*words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*FEDVEIL, *words])
+        self._processes.__exit__()
 
 
 def demonstration(folder: Path, protection: str) -> Demonstration:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +14,9 @@ from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.sockets import free_port
-from tests.test_flower_kill import FEDVEIL, ROUNDS, complete, seeded, submittable, tree, wait_until
+from tests.processes import FEDVEIL, Processes, complete, seeded, tree, wait_until
 
+ROUNDS = 3
 LOOPS = 8
 GUARD_SECONDS = 45
 SLOWLY = f"""\
@@ -51,27 +51,18 @@ def play(folder: Path, slow: str = "") -> float:
     made = write_demonstration(folder / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
     seeded(made)
     home = CoordinatorFolder(made.provisioned.coordinator)
-    processes: list[subprocess.Popen[Any]] = []
-    try:
-        processes.append(subprocess.Popen([*FEDVEIL, "coordinator", "serve", str(home.path)]))
-        wait_until(lambda: submittable(home), processes[0])
+    with Processes() as processes:
+        processes.serve(home)
         for path in made.provisioned.silos:
-            command = [sys.executable, "-c", SLOWLY] if path.name == slow else FEDVEIL
-            processes.append(subprocess.Popen([*command, "silo", "serve", str(path)]))
+            program = [sys.executable, "-c", SLOWLY] if path.name == slow else FEDVEIL
+            processes.start("silo", "serve", path, by=program)
         served = list(processes)
         wait_until(lambda: all(len(tree(one.pid)) == 2 for one in served), processes[0])
         before, began = [set(tree(one.pid)) for one in served], time.monotonic()
-        asked = [*FEDVEIL, "federation", "run", str(made.experiment), "--home", str(home.path)]
-        processes.append(subprocess.Popen(asked))
-        assert processes[-1].wait(1800) == 0
+        assert processes.start("federation", "run", made.experiment, "--home", home.path).wait(1800) == 0
         seconds = time.monotonic() - began
         assert [set(tree(one.pid)) for one in served] == before
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
-    complete(RunFolder(home / "runs" / "demonstration"), made, folder)
+    complete(RunFolder(home / "runs" / "demonstration"), made, folder, ROUNDS)
     return seconds
 
 

@@ -47,7 +47,6 @@ def read_tables(
     test: Path | None = None,
     test_share: float = 0.2,
     seed: int = 0,
-    name: str = "tables",
 ) -> Population:
     """Read tables into a population.
 
@@ -59,7 +58,6 @@ def read_tables(
             training tables.
         test_share: probability with which each record is held out where there is no test table, between 0 and 1.
         seed: of the hold-out.
-        name: of the data set, in reports.
 
     Returns:
         The population. Users are numbered by the sorted union of their ids over all files, silos by name in
@@ -116,7 +114,7 @@ def read_tables(
         )
     classes = schema.target.classes if isinstance(schema.target, Label) else None
     return Population(
-        name=name,
+        name="tables",
         train=Records(
             features=features[kept], targets=targets[kept], silo=silo[kept], user=user[kept], key=key[kept]
         ),

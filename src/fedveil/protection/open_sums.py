@@ -48,8 +48,8 @@ class OpenVector(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenSums:
-    """Everybody's vector in the open.
+class SumsOfAll:
+    """A sum that the server has of every client's vector.
 
     Attributes:
         clients: how many clients there are.
@@ -74,8 +74,17 @@ class OpenSums:
 
     @property
     def largest(self) -> tuple[int, int]:
-        """A vector; nothing comes back."""
+        """The numbers of a vector; nothing that is longer comes back."""
         return 8 * self.length, 0
+
+    def vector(self, result: Vector) -> Vector:
+        """Return the sum as it is."""
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSums(SumsOfAll):
+    """Everybody's vector in the open."""
 
     def exchanges(self, client: int) -> Exchanges:
         """Return the one message of a round."""
@@ -84,10 +93,6 @@ class OpenSums:
     def given(self, work: Work, client: int) -> Vector:
         """Return the client's message as it is."""
         return cast(Vector, work.message(client))
-
-    def vector(self, result: Vector) -> Vector:
-        """Return the sum as it is."""
-        return result
 
     def pack(self, given: Vector) -> bytes:
         """Return the numbers of a vector."""

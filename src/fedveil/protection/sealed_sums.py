@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float64
@@ -25,13 +25,12 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges
 from fedveil.protection.fields import REST, fixed, sent_as
 from fedveil.protection.messages import SERVER, Envelope, Inbox, Message, message
-from fedveil.protection.open_sums import MessageEnd, OpenServer
+from fedveil.protection.open_sums import MessageEnd, OpenServer, SumsOfAll
 from fedveil.protection.protocol import (
     ClientProtocol,
     Outgoing,
     Place,
     ServerProtocol,
-    check_clients,
 )
 from fedveil.protection.work import Work
 
@@ -55,37 +54,15 @@ class SealedMessage(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SealedSums:
-    """Everybody's message of a codec.
+class SealedSums(SumsOfAll):
+    """Everybody's message of a codec, which is shorter than the numbers.
 
     Attributes:
-        clients: how many clients there are.
-        length: d, coordinates of a decoded vector.
         decode: returns the (d,) vector of the bytes that a client gives to the round of a number, or raises a
             ProtocolError.
-
-    Raises:
-        ProtocolError: too many clients.
     """
 
-    clients: int
-    length: int
     decode: Callable[[bytes, int], Vector]
-    result_at_server: ClassVar[bool] = True
-    repeats: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_clients(self.clients)
-
-    @property
-    def least(self) -> int:
-        """All clients."""
-        return self.clients
-
-    @property
-    def largest(self) -> tuple[int, int]:
-        """A codec's message, which is shorter than the numbers; a key comes back."""
-        return 8 * self.length, 0
 
     def exchanges(self, client: int) -> Exchanges:
         """Return the keys of a session, and the one message of a round."""
@@ -95,10 +72,6 @@ class SealedSums:
     def given(self, work: Work, client: int) -> bytes:
         """Return the client's message as it is."""
         return cast(bytes, work.message(client))
-
-    def vector(self, result: Vector) -> Vector:
-        """Return the sum as it is."""
-        return result
 
     def pack(self, given: bytes) -> bytes:
         """Return what a codec made: a round that is asked for again is the same bytes under another seal."""

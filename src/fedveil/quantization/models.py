@@ -62,10 +62,10 @@ _STEPS = [_offset_steps(eighth) for eighth in range(_LOW, _HIGH)]
 _DOUBLE_STEPS = 2.0 * (1.0 - 2.0**-40) * np.array(_STEPS)
 
 
-def _deviations(eighth: int, points: int = 4) -> Float64[np.ndarray, " points"]:
+def _deviations(eighth: int) -> Float64[np.ndarray, " 4"]:
     """Standard deviations spread over one eighth of an octave."""
     octave, part = divmod(eighth, _EIGHTHS)
-    return (1 + (part + (np.arange(points) + 0.5) / points) / _EIGHTHS) * 2.0**octave
+    return (1 + (part + (np.arange(4) + 0.5) / 4) / _EIGHTHS) * 2.0**octave
 
 
 def _units(mass: Float64[np.ndarray, " symbols"]) -> Int64[np.ndarray, " symbols_and_escape"]:

@@ -18,6 +18,7 @@ from fedveil.report.drawing import (
 from fedveil.report.run_data import RunData
 
 _SILO_NAMES_SHOWN = 40
+_LONGEST_LABEL = 18
 
 
 def metric_curve(run: RunData, metric: str) -> Plot:
@@ -231,5 +232,5 @@ def _delta(run: RunData) -> str:
     return f" at δ = {show(run.statement.delta)}"
 
 
-def _short(name: str, length: int = 18) -> str:
-    return label_text(name if len(name) <= length else name[: length - 1] + "…")
+def _short(name: str) -> str:
+    return label_text(name if len(name) <= _LONGEST_LABEL else name[: _LONGEST_LABEL - 1] + "…")

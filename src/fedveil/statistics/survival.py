@@ -37,7 +37,6 @@ class Curve:
         grid: (k,) times at the ends of the intervals that have an estimate: those before the first that may have too
             few at risk.
         survival: (k,) S; noise may take it above 1.
-        at_risk: (k,) people at risk at the start of each.
         covariance: (k, k) of log S.
         noise: (k, k) the part of it that is noise.
         few: (k,) what the events of z^2 / 2 more people would add to the standard deviation of log S.
@@ -45,7 +44,6 @@ class Curve:
 
     grid: Float64[np.ndarray, " k"]
     survival: Float64[np.ndarray, " k"]
-    at_risk: Float64[np.ndarray, " k"]
     covariance: Float64[np.ndarray, "k k"]
     noise: Float64[np.ndarray, "k k"]
     few: Float64[np.ndarray, " k"]
@@ -126,7 +124,6 @@ def curve(
     return Curve(
         grid=np.array(grid[1 : k + 1]),
         survival=np.cumprod(1 - found),
-        at_risk=at_risk[:k],
         covariance=lower @ (people + noise) @ lower.T,
         noise=lower @ noise @ lower.T,
         few=people_per_unit * NORMAL_95 / np.sqrt(2) / effective,

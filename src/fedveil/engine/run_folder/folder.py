@@ -210,8 +210,6 @@ class RunFolder:
     def read_checkpoint(self) -> Checkpoint | None:
         """Return the last complete round, or None if not even round 0 was reached.
 
-        Schema 1 has no state of an optimiser, whose steps were plain; schema 2 has it beside the model.
-
         Raises:
             RunFolderError: it is damaged, of another version or of another experiment.
         """
@@ -220,10 +218,10 @@ class RunFolder:
             return None
         with reading(path, RunFolderError), stored_tensors(path) as stored:
             metadata, model = stored.metadata(), stored.get_tensor("model")
-            if metadata["schema_version"] not in ("1", str(_CHECKPOINT_VERSION)):
+            if metadata["schema_version"] != str(_CHECKPOINT_VERSION):
                 raise RunFolderError(
-                    f"{path}: schema version {metadata['schema_version']} is not readable here; this program reads 1 "
-                    f"and {_CHECKPOINT_VERSION}"
+                    f"{path}: schema version {metadata['schema_version']} is not readable here; this program reads "
+                    f"{_CHECKPOINT_VERSION}"
                 )
             state = {
                 name.removeprefix(_STATE): stored.get_tensor(name)

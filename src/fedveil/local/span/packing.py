@@ -30,14 +30,12 @@ class Layout:
     Args:
         members: (g,) positions of the contributions, in the order of ``setting``.
         setting: (g,) the row of each contribution; rows beyond them are padding.
-        offset: (g,) its first column.
         records: (rows, width) which record lies where; the number of records where there is none.
         step: how many records of a row a step reads: all of a block's.
     """
 
     members: Int64[np.ndarray, "g"]
     setting: Int64[np.ndarray, "g"]
-    offset: Int64[np.ndarray, "g"]
     records: Int64[np.ndarray, "rows width"]
     step: int
 
@@ -196,4 +194,4 @@ def _filled(
     records[np.repeat(setting, size), np.repeat(offset, size) + within] = (
         np.repeat(starts[members], size) + within
     )
-    return Layout(members=members, setting=setting, offset=offset, records=records, step=step)
+    return Layout(members=members, setting=setting, records=records, step=step)
