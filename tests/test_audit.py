@@ -45,6 +45,17 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert stats.binomtest(hits, 1000, 0.95).pvalue < 1e-3
 
 
+@pytest.mark.parametrize(("n", "k", "truth"), [(3, 3, 0.8), (10, 10, 0.95), (30, 30, 0.99), (20, 300, 0.95)])
+def test_the_interval_covers_few_records_and_areas_near_1(n: int, k: int, truth: float) -> None:
+    """DeLong's covers 67, 72, 75 and 84 % here: without an overlap it says that the area is 1, and nothing else."""
+    random, shift = np.random.default_rng(3), math.sqrt(2) * stats.norm.ppf(truth)
+    found = [membership(random.normal(shift, 1, n), random.normal(0, 1, k)) for _ in range(200)]
+    assert sum(one.low <= truth <= one.high for one in found) >= 188
+    apart = membership(np.arange(n) + 9.0, 0.0 - np.arange(k))
+    assert apart.low < 1 - 1 / (n + k)
+    assert membership(0.0 - np.arange(n), np.arange(k) + 9.0).high == pytest.approx(1 - apart.low)
+
+
 def test_true_positive_rates_let_no_more_than_the_rate_pass() -> None:
     others = np.arange(1000.0)
     members = np.array([998.5, 997.5, 989.5, 988.5])

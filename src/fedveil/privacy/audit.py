@@ -1,8 +1,8 @@
 """What an attack says about a privacy claim: membership inference, and a lower bound on epsilon from one run.
 
 * Membership inference (Yeom et al. 2018): a record is called a member if the model's loss on it is low. Reported as the
-  area under the ROC curve with a confidence interval (DeLong et al. 1988) and the true positive rate at small false
-  positive rates (Carlini et al. 2022): what an attacker reaches who may hardly ever be wrong.
+  area under the ROC curve with a confidence interval (DeLong et al. 1988, and Newcombe 2006) and the true positive rate
+  at small false positive rates (Carlini et al. 2022): what an attacker reaches who may hardly ever be wrong.
 * One-run audit (Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run"): of m canary units each
   is included with probability 1/2; the auditor guesses for some of them and is right v times out of r. If training were
   (epsilon, delta)-DP, right guesses would be about as frequent as Binomial(r, e^eps / (1 + e^eps)) at most; so many
@@ -20,11 +20,13 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float64
 from scipy import stats
+from scipy.optimize import brentq
 
 from fedveil.errors import PrivacyError
 
 FALSE_POSITIVE_RATES: Final = (0.001, 0.01)
 _HIGHEST_EPSILON: Final = 100.0
+_BESIDE: Final = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,9 @@ def membership(
 ) -> Membership:
     """Evaluate an attack that calls a record a member if its score is high.
 
-    AUC = P(X > Y) + P(X = Y) / 2 for the score X of a member and Y of a non-member, with DeLong's variance.
+    AUC = P(X > Y) + P(X = Y) / 2 for the score X of a member and Y of a non-member. The interval is the hull of two:
+    with DeLong's variance, which is too short for few records and near 1 (of a sample without an overlap it is a
+    point), and Newcombe's: all areas within z standard deviations of the sample's, each with a variance of its own.
 
     Args:
         members: (n,) scores of members, n >= 2; the negative loss, for the loss-threshold attack.
@@ -97,9 +101,10 @@ def membership(
     ranks = stats.rankdata(both)
     above = (ranks[:n] - stats.rankdata(members)) / k  # of each member: share of the non-members below it
     below = 1 - (ranks[n:] - stats.rankdata(non_members)) / n
-    auc = float(above.mean())
+    auc = min(1.0, float(above.mean()))
     deviation = math.sqrt(float(above.var(ddof=1)) / n + float(below.var(ddof=1)) / k)
-    reach = float(stats.norm.isf((1 - confidence) / 2)) * deviation
+    z = float(stats.norm.isf((1 - confidence) / 2))
+    low, high = _possible_areas(auc, n, k, z)
     descending = np.sort(non_members)[::-1]
     rates = []
     for rate in FALSE_POSITIVE_RATES:
@@ -107,13 +112,33 @@ def membership(
         rates.append((rate, float((members > threshold).mean())))
     return Membership(
         auc=auc,
-        low=max(0.0, auc - reach),
-        high=min(1.0, auc + reach),
+        low=max(0.0, min(low, auc - z * deviation)),
+        high=min(1.0, max(high, auc + z * deviation)),
         confidence=confidence,
         true_positive_rates=tuple(rates),
         members=n,
         non_members=k,
     )
+
+
+def _possible_areas(auc: float, n: int, k: int, z: float) -> tuple[float, float]:
+    """Return the least and the largest theta with |auc - theta| <= z sd(theta).
+
+    sd^2 = theta (1 - theta) (1 + N ((1 - theta) / (2 - theta) + theta / (1 + theta))) / (n k), N = (n + k) / 2 - 1:
+    Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic, part 2" (Statistics
+    in Medicine 25, 2006), method 5.
+    """
+    others = (n + k) / 2 - 1
+
+    def beyond(theta: float) -> float:
+        spread = 1 + others * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+        return abs(auc - theta) - z * math.sqrt(theta * (1 - theta) * spread / (n * k))
+
+    # at 0 and at 1 nothing spreads, so that they are roots too: those between are looked for
+    below, above = auc * (1 - _BESIDE), auc + (1 - auc) * _BESIDE
+    low = float(brentq(beyond, 0.0, below)) if auc > 0 else 0.0
+    high = float(brentq(beyond, above, 1.0)) if auc < 1 else 1.0
+    return low, high
 
 
 def canary_bound(
