@@ -86,8 +86,8 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     assert not any(version in line for line in told)  # silos that have another one sign the same statement
     environment = json.loads((outcome.folder / "environment.json").read_text())
     assert environment["packages"][named] == version
-    assert (outcome.folder / "transcript.jsonl").read_text().count('"a vector in the open"') == 2 * 4
-    assert resume(outcome.folder, Unwatched()).rounds == 2
+    assert (outcome.folder / "transcript.jsonl").read_text().count('"a vector in the open"') == 5 * 4
+    assert resume(outcome.folder, Unwatched()).rounds == 5
 
 
 def module(name: str) -> Any:

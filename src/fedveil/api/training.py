@@ -139,7 +139,9 @@ def _check(people: Any, method: Any) -> None:
         raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
     if not isinstance(method, MethodChoice):
         what = (
-            f"call it: fedveil.{method.__name__}(...)" if callable(method) else f"not {type(method).__name__}"
+            f"call it: fedveil.{method.__name__}(...)"
+            if callable(method)
+            else f"not {type(method).__name__}; a composition of your own has a builder, and is fedveil.method(NAME)"
         )
         raise ConfigError(f"method: a chosen method is needed, such as fedveil.uldp_avg_w(clip=0.5): {what}")
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedveil.engine.experiments.experiment import parse, parse_assignment
 from fedveil.engine.experiments.study import Selection, study_documents
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, meant
 from fedveil.files import read_content, read_toml
 from fedveil.reproduction.results import Values, digest
 from fedveil.validation import validated
@@ -172,7 +172,9 @@ def load_table(name: str) -> Table:
         ConfigError: no such table; the error lists the known ones. Or its file is not valid: names the key.
     """
     if name not in table_names():
-        raise ConfigError(f"{name}: no such table; known are {', '.join(table_names())}")
+        raise ConfigError(
+            f"{name}: no such table; known are {', '.join(table_names())}{meant(name, table_names())}"
+        )
     path = _folder() / f"{name}.toml"
     return validated(Table, read_toml(path) | {"name": name}, path.name)
 

@@ -113,4 +113,5 @@ def fetch(file: DataFile, target: Path) -> None:
             failures.append(f"{url}: {error}")
         else:
             return
-    raise DataError(f"{file.path} could not be downloaded to {target}. " + "; ".join(failures))
+    helps = "Put it there, or let FEDVEIL_DATA name the folder that has it."
+    raise DataError(f"{file.path} could not be downloaded to {target}. {helps} {'; '.join(failures)}")
