@@ -48,6 +48,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.refusals import Code
 from fedveil.statistics.figures import rows
 from fedveil.statistics.released import read_released
+from tests.commands import ended
 from tests.federation_world import small_keys
 from tests.runs import Silent, json_lines
 from tests.user_lists import write_list
@@ -428,6 +429,22 @@ def test_a_run_is_submitted_where_a_coordinator_is_served(made: Demonstration) -
     home = CoordinatorFolder(made.provisioned.coordinator)
     with pytest.raises(BusyError, match="no coordinator is served"):
         Submission(home, home / "runs")
+    told = ended("federation", "run", made.experiment, "--home", home.path)
+    assert (told.code, "no coordinator is served" in told.err) == (75, True)
+    assert not (home / "runs" / "demonstration").exists()  # the run that is played later has this name
+
+
+def test_a_mistake_of_an_operator_is_answered_with_what_helps(made: Demonstration, tmp_path: Path) -> None:
+    assert "exists already; name a folder that is to be made" in ended("federation", "demo", tmp_path).mistake
+    assert "`fedveil silo accept`" in ended("silo", "serve", tmp_path).mistake
+    silo = SiloFolder(made.provisioned.silos[0])
+    table = silo.path / silo.settings.table
+    moved = table.rename(table.with_suffix(".away"))
+    try:
+        with pytest.raises(DataError, match=r"no such table; put it there, or name it in .*silo\.toml"):
+            silo.share()
+    finally:
+        moved.rename(table)
 
 
 @pytest.mark.usefixtures("flowers_task")

@@ -26,7 +26,16 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founder import admit, found, revoke, seal
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.silo import ServedSilo
-from fedveil.flower.submission import END, End, Submission, create_run, read_document, wait, watch
+from fedveil.flower.submission import (
+    END,
+    End,
+    Submission,
+    check_served,
+    create_run,
+    read_document,
+    wait,
+    watch,
+)
 from fedveil.report.page import write_report
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
@@ -163,7 +172,9 @@ def run_command(
         folder = RunFolder(resume)
     else:
         assert experiment is not None
-        folder = create_run(coordinator, read_document(experiment, coordinator))
+        document = read_document(experiment, coordinator)
+        check_served(coordinator)
+        folder = create_run(coordinator, document)
     kind = kind_of(folder.path)
     if kind is not None:
         _release(coordinator, folder, as_json, RELEASES[kind])
@@ -218,8 +229,9 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     else:
         if end.stopped is not None:
             OUT.print(f"stopped: {end.stopped}")
-        if (folder / "privacy.json").exists():  # none where no round was released
-            print_statement(read_statement(folder / "privacy.json"))
+        said = read_statement(folder / "privacy.json") if (folder / "privacy.json").exists() else None
+        if said is not None and not (end.stopped is not None and said.epsilon == 0):  # nothing was released
+            print_statement(said)
         OUT.print(f"run folder: {folder.path}")
         OUT.print(f"report: {report}")
     _refuse_silence(home, folder, end)

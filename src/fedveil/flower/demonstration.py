@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from fedveil.errors import ConfigError
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.joining import DraftedPolicy
 from fedveil.flower.provisioning import Provisioned, provision
@@ -95,9 +96,17 @@ def write_demonstration(
         host: of the coordinator.
         port: of the coordinator; silos have none.
         hospitals: names, and how many records each has.
+
+    Raises:
+        ConfigError: there is such a folder, or it cannot be made.
     """
     data = folder / "data"
-    data.mkdir(parents=True)
+    if folder.exists():
+        raise ConfigError(f"{folder}: exists already; name a folder that is to be made")
+    try:
+        data.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be made: {error.strerror}") from None
     randomness = np.random.default_rng(1988)
     for hospital, records in hospitals.items():
         _write_table(data / f"{hospital}.csv", randomness, records)

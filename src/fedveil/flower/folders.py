@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedveil.crypto.keys import IdentityKey, Passphrase
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, DataError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
@@ -85,7 +85,8 @@ class _Folder:
         self._passphrase = passphrase
         if not (self.path / "membership.toml").is_file():
             raise ConfigError(
-                f"{path}: not a folder of a party that accepted a membership: it has no membership.toml"
+                f"{path}: not a folder of a party that accepted a membership: it has no membership.toml; "
+                "`fedveil silo accept` and `fedveil coordinator accept` put it there"
             )
 
     def __truediv__(self, name: str) -> Path:
@@ -146,8 +147,12 @@ class SiloFolder(_Folder):
         users, main_silos = (
             None if name is None else self.path / name for name in (settings.users, settings.main_silos)
         )
-        number = membership.number(settings.name)
-        return silo_share(self.schema, self.path / settings.table, membership, number, users, main_silos)
+        number, table = membership.number(settings.name), self.path / settings.table
+        if not table.exists():
+            raise DataError(
+                f"{table}: no such table; put it there, or name it in {self / 'silo.toml'} (table)"
+            )
+        return silo_share(self.schema, table, membership, number, users, main_silos)
 
     @property
     def policy(self) -> Policy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+import shlex
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -93,6 +94,22 @@ def _check_schema(document: Experiment | TableDocument, path: Path, home: Coordi
     assert table is not None
     if schema_digest(table.schema_file) != home.membership.schema_digest:
         raise ConfigError(f"{path}: data.table.schema_file: not the schema that the members agreed on")
+
+
+def check_served(home: CoordinatorFolder) -> None:
+    """Return if a coordinator is served from a folder, as far as its socket shows.
+
+    Raises:
+        BusyError: it is not.
+    """
+    if not (home / "run" / SOCKET).exists():
+        raise _not_served(home)
+
+
+def _not_served(home: CoordinatorFolder) -> BusyError:
+    return BusyError(
+        f"{home.path}: no coordinator is served; start `fedveil coordinator serve {shlex.quote(str(home.path))}`"
+    )
 
 
 def create_run(home: CoordinatorFolder, document: Experiment | TableDocument) -> RunFolder:
@@ -212,10 +229,7 @@ class Submission:
             self.before = int(json.loads(receive_frame(self._connection))["before"])
         except (OSError, ProtocolError) as error:
             self._connection.close()
-            raise BusyError(
-                f"{home.path}: no coordinator is served; start `fedveil coordinator serve {home.path}` "
-                f"({type(error).__name__})"
-            ) from None
+            raise _not_served(home) from error
 
     def __enter__(self) -> Submission:
         """Return itself."""

@@ -224,7 +224,9 @@ def own_numbers(
         )
     place = np.array([number.get(who, -1) for who in ids], dtype=np.int32)
     problem = (
-        f"the user is no whole number below {schema.n_users}" if users is None else "the user is not listed"
+        f"the user is no whole number below {schema.n_users}, and the schema names no list of users' ids (users)"
+        if users is None
+        else "the user is not listed"
     )
     _refuse_first(path, schema.user, rows[place < 0], problem)
     return place
