@@ -103,11 +103,11 @@ def test_only_the_senders_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("words", [b"", b"POST /a HTTP/1.1\r\nhost: x\r\n", b"p"])
 def test_a_connection_without_a_whole_header_is_closed(monkeypatch: pytest.MonkeyPatch, words: bytes) -> None:
     """It says nothing, or something now and then; whoever asks is answered, and may ask again."""
-    monkeypatch.setattr(door, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(door, "HEADER_SECONDS", 0.6)
     whole = b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(0.3)  # longer than a header may take
+        await asyncio.sleep(0.8)  # longer than a header may take
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
@@ -119,7 +119,7 @@ def test_a_connection_without_a_whole_header_is_closed(monkeypatch: pytest.Monke
         reader, writer = await asyncio.open_connection(*address)
         for _ in range(2):
             writer.write(whole)
-            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).startswith(b"HTTP/1.1 200")
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).startswith(b"HTTP/1.1 200")
         slow, drip = await asyncio.open_connection(*address)
         begun = loop.time()
         for byte in words:
@@ -127,8 +127,8 @@ def test_a_connection_without_a_whole_header_is_closed(monkeypatch: pytest.Monke
             await asyncio.sleep(0.04 if len(words) > 1 else 0)
             if drip.is_closing() or slow.at_eof():
                 break
-        assert await asyncio.wait_for(slow.read(), 5) == b""
-        assert 0.15 < loop.time() - begun < 2
+        assert await asyncio.wait_for(slow.read(), 20) == b""
+        assert loop.time() - begun > 0.5
         assert len(state.connections) == 1
         writer.close()
         drip.close()
