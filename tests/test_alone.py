@@ -14,11 +14,12 @@ from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.populations import Populations
 from fedveil.engine.setup import Prepared, prepare, setting_with
 from fedveil.errors import ModelError
-from fedveil.local.alone import _same, alone_in_a_batch
+from fedveil.local.alone import alone_in_a_batch
 from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer, RecordSums
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
+from fedveil.local.replay import same
 from fedveil.local.shapes import unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.span.plan import Plan
@@ -223,9 +224,9 @@ def test_kernels_that_round_by_their_batch_are_found_and_refused() -> None:
 
 def test_nan_hides_no_difference() -> None:
     nan, one = torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0 + 2**-23])
-    assert _same(nan, nan.clone())
-    assert not _same(nan, one)
-    assert not _same(nan, torch.tensor([1.0, torch.nan]))
+    assert same(nan, nan.clone())
+    assert not same(nan, one)
+    assert not same(nan, torch.tensor([1.0, torch.nan]))
 
 
 class RoundingProducts(TorchDispatchMode):

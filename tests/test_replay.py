@@ -25,7 +25,6 @@ TASKS = {
     "dropout": task_of("mlp_groupnorm"),
     "convolutions": task_of("cnn", (1, 16, 16)),
     "shared, frozen, unused": Task(model=Shared(), loss=load_loss("cross_entropy")),
-    "bfloat16": replace(task_of("mlp"), precision="bfloat16"),
     "survival": Task(model=torch.nn.Linear(6, 1), loss=load_loss("cox")),
 }
 
@@ -139,6 +138,112 @@ def test_a_list_that_would_hold_records_is_not_used():
             replayed({"w": torch.randn(SLOTS, 6, generator=generator)}, features, *[torch.zeros(SLOTS)] * 3)
         kept.append(replayed.lists)
     assert kept == [0, 1]
+
+
+class ByRow(torch.autograd.Function):
+    """Each row times its own largest number, which Python reads: a rule for vmap that mixes no rows."""
+
+    @staticmethod
+    def forward(rows):
+        return rows * float(rows.max())
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope
+
+    @staticmethod
+    def vmap(info, in_dims, rows):
+        return torch.stack([row * float(row.numpy().max()) for row in rows.movedim(in_dims[0], 0)]), 0
+
+
+def own_rule(parameters, features):
+    return ByRow.apply(features @ parameters["w"])
+
+
+def counts_its_numbers(parameters, features):
+    return features @ parameters["w"] * (1 + (parameters["w"] > 0).nonzero().shape[0])
+
+
+def lists_its_numbers(parameters, features):
+    return features @ parameters["w"] * parameters["w"].detach().tolist()[0]
+
+
+def writes_to_its_records(parameters, features):
+    return features.mul_(2.0) @ parameters["w"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "at"),
+    [
+        (own_rule, AT_EACH),
+        (own_rule, AT_ONE),
+        (counts_its_numbers, AT_ONE),
+        (lists_its_numbers, AT_ONE),
+        (writes_to_its_records, AT_EACH),
+    ],
+)
+def test_what_one_batch_holds_is_in_no_other_ones_gradient(outputs, at):
+    """Numbers that Python reads, and what is written to a batch, would be those of whoever was traced."""
+
+    def loss(parameters, features, targets, mask, seed):
+        del mask, seed
+        return ((outputs(parameters, features) - targets) ** 2).mean()
+
+    generator, plain = torch.Generator().manual_seed(8), vmap(grad(loss), in_dims=at)
+    replayed = Replayed(plain, calls=2)
+    for _ in range(5):
+        models = torch.randn(SLOTS, 6, generator=generator)
+        features = torch.randn(SLOTS, WIDTH, 6, generator=generator)
+        batch = (torch.randn(SLOTS, WIDTH, generator=generator), *[torch.zeros(SLOTS)] * 2)
+        parameters = {"w": models if at is AT_EACH else models[0]}
+        ours = replayed(parameters, features.clone(), *batch)
+        assert same(ours, plain(parameters, features.clone(), *batch))
+    assert replayed.lists == 0
+
+
+def test_a_list_is_for_one_place_in_memory_and_one_kind_of_number():
+    def loss(parameters, features, targets, mask, seed):
+        del mask, seed
+        windows = features.as_strided((2, 3), (3, 1))
+        return ((windows @ parameters["w"]).sum() - targets) ** 2
+
+    generator, plain = torch.Generator().manual_seed(9), vmap(grad(loss), in_dims=AT_EACH)
+    replayed, lists = Replayed(plain, calls=1), []
+    table = torch.randn(3 * SLOTS, 6, generator=generator)
+    for first, kind in ((0, torch.float32), (SLOTS, torch.float32), (SLOTS, torch.float64)):
+        models = {"w": torch.randn(SLOTS, 3, generator=generator)}
+        batch = (torch.ones(SLOTS, dtype=kind), *[torch.zeros(SLOTS)] * 2)
+        features = table[first : first + SLOTS]
+        assert same(replayed(models, features, *batch), plain(models, features, *batch))
+        lists.append(replayed.lists)
+    assert lists == [1, 2, 3]
+
+
+def test_under_autocast_there_are_no_lists():
+    """The kernel of a bilinear layer calls others, which autocast computes in bfloat16, and a list would not."""
+    task = Task(model=torch.nn.Bilinear(6, 6, 3), loss=load_loss("cross_entropy"), precision="bfloat16")
+    gradients = BatchedGradients(task, torch.device("cpu"), False)
+    assert not any(isinstance(one, Replayed) for one in (gradients.at_one, gradients.at_each))
+
+
+def test_tracing_reads_nobodys_records_and_leaves_none_behind():
+    task, generator = TASKS["dropout"], torch.Generator().manual_seed(10)
+    plain, seen = BatchedGradients(task, torch.device("cpu"), False).at_each._function, []
+
+    def watched(parameters, features, *rest):
+        seen.append(features)
+        return plain(parameters, features, *rest)
+
+    replayed = Replayed(watched, calls=1)
+    models, (features, *rest) = models_of(task, "at_each", generator), batch_of(task, generator)
+    replayed(models, features, *rest)
+    assert replayed.lists == 1
+    assert [one is features for one in seen] == [False] * (len(seen) - 1) + [True]
+    assert all(not torch.isin(features, one).any() for one in seen[:-1])
 
 
 def test_training_that_is_written_down_is_training():

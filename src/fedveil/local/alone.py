@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.local.replay import Tensors
+from fedveil.local.replay import Tensors, same
 from fedveil.local.shapes import undivided, unit
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer, TrainJob
@@ -62,7 +62,7 @@ def alone_in_a_batch(task: Task, cohort: Cohort, widths: Iterable[int] = WIDTHS)
             ours, theirs = _gradients(task, cohort, few), _gradients(task, cohort, many)
             for one, other in zip(ours, theirs, strict=True):
                 for here, there in places.items():
-                    if any(not _same(one[name][here], other[name][there]) for name in one):
+                    if any(not same(one[name][here], other[name][there]) for name in one):
                         return False
     return True
 
@@ -91,7 +91,7 @@ def trains_alone(trainer: Trainer, start: Tensor, cohort: Cohort, batch_size: in
     everybody, _ = updates(set())
     for gone in ({0, 3, few - 1}, {2, 7, *range(few, len(sizes))}):
         without, left = updates(gone)
-        if not _same(without, everybody[left.to(everybody.device)]):
+        if not same(without, everybody[left.to(everybody.device)]):
             return False
     return True
 
@@ -112,11 +112,6 @@ def _made_up_targets(count: int, kind: Tensor) -> Tensor:
     """Return targets that every loss for targets of this kind takes, 0 and 1 in turn, so that few batches are alike."""
     turns = (torch.arange(count) + 1) % 2 if kind.is_floating_point() else torch.arange(count) % 2
     return turns.to(kind.dtype).reshape(-1, *(1 for _ in kind.shape[1:])).repeat(1, *kind.shape[1:])
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors hold the same numbers, where NaN equals NaN and nothing else."""
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 class _MadeUp:

@@ -218,6 +218,8 @@ class BatchedGradients:
             torch._dynamo.config.recompile_limit = max(limit, _COMPILED_SHAPES)
             self.at_one: GradientFunction = torch.compile(at_one, dynamic=False)
             self.at_each: GradientFunction = torch.compile(at_each, dynamic=False)
+        elif task.precision != "float32":
+            self.at_one, self.at_each = at_one, at_each
         else:
             self.at_one, self.at_each = (Replayed(at, constants.values()) for at in (at_one, at_each))
 
