@@ -221,6 +221,20 @@ def test_silos_side_by_side_train_as_one_by_one(monkeypatch):
     torch.testing.assert_close(together, one_by_one, rtol=0, atol=1e-5)
 
 
+def test_no_more_silos_take_their_steps_at_once_than_memory_is_for(monkeypatch):
+    task, cohort = task_of("linear"), cohort_of([12, 40, 3, 0, 7], n_silos=5)
+    everybody, groups = updates_of(task, cohort, [0, 1, 2, 3, 4], 1.0), []
+    of_some = DpSgdTrainer._updates
+    monkeypatch.setattr(
+        DpSgdTrainer,
+        "_updates",
+        lambda self, runs, *rest: groups.append(len(runs)) or of_some(self, runs, *rest),
+    )
+    monkeypatch.setattr(dpsgd, "_SILOS", 2)
+    assert torch.equal(updates_of(task, cohort, [0, 1, 2, 3, 4], 1.0), everybody)
+    assert groups == [2, 2, 1]
+
+
 def test_what_is_drawn_at_once_leaves_out_no_step():
     for steps, numbers in ((0, 5), (1, 5), (7, 10**6), (40_000, 3), (65_536, 1), (65_537, 1), (3, 0)):
         blocks = list(dpsgd._blocks(steps, numbers))

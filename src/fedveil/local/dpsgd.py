@@ -55,6 +55,8 @@ _SMALL: Final = 2**14
 """Parameters up to which every record of a step has a copy of its silo's model."""
 _DRAWN: Final = 2**16
 """Random numbers that are drawn at once."""
+_SILOS: Final = 64
+"""Whose steps are taken side by side at most: each holds what it has drawn, up to a megabyte or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +134,8 @@ class DpSgdTrainer:
         norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
         to_do = sum(run.plan.steps for run in runs)
         watch = Watch(progress, to_do)
-        together = len(runs) if records.side_by_side else 1
-        for first in range(0, len(runs), max(1, together)):
+        together = _SILOS if records.side_by_side else 1
+        for first in range(0, len(runs), together):
             deltas = self._updates(runs[first : first + together], job, records, watch)
             for i, delta in enumerate(deltas, first):
                 norms[i] = contribution_norms(delta[None])[0]
