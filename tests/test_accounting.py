@@ -379,3 +379,8 @@ def test_a_coarse_grid_costs_more_and_little() -> None:
     rounds = SelfComposedEvent(event=sampled, count=1000)
     fine, coarse = PLD.epsilon(rounds, DELTA), PldAccountant(interval=1e-2).epsilon(rounds, DELTA)
     assert fine < coarse < 1.001 * fine
+
+
+def test_laplace_noise_too_small_for_float64_is_refused():
+    with pytest.raises(PrivacyError, match="use more noise"):
+        PldAccountant().epsilon(LaplaceEvent(noise_multiplier=1 / 746), 1e-6)

@@ -143,7 +143,13 @@ class PldAccountant:
 
     def _compose(self, mu: float, others: Counter[Event]) -> pld.PrivacyLossDistribution:
         interval = self.interval or _interval(mu, others)
-        parts = [_distribution(e, self.adjacency, interval).self_compose(n) for e, n in others.items()]
+        try:
+            parts = [_distribution(e, self.adjacency, interval).self_compose(n) for e, n in others.items()]
+        except ValueError:  # dp_accounting: e to the power of a loss is no number
+            raise PrivacyError(
+                "the noise of these releases is so small that accountant 'pld' has no number for their cost (a loss"
+                " beyond 700): nothing is protected; use more noise"
+            ) from None
         if mu > 0:
             parts.append(
                 pld.from_gaussian_mechanism(
