@@ -218,6 +218,17 @@ def test_an_epsilon_whose_exponential_is_no_normal_number_is_exact_too(mu: float
     assert exact <= PLD.epsilon(SelfComposedEvent(event=always, count=round(mu**2)), DELTA) <= exact * 1.001
 
 
+@pytest.mark.parametrize("noise", [GaussianEvent(noise_multiplier=0.5), LaplaceEvent(noise_multiplier=0.5)])
+def test_a_rate_of_no_normal_number_costs_what_one_above_it_costs(
+    noise: GaussianEvent | LaplaceEvent,
+) -> None:
+    costs = [
+        PLD.epsilon(PoissonSampledEvent(rate=rate, event=noise), DELTA) for rate in (5e-324, 1e-300, 1e-20)
+    ]
+    assert costs == sorted(costs)
+    assert costs[-1] < 1e-3
+
+
 def test_pld_refuses_a_delta_below_its_numerical_error() -> None:
     with pytest.raises(PrivacyError, match="use accountant 'rdp'"):
         PLD.epsilon(gaussian_rounds(100, rate=0.5), 1e-12)

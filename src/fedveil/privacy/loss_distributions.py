@@ -37,6 +37,8 @@ from fedveil.privacy.mixture import mixture_distribution
 
 _FFT_ERROR = 1e-12
 _FFT_ERROR_PER_RELEASE = 1e-15
+_LEAST_RATE = 1e-30
+"""A rate below costs what this one costs, which is more: dp_accounting takes no subnormal number."""
 _MOST_POINTS = 1 << 21
 """Of a composed distribution, about: beyond, its grid is coarser."""
 _REACH = 16.0  # standard deviations of a composed loss between its ends
@@ -260,13 +262,13 @@ def _distribution(release: Event, adjacency: Adjacency, interval: float) -> pld.
             )
         case PoissonSampledEvent(event=LaplaceEvent(noise_multiplier=scale)):
             return pld.from_laplace_mechanism(
-                scale, value_discretization_interval=interval, sampling_prob=release.rate
+                scale, value_discretization_interval=interval, sampling_prob=max(release.rate, _LEAST_RATE)
             )
         case PoissonSampledEvent(event=GaussianEvent(noise_multiplier=sigma)):
             return pld.from_gaussian_mechanism(
                 sigma,
                 value_discretization_interval=interval,
-                sampling_prob=release.rate,
+                sampling_prob=max(release.rate, _LEAST_RATE),
                 neighboring_relation=relation,
             )
         case MixtureOfGaussiansEvent():
