@@ -161,13 +161,19 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
 
 
 def test_the_model_of_a_run_is_attacked_where_the_table_asks_for_it(tmp_path):
-    table = DIGITS.model_copy(update={"attack": True, "value": "attack AUC", "rounds": ()})
-    (found,) = reproduce(table, ResultFolder(tmp_path / "results"), tmp_path / "runs", Unwatched(), seeds=1)
+    table = DIGITS.model_copy(update={"attack": True, "value": "attack AUC", "curves": ("loss",)})
+    results = ResultFolder(tmp_path / "results")
+    (found,) = reproduce(table, results, tmp_path / "runs", Unwatched(), seeds=1)
     (told,) = (tmp_path / "runs").rglob("audit.json")
     assert found.values["attack AUC"] == pytest.approx(
         json.loads(told.read_text())["inference"]["auc"], rel=1e-6
     )
-    assert found.curve == {}
+    ((number, loss),) = found.curve["loss"]
+    assert (number, list(found.curve)) == (1, ["loss"])
+    (row,) = section_rows(table, results.read("digits"), least=1)
+    assert float(row["loss, round 1"]) == pytest.approx(loss, rel=1e-3)
+    with pytest.raises(ValueError, match="name what is shown of the rounds in curves"):
+        Table.model_validate(table.model_dump() | {"curves": ()})
     with pytest.raises(ValueError, match="a computation has no model"):
         Table.model_validate(
             table.model_dump() | {"parts": (), "compute": "dp_fed_ls:inequalities", "exact": True}

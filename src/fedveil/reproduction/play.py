@@ -15,7 +15,7 @@ from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.run_folder.documents import read_rows
 from fedveil.engine.setup import prepare
 from fedveil.privacy.claims import Role
-from fedveil.reproduction.results import ResultFolder, Run, Values, rounded
+from fedveil.reproduction.results import Curves, ResultFolder, Run, Values, rounded
 from fedveil.reproduction.table import Cell, Table
 
 
@@ -84,7 +84,7 @@ def _trained(table: Table, results: ResultFolder, runs: Path, observer: Observer
         before = time.process_time()
         outcome = _play(cell, parent, observer, populations, interrupted=interrupted)
         spent = None if interrupted else rounded(time.process_time() - before)
-        values, curve = _measured(table, outcome)
+        values, curves = _measured(table, outcome)
         if table.attack:
             values |= _attacked(outcome.folder)
         found = Run(
@@ -94,7 +94,7 @@ def _trained(table: Table, results: ResultFolder, runs: Path, observer: Observer
             version=__version__,
             cpu_seconds=spent,
             values=values,
-            curve={table.value: curve} if curve else {},
+            curve=curves,
         )
         results.write(results.read(table.name).adding([found]))
         yield found
@@ -115,8 +115,8 @@ def _attacked(folder: Path) -> Values:
     return {"attack AUC": rounded(found.auc), **rates}
 
 
-def _measured(table: Table, outcome: Outcome) -> tuple[Values, tuple[tuple[int, float | None], ...]]:
-    """Return the values of a run, and the table's value at the rounds that the page shows."""
+def _measured(table: Table, outcome: Outcome) -> tuple[Values, Curves]:
+    """Return the values of a run, and its curves at the rounds that the page shows."""
     rows = read_rows(outcome.folder / "metrics.jsonl")
     evaluated = [row for row in rows if row["test"] is not None]
     late = evaluated[-table.last :]
@@ -136,4 +136,7 @@ def _measured(table: Table, outcome: Outcome) -> tuple[Values, tuple[tuple[int, 
         bits = [cost["bits_per_parameter"] for cost in costs]
         values["bits a parameter"] = rounded(sum(bits) / len(bits))
     shown = [row for row in evaluated if row["round"] in table.rounds]
-    return values, tuple((row["round"], rounded(row["test"][table.value])) for row in shown)
+    curves = {
+        name: tuple((row["round"], rounded(row["test"][name])) for row in shown) for name in table.curved
+    }
+    return values, curves if shown else {}

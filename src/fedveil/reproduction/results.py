@@ -21,6 +21,7 @@ from fedveil.files import parse_json, read_content, reading, replace_file
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Values = dict[str, float | None]
+Curves = dict[str, tuple[tuple[int, float | None], ...]]
 _DIGITS: Final = 9
 
 
@@ -51,7 +52,7 @@ class Run(_Strict):
     version: str
     cpu_seconds: float | None
     values: Values
-    curve: dict[str, tuple[tuple[int, float | None], ...]] = {}
+    curve: Curves = {}
 
 
 class Results(_Strict):

@@ -41,8 +41,11 @@ def section_rows(table: Table, results: Results, least: int = LEAST_RUNS) -> lis
 def _row(table: Table, cell: str, results: Results) -> Line:
     runs, shown = results.of(cell), _shown(table)
     row = {"cell": cell, "n": "exact" if table.exact else str(len(runs))}
-    for number in table.rounds:
-        row[f"round {number}"] = _at_round(table, runs, number)
+    for name in table.curved:
+        for number in table.rounds:
+            row[f"{name}, round {number}" if table.curves else f"round {number}"] = _at_round(
+                table, name, runs, number
+            )
     values = _values(results, cell, table.value)
     if len(values) < len(runs):
         row[table.value] = f"undefined or infinite in {len(runs) - len(values)} of {len(runs)} runs"
@@ -132,10 +135,13 @@ def filled(table: Table, note: str, results: Results) -> str | None:
     return _PLACEHOLDER.sub(lambda match: values[match.group(1)], note)
 
 
-def _at_round(table: Table, runs: Sequence[Run], number: int) -> str:
-    found = [value for run in runs for at, value in run.curve.get(table.value, ()) if at == number]
-    there = [value * _unit(table) for value in found if value is not None]
-    return _shown(table)(summary(there).mean) if there and len(there) == len(found) == len(runs) else "-"
+def _at_round(table: Table, name: str, runs: Sequence[Run], number: int) -> str:
+    found = [value for run in runs for at, value in run.curve.get(name, ()) if at == number]
+    own = name == table.value
+    there = [value * (_unit(table) if own else 1.0) for value in found if value is not None]
+    if not there or len(there) < max(len(found), len(runs)):
+        return "-"
+    return (_shown(table) if own else _number)(summary(there).mean)
 
 
 def _mean(results: Results, cell: str, name: str) -> str:

@@ -80,7 +80,8 @@ class Table(_Strict):
         also: other values that the page shows.
         percent: whether the value is a share that the page shows in percent, as published.
         last: evaluated rounds at the end that the value is the mean of.
-        rounds: rounds at which the page shows the value's mean.
+        rounds: rounds at which the page shows means of the curves.
+        curves: evaluated values that those are means of; empty: the value alone.
         seeds: runs a cell.
         published: printed figures by cell; every digit counts.
         published_runs: how many runs a published figure is the mean of.
@@ -104,6 +105,7 @@ class Table(_Strict):
     percent: bool = False
     last: Annotated[int, Field(ge=1)] = 1
     rounds: tuple[int, ...] = ()
+    curves: tuple[str, ...] = ()
     seeds: Annotated[int, Field(ge=1)] = 5
     published: dict[str, Printed] = {}
     published_runs: Annotated[int, Field(ge=1)] = 1
@@ -122,7 +124,16 @@ class Table(_Strict):
             raise ValueError("attack: a computation has no model")
         if self.exact and not self.compute:
             raise ValueError("exact: a run of a preset has chance in it")
+        if self.attack and self.rounds and not self.curves:
+            raise ValueError(
+                "rounds: the last model alone is attacked: name what is shown of the rounds in curves"
+            )
         return self
+
+    @property
+    def curved(self) -> tuple[str, ...]:
+        """What the page shows at :attr:`rounds`."""
+        return self.curves or (self.value,)
 
     def cells(self, seed: int) -> list[Cell]:
         """Return the cells that are runs of presets, with their documents under a seed."""
