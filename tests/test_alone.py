@@ -152,6 +152,33 @@ def test_the_largest_in_a_stack_changes_no_bit_of_those_beside_her(loss: str, lo
     )
 
 
+@pytest.mark.parametrize(
+    "local", [{}, {"projection": 0.01}, {"weight_decay": 0.1}, {"momentum": 0.5}, {"steps": 2}], ids=str
+)
+def test_who_takes_a_second_step_changes_no_bit_of_those_who_take_one(local: dict[str, Any]) -> None:
+    """One step is minus the rate times the gradient: as a difference of two models it would be rounded by the model."""
+    task, cohort = task_of("mlp", (20,)), cohort_of([10, 10, 9, 3, 1, 25], (20,))
+    trainer = VmapTrainer(task=task, local=LocalSgd(learning_rate=0.3, batch_size=10, **local))
+    assert_nobody_moves_others(trainer, task, cohort, [5, 0])
+
+
+def test_who_takes_a_second_step_moves_a_sum_of_many_by_no_more_than_the_bound() -> None:
+    """A thousand alike, whose steps are far below the last digit of their model: rounding would move all one way."""
+    task, count = task_of("mlp", (20,)), 1000
+    cohort, bound = cohort_of([1] * count + [2], (20,)), Clip(norm=2.0**-20)
+    alike = replace(cohort, features=cohort.features[:1].expand_as(cohort.features).contiguous())
+    trainer = VmapTrainer(task=task, local=LocalSgd(learning_rate=2.0**-20, batch_size=1))
+
+    def total(members: int) -> torch.Tensor:
+        ones = torch.ones(members, dtype=torch.float64)
+        job = TrainJob(
+            task.initial(), alike, torch.arange(members), ones, bound, ExperimentRandomness(3), ("round", 1)
+        )
+        return trainer.sums(job).total
+
+    assert (total(count + 1) - total(count)).norm() <= bound.norm
+
+
 @pytest.mark.slow
 def test_convolutions_do_not_depend_on_others() -> None:
     """31 and 32 records a step are where the loop takes over; one user's presence used to decide for all."""

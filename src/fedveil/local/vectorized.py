@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import ClassVar, Final
 
 import numpy as np
@@ -121,17 +122,22 @@ class VmapTrainer(SplitTrainer):
             yield chunk.positions, deltas[: len(chunk.positions)]
 
     def _chunks(self, cohort: Cohort, members: Int64[Tensor, " m"]) -> Iterator[Chunk]:
-        """Yield contributions of one width, largest first, as many at a time as memory takes."""
+        """Yield contributions of one width, largest first, as many at a time as memory takes.
+
+        Those of one step have chunks of their own: their updates are computed as such, not as the difference of two
+        models, which would round them by whether anybody beside them takes a second step.
+        """
         sizes = cohort.sizes(members)
         sgd = as_sgd(self.local)
+        once = steps_per_member(self.local, cohort, members) == 1
         per_record = floats_per_record(self.task, cohort)
         widths = torch.from_numpy(self._widths(sizes.numpy(), sgd, per_record))
         copies = 4 if sgd.momentum == 0 else 5  # parameters, gradients, a temporary of each; the velocity
         memory = self.memory or (_CUDA_MEMORY if cohort.device.type == "cuda" else _CPU_MEMORY)
-        for width in np.unique(widths.numpy())[::-1].tolist():
-            if width == 0:
+        for width, single in product(np.unique(widths.numpy())[::-1].tolist(), (False, True)):
+            of_width = ((widths == width) & (once == single)).nonzero().flatten()
+            if width == 0 or not len(of_width):
                 continue
-            of_width = (widths == width).nonzero().flatten()
             of_width = of_width[sizes[of_width].argsort(descending=True, stable=True)]
             fitting = memory // (4 * (copies * self.task.dimension + width * per_record))
             if width >= self._alone_from or fitting < unit(width):
