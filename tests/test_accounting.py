@@ -12,6 +12,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedveil.errors import PrivacyError
+from fedveil.privacy import loss_distributions
 from fedveil.privacy.accountant import Accountant, gaussian_delta, gaussian_epsilon
 from fedveil.privacy.accounting import ACCOUNTANTS, epsilon, make_accountant
 from fedveil.privacy.events import (
@@ -392,6 +393,26 @@ def test_a_coarse_grid_costs_more_and_little() -> None:
     assert fine < coarse < 1.001 * fine
 
 
-def test_laplace_noise_too_small_for_float64_is_refused():
+TOO_SMALL = LaplaceEvent(noise_multiplier=1 / 746)
+
+
+@pytest.mark.parametrize(
+    ("event", "adjacency"),
+    [
+        (TOO_SMALL, Adjacency.ADD_OR_REMOVE_ONE),
+        (PoissonSampledEvent(rate=0.1, event=TOO_SMALL), Adjacency.ADD_OR_REMOVE_ONE),
+        (LaplaceEvent(noise_multiplier=2 / 746), Adjacency.REPLACE_ONE),
+    ],
+)
+def test_laplace_noise_too_small_for_float64_is_refused(event, adjacency):
     with pytest.raises(PrivacyError, match="use more noise"):
-        PldAccountant().epsilon(LaplaceEvent(noise_multiplier=1 / 746), 1e-6)
+        PldAccountant(adjacency=adjacency).epsilon(event, 1e-6)
+
+
+def test_another_error_of_the_library_is_not_taken_for_small_noise(monkeypatch):
+    def fails(*_):
+        raise ValueError("something else")
+
+    monkeypatch.setattr(loss_distributions, "_distribution", fails)
+    with pytest.raises(ValueError, match="something else"):
+        PldAccountant().epsilon(LaplaceEvent(noise_multiplier=1.0), 1e-6)

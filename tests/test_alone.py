@@ -19,8 +19,7 @@ from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer, RecordSums
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
-from fedveil.local.replay import same
-from fedveil.local.shapes import unit, whole
+from fedveil.local.shapes import same, unit, whole
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.span.plan import Plan
 from fedveil.local.span.trainer import SpanTrainer

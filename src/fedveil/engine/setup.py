@@ -74,8 +74,7 @@ class Prepared:
         if rounds == 0:
             return 0.0
         released = self.guarantee.after(event, rounds)
-        loss = self.guarantee.grid_loss_after(rounds, self.length)
-        return epsilon_on_grid(self.accountant, released, self.experiment.privacy.delta, loss)
+        return self._counted(released, self.guarantee.grid_loss_after(rounds, self.length))
 
     @property
     def length(self) -> int:
@@ -99,11 +98,32 @@ class Prepared:
 
     def epsilon_with(self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0) -> float:
         """Return the epsilon against a party of so many rounds, charged again so often, and of releases beside them."""
+        return self._counted(*self.learned(role, rounds, beside, again))
+
+    def learned(
+        self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0
+    ) -> tuple[Event, float]:
+        """Return all that a party learns of them, as one event, and the loss of all grids."""
         guarantee = self.guarantee
-        learned = guarantee.after(guarantee.against(role), rounds, again) if rounds + again else None
+        of_rounds = guarantee.after(guarantee.against(role), rounds, again) if rounds + again else None
         loss = guarantee.grid_loss_after(rounds + again, self.length)
-        spent, loss = together(learned, loss, beside, role)
-        return epsilon_on_grid(self.accountant, spent, self.experiment.privacy.delta, loss)
+        return together(of_rounds, loss, beside, role)
+
+    def _counted(self, event: Event, grid_loss: float) -> float:
+        return epsilon_on_grid(self.accountant, event, self.experiment.privacy.delta, grid_loss)
+
+    def check_countable(self) -> None:
+        """Refuse a run whose statement could not be made: what is released is counted before it is.
+
+        Raises:
+            PrivacyError: the accountant has no number for all rounds, against one of the statement's lines: says why.
+        """
+        if not self.secure:
+            return
+        roles = (Role.READER, *(view.role for view in self.guarantee.views))
+        learned = (self.learned(role, self.experiment.rounds, self.beside) for role in roles)
+        for event, loss in dict.fromkeys(learned):  # most lines are of equal events
+            self._counted(event, loss)
 
     @property
     def method(self) -> Method:
@@ -195,7 +215,7 @@ def prepare(
         preprocessing=preprocessing,
         evaluation=evaluation,
     )
-    _check_countable(prepared)
+    prepared.check_countable()
     _check_budget(prepared)
     return prepared
 
@@ -215,17 +235,6 @@ def _senders(method: Method, population: Population, summed: int) -> int:
     if not population.complete:
         return population.n_silos
     return population.n_users if method.channel.by_clients else summed
-
-
-def _check_countable(prepared: Prepared) -> None:
-    """Refuse a run whose statement could not be made: what is released is counted before it is.
-
-    Raises:
-        PrivacyError: the accountant has no number for all rounds, against one of the statement's lines: says why.
-    """
-    if prepared.secure:
-        for role in (Role.READER, *(view.role for view in prepared.guarantee.views)):
-            prepared.epsilon_with(role, prepared.experiment.rounds, prepared.beside)
 
 
 def _check_budget(prepared: Prepared) -> None:

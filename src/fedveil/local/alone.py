@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.local.replay import Tensors, same
-from fedveil.local.shapes import undivided, unit
+from fedveil.local.replay import Tensors
+from fedveil.local.shapes import same, undivided, unit
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer, TrainJob
 from fedveil.local.vectorized import BatchedGradients

@@ -166,12 +166,13 @@ class DpSgdTrainer:
             stream = (*run.path, first)
             source = self.privacy.stream("dp-sgd batch", *stream)
             joined = poisson(steps * count, run.plan.rate, source).view(steps, count)
-            seeds = torch.zeros(steps, count, dtype=torch.int64)
-            if drops_out:
-                words = self.privacy.stream("dp-sgd masks", *stream).uint64(steps * count)
-                seeds = torch.from_numpy(words.view(np.int64).copy()).view(steps, count)
-            for who, masks in zip(joined, seeds, strict=True):
-                yield RecordBatch(rows=run.held[who], seeds=masks[who])
+            if not drops_out:
+                yield from (RecordBatch(rows=run.held[who]) for who in joined)
+                continue
+            words = self.privacy.stream("dp-sgd masks", *stream).uint64(steps * count)
+            masks = torch.from_numpy(words.view(np.int64).copy()).view(steps, count)
+            for who, seeds in zip(joined, masks, strict=True):
+                yield RecordBatch(rows=run.held[who], seeds=seeds[who])
 
     def _noise(self, run: SiloRun, bound: Bound) -> Iterator[Float64[Tensor, " d"]]:
         """Yield the noise of each step."""
@@ -212,11 +213,11 @@ class RecordBatch:
 
     Args:
         rows: (n,) rows of the cohort's table.
-        seeds: (n,) of each record's dropout masks in this step.
+        seeds: (n,) of each record's dropout masks in this step; None for a model without dropout.
     """
 
     rows: Int64[Tensor, " n"]
-    seeds: Int64[Tensor, " n"]
+    seeds: Int64[Tensor, " n"] | None = None
 
 
 class RecordSums:
@@ -248,7 +249,8 @@ class RecordSums:
         layout, device = self._gradients.layout, self._cohort.device
         sums = SiloSums(len(models), layout.dimension, self._bound, device)
         all_rows = torch.cat([batch.rows for batch in batches])
-        all_seeds = torch.cat([batch.seeds for batch in batches])
+        drawn = [batch.seeds for batch in batches if batch.seeds is not None]
+        all_seeds = torch.cat(drawn) if drawn else torch.zeros_like(all_rows)
         counts = torch.tensor([len(batch.rows) for batch in batches])
         owners = torch.arange(len(batches)).repeat_interleave(counts)
         for first in range(0, len(all_rows), self._rows):

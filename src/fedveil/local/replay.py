@@ -32,7 +32,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 from torch.overrides import TorchFunctionMode
 
-from fedveil.local.shapes import undivided
+from fedveil.local.shapes import same, undivided
 
 Tensors: TypeAlias = dict[str, Tensor]
 GradientFunction: TypeAlias = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensors]
@@ -143,11 +143,6 @@ def _follows_numbers(graph: GraphModule) -> bool:
     """Return whether shapes, and so what Python did, follow from the numbers in tensors."""
     tags = {tag for node in graph.graph.nodes for tag in getattr(node.target, "tags", ())}
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors hold the same numbers, where NaN equals NaN and nothing else."""
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _made_up(like: Sequence[Tensor], turn: int) -> tuple[Tensor, ...]:

@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Int64
+from torch import Tensor
 
 LANES: Final = 32
 """Numbers that the widest loops of a CPU kernel take at once: two vectors of 16 float32 numbers."""
@@ -67,6 +68,11 @@ def whole(slots: int, width: int) -> int:
     """
     one = unit(width)
     return -(-slots // one) * one
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold the same numbers, where NaN equals NaN and nothing else."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 @contextmanager

@@ -50,6 +50,8 @@ _MOST_RELEASES = 1 << 20
 """Of one kind, but for Gaussian ones that nobody samples: more take gigabytes, and cost more than anybody would pay."""
 _FAITHFUL = 600.0
 """Epsilon up to which sums of exp(-loss) are normal numbers of float64."""
+_HELD = 700.0
+"""A loss to whose power e is a number of float64, whatever dp_accounting does with it."""
 _LARGEST = 2.0**60
 _CLOSE = 1e-12
 """By what share of epsilon the bisection may end above the smallest one."""
@@ -147,7 +149,9 @@ class PldAccountant:
         interval = self.interval or _interval(mu, others)
         try:
             parts = [_distribution(e, self.adjacency, interval).self_compose(n) for e, n in others.items()]
-        except ValueError:  # dp_accounting: e to the power of a loss is no number
+        except (ValueError, OverflowError):  # of dp_accounting, where e to the power of a loss is no number
+            if full_sensitivity(self.adjacency) * max(_shape(one)[1] for one in others) < _HELD:
+                raise
             raise PrivacyError(
                 "the noise of these releases is so small that accountant 'pld' has no number for their cost (a loss"
                 " beyond 700): nothing is protected; use more noise"
