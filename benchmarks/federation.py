@@ -40,9 +40,9 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.sockets import free_port
 from fedveil.flower.submission import END, Submission, create_run, read_document
 from fedveil.population.records import Population, Records
+from fedveil.protection.letter_parts import Model, Relay, Task
 from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Model, Relay, Task
 
 POLICY = Policy(
     epsilon=1e6,

@@ -29,8 +29,8 @@ from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError
 from fedveil.methods.channels import Identity
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.protections import PrivateWeighting
 from fedveil.methods.travel import noise_to_travel
 from fedveil.methods.weights import Weights

@@ -16,7 +16,7 @@ from scipy.stats import ks_2samp
 
 from benchmarks import evaluation, evaluation_targets
 from benchmarks.harness import Row, at_most
-from fedveil.methods.claims import PublicFacts
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.sending import Sender

@@ -11,7 +11,7 @@ import torch
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.statistics import histograms
 from fedveil.engine.releases.release_sum import Release, noisy_sum
-from fedveil.methods.claims import PublicFacts
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import statistic

@@ -38,9 +38,9 @@ from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.letter_parts import Here, Knock, Part, Relay, Task, Terms
 from fedveil.protection.messages import SERVER, Envelope
 from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.parts import Here, Knock, Part, Relay, Task, Terms
 from fedveil.protection.sealed_sums import SealedMessage, SealedServer
 from fedveil.protection.weighting import ciphers
 from fedveil.protection.weighting.paillier_weights import PaillierEvaluator

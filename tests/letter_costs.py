@@ -26,8 +26,8 @@ from typing import Any, Final
 from fedveil.errors import FedveilError
 from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.signed_message import SignedMessage
+from fedveil.protection.letter_parts import Part, Relay
 from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.parts import Part, Relay
 from tests.federation_world import World, asked, population
 from tests.test_federation_grammar import ALL, CASES, Exchange, exchanges
 from tests.test_federation_silo import EXAMPLES

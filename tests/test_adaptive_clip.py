@@ -30,9 +30,9 @@ from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.local.vectorized import VmapTrainer
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.contributions import SiloContribution
 from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.uldp import uldp_avg_w, uldp_sgd_w
 from fedveil.methods.weights import Weights

@@ -28,7 +28,6 @@ from fedveil.local.trainer import TrainJob
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.cepam import cepam_gaussian, cepam_laplace, fl, fl_gaussian, fl_gaussian_sdq, fl_laplace
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.client_messages import (
     ClientMessages,
     Dithered,
@@ -39,7 +38,8 @@ from fedveil.methods.client_messages import (
 )
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed_ls
-from fedveil.methods.through import through_messages
+from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.named_channels import through_messages
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, NoGuarantee, SampledWithoutReplacementEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients

@@ -42,8 +42,8 @@ from fedveil.flower.joining import accept, join_as_coordinator, join_as_silo, ro
 from fedveil.flower.requests import Request
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger_lines import Origin
+from fedveil.protection.letter_parts import Terms
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Terms
 
 SECRET = b"five random words of mine"
 SCHEMA = """

@@ -19,9 +19,9 @@ import pytest
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import Channel
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import claims_of, derive, moves_of
 from fedveil.methods.dp_fed_ls import dp_fed
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import varying_dp
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
@@ -53,9 +53,9 @@ from fedveil.privacy.events import (
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.protection.driver import Driver
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.letter_parts import PARTS, DrawnUsers
 from fedveil.protection.messages import KINDS
 from fedveil.protection.open_sums import OpenSums, OpenVector
-from fedveil.protection.parts import PARTS, DrawnUsers
 from fedveil.randomness import PrivacyRandomness
 from fedveil.stage import Moves
 from tests.pins.compositions import compositions, public

@@ -27,10 +27,10 @@ from fedveil.local.steps import LocalGradient, LocalSgd
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort
 from fedveil.local.vectorized import VmapTrainer
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.contributions import SiloContribution
 from fedveil.methods.correlated import Correlated, CorrelatedShares
 from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_sgd_w

@@ -21,10 +21,10 @@ from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, DataError, PrivacyError
 from fedveil.local.steps import LocalSgd
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.gaussian_shares import GaussianShares
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.uldp import uldp_group
 from fedveil.privacy.events import (
     Adjacency,

@@ -25,9 +25,7 @@ from fedveil.federation.binding import (
 )
 from fedveil.federation.errors import RefusalError
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.protection.masking.recovery_messages import RevealedShares
-from fedveil.protection.messages import Envelope, OwnMask, RoundStart
-from fedveil.protection.parts import (
+from fedveil.protection.letter_parts import (
     Asked,
     AskedOfAll,
     Drawn,
@@ -42,6 +40,8 @@ from fedveil.protection.parts import (
     Terms,
     Totals,
 )
+from fedveil.protection.masking.recovery_messages import RevealedShares
+from fedveil.protection.messages import Envelope, OwnMask, RoundStart
 from fedveil.protection.refusals import Code
 from tests.federation_world import MOVING, World, asked, population, small_keys
 from tests.test_federation_grammar import ALL

@@ -21,8 +21,8 @@ from fedveil.population.records import Population
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.letter_parts import Attested, Joined, Model, Part, Refused, Relay, Task
 from fedveil.protection.messages import Envelope
-from fedveil.protection.parts import Attested, Joined, Model, Part, Refused, Relay, Task
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums
 from tests.federation_world import (

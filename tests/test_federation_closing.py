@@ -24,7 +24,7 @@ from fedveil.federation.rounds import Rounds
 from fedveil.local.trainer import SplitTrainer
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.statement import Statement
-from fedveil.protection.parts import Attested, Closing, Joined
+from fedveil.protection.letter_parts import Attested, Closing, Joined
 from fedveil.protection.refusals import Code
 from tests.federation_world import RUN, World, asked, population
 

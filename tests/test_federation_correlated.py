@@ -24,7 +24,7 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.correlated import squared_sensitivity
 from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, atoms
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.parts import Attested, Model, Part, Refused, Relay, Task, Totals
+from fedveil.protection.letter_parts import Attested, Model, Part, Refused, Relay, Task, Totals
 from fedveil.protection.refusals import Code
 from tests.federation_world import RUN, World, asked, population
 

@@ -26,9 +26,7 @@ from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.exchanges import Kind, Step, shape_of
-from fedveil.protection.messages import KINDS, SERVER, Envelope
-from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.parts import (
+from fedveil.protection.letter_parts import (
     PARTS,
     Closing,
     Drawn,
@@ -44,6 +42,8 @@ from fedveil.protection.parts import (
     Totals,
     Working,
 )
+from fedveil.protection.messages import KINDS, SERVER, Envelope
+from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import MOVING, TESTING, World, asked, clients, population, small_keys
 from tests.runs import files, same_model

@@ -27,7 +27,7 @@ from fedveil.privacy.events import ConcentratedEvent, Event, GaussianEvent, Lapl
 from fedveil.privacy.ledger import Ledger, read_entries, read_head, read_lines
 from fedveil.privacy.ledger_lines import Entry, Note, Origin, parse_lines
 from fedveil.privacy.loss_distributions import PldAccountant
-from fedveil.protection.parts import Heads, Part
+from fedveil.protection.letter_parts import Heads, Part
 from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import Killed, Moments, World, asked, population
 

@@ -31,7 +31,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries, read_lines
 from fedveil.privacy.ledger_lines import Note
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.parts import Here, Joined, Knock, Part, Refused, Working
+from fedveil.protection.letter_parts import Here, Joined, Knock, Part, Refused, Working
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.registry import names
 from tests.federation_world import TESTING, World, asked, population

@@ -20,9 +20,9 @@ from fedveil.federation.own.round import Told
 from fedveil.federation.rounds import _DRAWN
 from fedveil.federation.silo_ledger import LEDGER, adopt
 from fedveil.protection.driver import NOBODY, Dropouts
+from fedveil.protection.letter_parts import Model, Task
 from fedveil.protection.masking.recovery_server import RecoverableServer
 from fedveil.protection.masking.recovery_silo import RecoverableSilo
-from fedveil.protection.parts import Model, Task
 from tests.federation_world import MOVING, TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.runs import files, same_model
 

@@ -25,7 +25,7 @@ from fedveil.engine.releases import release_series
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.kinds import asked_of
 from fedveil.engine.releases.release_run import PreparedReleases, make_releases
-from fedveil.engine.releases.releases import prepare_release
+from fedveil.engine.releases.statistics import prepare_release
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import ConfigError
 from fedveil.federation.audit.released_files import DECLARED
@@ -45,8 +45,8 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
+from fedveil.protection.letter_parts import Closing, Part, Phase
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Closing, Part, Phase
 from fedveil.statistics import strategy
 from tests import test_inference_runs, test_releases
 from tests.commands import as_json

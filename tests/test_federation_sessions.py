@@ -18,7 +18,7 @@ from fedveil.federation.sessions import LEASE_SECONDS, Reception, session_name, 
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import parse_json
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.parts import Here, Joined, Knock, Model, Over, Part, Refused, Relay, Task
+from fedveil.protection.letter_parts import Here, Joined, Knock, Model, Over, Part, Refused, Relay, Task
 from tests.federation_world import RUN, World, asked, population
 from tests.test_federation_grammar import state_of
 

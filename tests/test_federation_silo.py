@@ -31,9 +31,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER, Envelope, RoundStart
-from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.parts import (
+from fedveil.protection.letter_parts import (
     PARTS,
     Asked,
     AskedOfAll,
@@ -60,6 +58,8 @@ from fedveil.protection.parts import (
     Totals,
     Working,
 )
+from fedveil.protection.messages import SERVER, Envelope, RoundStart
+from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.protection.wire import Writer
 from tests.federation_world import MOVING, OPEN, RUN, TESTING, World, asked, clients, population, small_keys

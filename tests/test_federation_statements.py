@@ -33,7 +33,7 @@ from fedveil.local import pretrained
 from fedveil.population.catalogue.files import digest_of
 from fedveil.privacy.events import Event
 from fedveil.privacy.loss_distributions import PldAccountant
-from fedveil.protection.parts import Attested, Closing, Joined, Model, Over, Refused, Task
+from fedveil.protection.letter_parts import Attested, Closing, Joined, Model, Over, Refused, Task
 from fedveil.protection.refusals import Code
 from fedveil.registry import HOUSE
 from tests.federation_world import (

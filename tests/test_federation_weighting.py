@@ -24,8 +24,8 @@ from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
 from fedveil.population.records import Population, Records
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.letter_parts import Counts, Drawn, DrawnUsers, Joined, OwnDraw, Part, Task, Totals
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Counts, Drawn, DrawnUsers, Joined, OwnDraw, Part, Task, Totals
 from fedveil.protection.refusals import Code
 from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.protection.weighting.server import WeightingServer

@@ -15,7 +15,7 @@ from rich.table import Table
 from fedveil.console import LineObserver, Terminal, observer, rows_table, transposed_table
 from fedveil.federation.document import canonical
 from fedveil.foreign import LONGEST, foreign, inert
-from fedveil.protection.parts import PARTS, Closing, Here, Over, Phase, Refused
+from fedveil.protection.letter_parts import PARTS, Closing, Here, Over, Phase, Refused
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.report.document import escape
 from fedveil.report.drawing import label_text

@@ -13,8 +13,8 @@ from scipy.stats import binom
 
 from fedveil.errors import PrivacyError
 from fedveil.local.steps import LocalSgd
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.uldp import uldp_group
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Records

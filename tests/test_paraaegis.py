@@ -23,8 +23,8 @@ from fedveil.engine.rounds.workload import workload
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
-from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.paraaegis import dp_fedavg, paraaegis
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.privacy.accounting import make_accountant

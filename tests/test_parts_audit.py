@@ -44,7 +44,7 @@ from fedveil.flower.submission import due_parts
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
-from fedveil.protection.parts import Attested, Closing
+from fedveil.protection.letter_parts import Attested, Closing
 from fedveil.statistics.evaluation.evaluated import Evaluated
 from tests.commands import as_json, output
 from tests.runs import json_lines

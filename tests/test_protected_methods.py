@@ -9,8 +9,8 @@ import pytest
 
 from fedveil.errors import CompositionError
 from fedveil.methods.channels import Identity
-from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.protections import NoProtection, SecureAggregation
 from fedveil.methods.uldp import uldp_avg

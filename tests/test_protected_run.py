@@ -17,7 +17,7 @@ from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError
-from fedveil.methods.claims import PublicFacts
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.protections import SecureAggregation
 from fedveil.population.records import nobodys_groups
 from fedveil.privacy.claims import Role

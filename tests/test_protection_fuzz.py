@@ -11,6 +11,7 @@ from fedveil.crypto.agreement import RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.fields import BLOCK, REST, body, integers, many, number, pair
+from fedveil.protection.letter_parts import PARTS
 from fedveil.protection.masking.recovery_messages import (
     AgreedSurvivors,
     RecoveryDirectory,
@@ -35,7 +36,6 @@ from fedveil.protection.messages import (
 )
 from fedveil.protection.open_sums import OpenVector
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
-from fedveil.protection.parts import PARTS
 from fedveil.protection.protocol import Place
 from fedveil.protection.sealed_sums import SealedMessage, SealingKey
 from fedveil.protection.weighting.messages import (

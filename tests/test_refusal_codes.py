@@ -18,7 +18,7 @@ from fedveil.federation.document import canonical, read_canonical
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.limits import LARGEST_EXPERIMENT
 from fedveil.protection.errors import OwnRecordsError, ProtocolError
-from fedveil.protection.parts import Refused
+from fedveil.protection.letter_parts import Refused
 from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import asked
 

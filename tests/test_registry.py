@@ -27,7 +27,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.uldp import uldp_avg
 from fedveil.methods.variants import variant_of
 from fedveil.population.catalogue import catalogue
-from fedveil.protection.parts import Part, Terms
+from fedveil.protection.letter_parts import Part, Terms
 from fedveil.protection.refusals import Code
 from fedveil.reference import entries, page
 from fedveil.registry import HOUSE, KINDS, Member, find, known, names

@@ -51,7 +51,7 @@ from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_lines import Entry
 from fedveil.privacy.statement import Statement
-from fedveil.protection.parts import Closing, Part, Refused
+from fedveil.protection.letter_parts import Closing, Part, Refused
 from fedveil.protection.refusals import Code
 from tests.commands import as_json, ended
 from tests.federation_world import ADAPTIVE, World, asked, population, small_keys

@@ -16,8 +16,8 @@ from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, ModelError
 from fedveil.local.steps import LocalSgd
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.fedavg import fedavg
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.travel import noise_to_travel, rate_by_rule, step_by_rule
 from fedveil.methods.uldp import uldp_avg_w
 from fedveil.privacy.adaptive_clip import AdaptiveClip

@@ -17,8 +17,8 @@ from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.uldp import uldp_avg

@@ -60,8 +60,8 @@ HOUSE: Final[dict[str, dict[str, str]]] = {
         "paraaegis": "fedveil.methods.paraaegis:paraaegis",
     },
     "channels": {
-        "additive": "fedveil.methods.through:additive",
-        "lrsuq": "fedveil.methods.through:lrsuq",
+        "additive": "fedveil.methods.named_channels:additive",
+        "lrsuq": "fedveil.methods.named_channels:lrsuq",
     },
     "protections": {
         "none": "fedveil.methods.protections:NoProtection",

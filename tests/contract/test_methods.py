@@ -32,12 +32,12 @@ from fedveil.methods.cepam import (
     fl_laplace_sdq,
     fl_sdq,
 )
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.derive import derive, sensitivity
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.gaussian_shares import GaussianShares
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import ckks_fedavg, dp_fedavg, paraaegis, serial, stevens, varying_dp
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
@@ -50,7 +50,7 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEvent
 from fedveil.privacy.noise.on_grid import grid_law
 from fedveil.privacy.sampling import Everyone, PoissonUsers
-from fedveil.protection.parts import Totals
+from fedveil.protection.letter_parts import Totals
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.registry import names
 from tests.messages import sender

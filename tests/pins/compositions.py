@@ -9,17 +9,17 @@ from functools import cache, partial
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.central_gaussian import CentralGaussian
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.client_messages import Layered
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.correlated import Correlated, streamed
 from fedveil.methods.dp_fed_ls import client_sampler
 from fedveil.methods.gaussian_shares import GaussianShares
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
+from fedveil.methods.named_channels import through_messages
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
-from fedveil.methods.through import through_messages
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.registry import find
 from tests.contract.test_methods import METHOD_CASES

@@ -18,9 +18,9 @@ from fedveil.crypto.ckks import CkksParameters
 from fedveil.engine.run_folder.folder import Row, finite
 from fedveil.errors import ConfigError
 from fedveil.local.steps import LocalSgd
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.travel import noise_to_travel, rounds_by_rule, step_by_rule
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive

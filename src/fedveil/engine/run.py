@@ -23,8 +23,9 @@ from fedveil.engine.releases.run_evaluation import evaluate, evaluated_already, 
 from fedveil.engine.releases.run_preprocessing import preprocessed
 from fedveil.engine.releases.side_releases import spent_of
 from fedveil.engine.rounds.attempts import Absences, RetryPolicy
+from fedveil.engine.rounds.diagnostics import RoundDiagnostics
 from fedveil.engine.rounds.parties import Parties
-from fedveil.engine.rounds.round import RoundDiagnostics, play_round
+from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run_folder.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.run_folder.documents import SCHEMA_VERSION, FailedAttempt, read_lines
@@ -99,7 +100,7 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
     if transcript and prepared.method.protection.agrees:
         folder.write(_TRANSCRIPT, b"")
     with share_training(prepared) as shared:
-        return _go_on(shared, folder, observer)
+        return _play(shared, folder, observer)
 
 
 def resume(path: Path, observer: Observer, code: Collection[str] = ()) -> Outcome:
@@ -126,10 +127,10 @@ def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
     else:  # killed before its first line
         folder.write_json("diagnostics.json", population_diagnostics(prepared))
     with share_training(prepared) as shared:
-        return _go_on(shared, folder, observer)
+        return _play(shared, folder, observer)
 
 
-def _go_on(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
+def _play(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
     experiment = prepared.experiment
     privacy = experiment.privacy.randomness()
     guarantee = prepared.guarantee

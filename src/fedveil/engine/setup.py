@@ -30,8 +30,8 @@ from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, SplitTrainer, Trainer
-from fedveil.methods.claims import Guarantee
 from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
 from fedveil.population.flags import keep_at_most
 from fedveil.population.records import Groups, Population, Records

@@ -27,7 +27,7 @@ from typing import Final
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.federation.errors import RefusalError
-from fedveil.protection.parts import (
+from fedveil.protection.letter_parts import (
     Asked,
     Drawn,
     DrawnUsers,

@@ -13,7 +13,7 @@ from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.ledger_lines import Origin
-from fedveil.protection.parts import Heads, SignedHead
+from fedveil.protection.letter_parts import Heads, SignedHead
 from fedveil.protection.protocol import Place
 
 

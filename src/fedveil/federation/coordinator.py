@@ -42,8 +42,7 @@ from fedveil.federation.session_plan import CoordinatorRounds, EndingT
 from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import (
+from fedveil.protection.letter_parts import (
     AskedOfAll,
     Here,
     Knock,
@@ -55,6 +54,7 @@ from fedveil.protection.parts import (
     Terms,
     only,
 )
+from fedveil.protection.messages import SERVER
 from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
 from fedveil.protection.refusals import Code
 

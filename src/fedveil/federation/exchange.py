@@ -16,7 +16,7 @@ from fedveil.federation.limits import LARGEST_LETTER, LARGEST_OPENING
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.parts import (
+from fedveil.protection.letter_parts import (
     LARGEST_SCORE,
     Counts,
     Joined,

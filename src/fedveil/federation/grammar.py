@@ -27,7 +27,7 @@ from fedveil.federation.session_plan import SessionPlan
 from fedveil.privacy.claims import Role
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Kind, Shape, Step, shape_of
-from fedveil.protection.parts import (
+from fedveil.protection.letter_parts import (
     Asked,
     AskedOfAll,
     Attested,

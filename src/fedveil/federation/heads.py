@@ -38,7 +38,7 @@ from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.errors import RefusalError
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file
-from fedveil.protection.parts import Heads, SignedHead
+from fedveil.protection.letter_parts import Heads, SignedHead
 from fedveil.protection.protocol import Roster
 from fedveil.protection.refusals import Code
 

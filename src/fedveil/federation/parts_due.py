@@ -26,7 +26,7 @@ from fedveil.federation.audit.released_sums import EVALUATING
 from fedveil.federation.release_rounds import DueRelease, no_model, phase_of
 from fedveil.files import read_json, reading
 from fedveil.privacy.ledger import Ledger
-from fedveil.protection.parts import Phase
+from fedveil.protection.letter_parts import Phase
 from fedveil.statistics.evaluation.evaluated import FILE
 from fedveil.statistics.stored import NoisySum, NoisySums
 

@@ -18,7 +18,7 @@ from fedveil.files import read_toml
 from fedveil.foreign import foreign
 from fedveil.keys import Count, Positive
 from fedveil.local.losses import LOSSES
-from fedveil.methods.claims import Guarantee
+from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role

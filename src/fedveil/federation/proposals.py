@@ -26,7 +26,7 @@ from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.own.work import OwnWork
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import OwnTable, Share, Tested
-from fedveil.protection.parts import Phase
+from fedveil.protection.letter_parts import Phase
 from fedveil.protection.refusals import Code
 from fedveil.validation import validated
 

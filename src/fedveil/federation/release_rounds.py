@@ -17,7 +17,7 @@ from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPla
 from fedveil.population.records import nobodys_groups
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
-from fedveil.protection.parts import Part, Phase
+from fedveil.protection.letter_parts import Part, Phase
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.stored import NoisySum, NoisySums
 

@@ -35,7 +35,7 @@ from fedveil.federation.own.training import training_plan
 from fedveil.federation.session_plan import EVERYBODY, Draw, Start
 from fedveil.files import parse_json, read_content, reading
 from fedveil.privacy.ledger import Ledger
-from fedveil.protection.parts import Part, Phase
+from fedveil.protection.letter_parts import Part, Phase
 from fedveil.server.optimizers import State
 
 STATE: Final = "federation.json"

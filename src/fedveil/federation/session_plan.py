@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float32, Float64
 
 from fedveil.methods.method import Method
 from fedveil.privacy.claims import Role, Sent
-from fedveil.protection.parts import Drawn, DrawnUsers, Model, OwnDraw, Part, Phase, RoundClip
+from fedveil.protection.letter_parts import Drawn, DrawnUsers, Model, OwnDraw, Part, Phase, RoundClip
 from fedveil.protection.protocol import Agreement
 from fedveil.randomness import PrivacyRandomness
 

@@ -19,7 +19,7 @@ import time
 from typing import Final
 
 from fedveil.crypto.agreement import RUN_BYTES
-from fedveil.protection.parts import NONCE_BYTES, Here, Nonces, Terms
+from fedveil.protection.letter_parts import NONCE_BYTES, Here, Nonces, Terms
 
 LEASE_SECONDS: Final = 600.0
 """For how long a silo that has begun a round is kept for its run, after the last letter of it."""

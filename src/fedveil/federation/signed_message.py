@@ -19,8 +19,8 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import SIGNATURE_BYTES, IdentityKey, PublicIdentity
 from fedveil.federation.heads import NONE
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.letter_parts import NONCE_BYTES, PARTS, Part
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import NONCE_BYTES, PARTS, Part
 from fedveil.protection.wire import Reader, Writer
 
 _MAGIC: Final = b"FVL"

@@ -44,8 +44,8 @@ from fedveil.files import read_content, replace_file
 from fedveil.foreign import quiet_log
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.letter_parts import Closing, Over, Part, Phase, Refused, Terms, Working, only
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Closing, Over, Part, Phase, Refused, Terms, Working, only
 from fedveil.protection.protocol import Place
 from fedveil.protection.refusals import Code, Refusal
 

@@ -17,7 +17,7 @@ Readers of the models are a party like any other; theirs is the event that ledge
 
 from __future__ import annotations
 
-from fedveil.methods.claims import Guarantee, PublicFacts, View
+from fedveil.methods.guarantee import Guarantee, PublicFacts, View
 from fedveil.methods.method import Method
 from fedveil.privacy.claims import Claim, Role, Tells, against, knowledge
 from fedveil.stage import Moves, Source

@@ -26,7 +26,7 @@ from fedveil.population.records import Groups, Population
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import Sampler
-from fedveil.protection.parts import SETUP, RoundClip
+from fedveil.protection.letter_parts import SETUP, RoundClip
 from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import STATELESS, Optimizer, State

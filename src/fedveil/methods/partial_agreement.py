@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from fedveil.crypto.ckks import CkksParameters
-from fedveil.methods.claims import PublicFacts
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.noise.on_grid import NOISE_REACH
 from fedveil.protection.partial.half import Half

@@ -30,18 +30,19 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fedveil.errors import CompositionError
 from fedveil.keys import Count, Fraction, NonNegative, Positive, Share, filled
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.client_messages import Numbers
+from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.named_channels import through_messages
 from fedveil.methods.partial_agreement import partial_sums
 from fedveil.methods.precision import check_ratio, precision, released
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
-from fedveil.methods.through import through_messages
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
 from fedveil.privacy.closed_form import remark_1_noise
 from fedveil.privacy.events import ComposedEvent, Event, NoGuarantee
 from fedveil.privacy.noise.on_grid import grid_law
+from fedveil.protection.letter_parts import Learned, Relay
 from fedveil.protection.messages import (
     Announcement,
     Directory,
@@ -52,7 +53,6 @@ from fedveil.protection.messages import (
 )
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial.sums import PartialSums
-from fedveil.protection.parts import Learned, Relay
 from fedveil.stage import Moves, Published
 
 BARE: Final = (

@@ -10,14 +10,14 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
-from fedveil.methods.claims import PublicFacts
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.sending import Coded
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Role, Sent
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.letter_parts import DrawnUsers, Model, OwnDraw, Task
 from fedveil.protection.open_sums import OpenSums
-from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Task
 from fedveil.protection.protocol import Agreement
 from fedveil.protection.sealed_sums import SealedSums
 from fedveil.quantization.errors import ChannelError

@@ -16,12 +16,13 @@ from pydantic import Field
 
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import Count
-from fedveil.methods.claims import PublicFacts
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.protection_stage import ProtectionStage, Sends, open_sums, plain_round, unmaskable
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.population.records import Groups
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
 from fedveil.privacy.noise.on_grid import NOISE_REACH
+from fedveil.protection.letter_parts import Drawn, Relay
 from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.protection.masking.recoverable_aggregation import check_threshold
 from fedveil.protection.masking.recovery_messages import (
@@ -43,7 +44,6 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.parts import Drawn, Relay
 from fedveil.protection.protocol import Agreement
 from fedveil.protection.sealed_sums import SealedMessage, SealingKey
 from fedveil.protection.weighting.ciphers import Paillier, Rlwe

@@ -9,9 +9,9 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import CompositionError
-from fedveil.methods.claims import PublicFacts
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.gaussian_shares import GaussianShares
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.methods.weights import Weights

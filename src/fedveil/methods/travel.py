@@ -16,7 +16,7 @@ import math
 from typing import Final
 
 from fedveil.errors import CompositionError
-from fedveil.methods.claims import PublicFacts
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 
 MOST: Final = 3.0

@@ -2,7 +2,18 @@
 
 Kato, Xiong, Takagi, Cao, Yoshikawa: "ULDP-FL: Federated Learning with Across Silo User-Level Differential Privacy",
 PVLDB 2024. S: silos, U: users, x: model, eta_g and eta_l: global and local learning rates, sigma: noise multiplier,
-C: clip bound, Q: local epochs, q: sampling rate of users. Line numbers are those of the paper's algorithms.
+C: clip bound, Q: local epochs, q: sampling rate of users. In a round
+
+    NAIVE  (Algorithm 1)   silo s sends clip(Delta_s, C) + N(0, sigma^2 C^2 |S|);            x <- x + eta_g (1/|S|) sum
+    GROUP  (Algorithm 2)   silo s sends Delta_s of DP-SGD on at most k records of a user;    x <- x + eta_g (1/|S|) sum
+    AVG    (Algorithm 3)   silo s sends sum_u w_su clip(Delta_su, C) + N(0, sigma^2 C^2 / |S|)    (lines 9 to 18)
+                           x <- x + eta_g / (q |U| |S|) sum                                       (line 6)
+    SGD    the same, with minus one gradient for Delta_su
+    -w     weights w_su = n_su / N_u (equation 3) in place of 1/|S|
+    q < 1  users are drawn (Algorithm 4)
+
+A user's weights sum to at most 1 over the silos, so adding or removing one user moves the sum of AVG and SGD by at most
+C (Theorem 3), whatever the number of her records. docs/theory/uldp-methods.md.
 """
 
 from __future__ import annotations
@@ -48,10 +59,7 @@ def uldp_naive(
     colluding_silos: Colluding = 0,
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """Clips each silo's whole update and adds noise for a user who may be in all silos (Algorithm 1).
-
-    Silo s sends clip(Delta_s, C) + N(0, sigma^2 C^2 |S|); x <- x + eta_g (1/|S|) sum.
-    """
+    """Clips each silo's whole update and adds noise for a user who may be in all silos (Algorithm 1)."""
     return Method(
         name="uldp-naive",
         contribution=SiloContribution(),
@@ -76,7 +84,7 @@ def uldp_group(
 ) -> Method:
     """Runs record-level DP-SGD in each silo, converted to users who keep at most k records (Algorithm 2).
 
-    Flags keep at most k = ``group_size`` records of a user over all silos; x <- x + eta_g (1/|S|) sum Delta_s.
+    Flags keep at most k = ``group_size`` records of a user over all silos.
 
     Raises:
         CompositionError: a local step that DP-SGD does not have (momentum, weight decay, no batch size).
@@ -162,12 +170,7 @@ def _pairs(
     colluding_silos: int,
     learning_rate: float,
 ) -> Method:
-    """Algorithms 3 and 4 (user-level sub-sampling where q < 1), each pair weighted 1/|S|.
-
-    Silo s sends sum_u w_{s,u} clip(Delta_{s,u}, C) + N(0, sigma^2 C^2 / |S|) (lines 9 to 18);
-    x <- x + eta_g / (q |U| |S|) * sum (line 6). A user's weights sum to at most 1 over the silos, so adding or
-    removing one user moves the sum by at most C (Theorem 3), whatever the number of her records.
-    """
+    """Algorithms 3 and 4, each pair weighted 1/|S|."""
     bound = bound_of(clip)
     return Method(
         name="uldp-avg",

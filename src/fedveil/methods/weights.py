@@ -17,7 +17,7 @@ from fedveil.errors import CompositionError
 from fedveil.population.main_silos import MainSilos, MainSilosError
 from fedveil.population.records import Groups, Population
 from fedveil.privacy.claims import Role, Sent
-from fedveil.protection.parts import LARGEST_SCORE, Counts, Totals
+from fedveil.protection.letter_parts import LARGEST_SCORE, Counts, Totals
 from fedveil.stage import Stage
 
 
@@ -182,8 +182,8 @@ class Weights(Stage):
         """Return n^p for whole p, as whole numbers: what weights are computed from where no party has all counts.
 
         A count above ((2^32 - 1) / |S|)^(1/p) counts as the whole number below that, so that a user's scores of all
-        silos sum to what :class:`~fedveil.protection.parts.Totals` hold, however many records she has; her weights
-        still sum to 1. The limit is a function of public numbers.
+        silos sum to what :class:`~fedveil.protection.letter_parts.Totals` hold, however many records she has; her
+        weights still sum to 1. The limit is a function of public numbers.
 
         Raises:
             CompositionError: a power that is not whole.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.letter_parts import Part, Relay
 from fedveil.protection.messages import Envelope, Message
-from fedveil.protection.parts import Part, Relay
 
 Kind = type[Message]
 Shape = tuple[Kind, ...]

@@ -22,9 +22,9 @@ from fedveil.protection.protocol import (
     Place,
     ResultOut,
     ServerProtocol,
+    Work,
     check_clients,
 )
-from fedveil.protection.work import Work
 
 Vector = Float64[np.ndarray, " d"]
 

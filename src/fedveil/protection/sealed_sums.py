@@ -31,8 +31,8 @@ from fedveil.protection.protocol import (
     Outgoing,
     Place,
     ServerProtocol,
+    Work,
 )
-from fedveil.protection.work import Work
 
 Vector = Float64[np.ndarray, " d"]
 

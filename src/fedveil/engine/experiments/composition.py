@@ -24,8 +24,8 @@ from fedveil.engine.releases.side_releases import (
     together,
 )
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.travel import noise_to_travel, rate_by_rule
 from fedveil.population.records import Population, Records

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fedveil.engine.experiments.sections import TableSection
 from fedveil.errors import ConfigError
-from fedveil.methods.claims import PublicFacts
+from fedveil.methods.guarantee import PublicFacts
 from fedveil.population.schema import Schema, read_schema
 
 

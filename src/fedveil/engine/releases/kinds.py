@@ -11,7 +11,7 @@ from fedveil.engine.experiments.release_document import InferenceDocument, Relea
 from fedveil.engine.releases.asks import Asks, regression_asked, statistics_asked
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.release_run import PreparedReleases
-from fedveil.engine.releases.releases import prepare_release
+from fedveil.engine.releases.statistics import prepare_release
 
 
 class _Kind(NamedTuple):

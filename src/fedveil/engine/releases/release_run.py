@@ -97,7 +97,7 @@ def make_releases(prepared: PreparedReleases, parent: Path) -> Path:
     """
     records = read_records(prepared)
     folder = RunFolder.create(parent, prepared.document)
-    _go_on(prepared, folder, records)
+    _release(prepared, folder, records)
     return folder.path
 
 
@@ -109,10 +109,10 @@ def resume_releases(prepared: PreparedReleases, path: Path) -> None:
     """
     folder = RunFolder(path)
     lacking = len(prepared.read(folder)) < prepared.count
-    _go_on(prepared, folder, read_records(prepared) if lacking else None)
+    _release(prepared, folder, read_records(prepared) if lacking else None)
 
 
-def _go_on(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable | None) -> None:
+def _release(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable | None) -> None:
     """Make the releases that a folder lacks, of these records; none are needed where it lacks none."""
     series, made = prepared.series, prepared.read(folder)
     whole = len(made) == prepared.count

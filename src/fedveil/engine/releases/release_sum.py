@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float64
 
 from fedveil.engine.rounds.workload import ChannelWork
-from fedveil.methods.claims import Guarantee, PublicFacts
 from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender
 from fedveil.population.columns import ColumnTable

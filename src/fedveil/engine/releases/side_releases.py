@@ -17,7 +17,7 @@ from typing import Final
 from fedveil.engine.experiments.sections import PrivacySection
 from fedveil.engine.releases.release_sum import Release
 from fedveil.errors import CompositionError
-from fedveil.methods.claims import Guarantee
+from fedveil.methods.guarantee import Guarantee
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role

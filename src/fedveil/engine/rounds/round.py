@@ -1,44 +1,29 @@
 """One round, as the data sees it: sampler, local training, bound, sum per silo, channel, protection, denoiser, server.
 
-    population -> local -> bound -> sum per silo -> channel -> protection -> denoiser -> server -> model t+1
+    population -> local -> bound -> sum per silo      Workload.begin: who takes part is drawn, trained and bounded
+      -> channel -> protection                        Driver.play: every sender's message when its turn comes; their sum
+      -> denoiser -> server -> model t+1              coordinate: the mean, what lies under its noise, and the step
 
+A :class:`Turn` is what the round begins with: the model, and the :class:`~.setting.Setting`, a method at work on a
+population. :class:`Parties` play the method's protocol; their :class:`~.workload.Workload` is what they put in.
 The privacy event of the round is charged to the ledger by the run, before :func:`play_round` is called.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.engine.rounds.attempts import NO_RETRY, RetryPolicy
-from fedveil.engine.rounds.communication_cost import CommunicationCost
 from fedveil.engine.rounds.coordinator_side import coordinate
+from fedveil.engine.rounds.diagnostics import RoundDiagnostics
 from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.workload import Trained, Workload
 from fedveil.protection.driver import Dropouts
 from fedveil.server.optimizers import State
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundDiagnostics(Trained):
-    """What a simulation may show of a round; computed from private data and covered by no guarantee.
-
-    Attributes:
-        bytes_up: what all silos or clients sent to the server, in all attempts since the run was begun or resumed;
-            None where nobody counts.
-        communication_cost: what the messages of a channel cost beside the same in float32; None where there are none.
-        attempts: how often the round was begun, under a protection.
-        summed: how many silos the sum is over, under a protection.
-    """
-
-    bytes_up: int | None = None
-    communication_cost: CommunicationCost | None = None
-    attempts: int | None = None
-    summed: int | None = None
 
 
 def play_round(
@@ -69,18 +54,6 @@ def play_round(
     (total, summed), attempts = retry.play(number, everybody, play)
     took_part = None if work.drawn is None else int(work.drawn.sum())
     after, state = coordinate(turn, total, n_silos=setting.cohort.n_silos, summed=summed, drawn=took_part)
-    return after, state, _shown(work, parties, number, attempts=attempts, summed=summed)
-
-
-def _shown(
-    work: Workload, parties: Parties, round_number: int, *, attempts: int, summed: int
-) -> RoundDiagnostics:
-    """Return what a simulation may show of a round that has come to its end."""
-    trained, transcript = vars(work.trained()), parties.transcript
-    if transcript is not None:
-        sent = transcript.bytes_up(round_number)
-        return RoundDiagnostics(**trained, bytes_up=sent, attempts=attempts, summed=summed)
-    sent_open = sum(cost.bytes for cost in work.costs) if work.costs else None
-    return RoundDiagnostics(
-        **trained, bytes_up=sent_open, communication_cost=CommunicationCost.of(work.costs)
-    )
+    sent = work.costs if parties.transcript is None else parties.transcript
+    shown = RoundDiagnostics.of_round(number, work.trained(), sent, attempts=attempts, summed=summed)
+    return after, state, shown

@@ -25,7 +25,7 @@ class Turn:
     """What a round begins with.
 
     Attributes:
-        setting: the method at work, as it is in this round.
+        setting: the method at work; whoever plays the round gives it the round's noise and bound.
         model: (d,) the global model.
         state: of the server's stages.
         round_number: counts from 1.

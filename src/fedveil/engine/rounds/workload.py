@@ -8,7 +8,6 @@ for one client or one block of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.rounds.setting import Setting
+from fedveil.engine.rounds.diagnostics import Trained
 from fedveil.engine.rounds.turn import Turn
 from fedveil.local.trainer import Sums
 from fedveil.methods.channels import Channel
@@ -24,47 +23,11 @@ from fedveil.methods.sending import MessageCost, Sender, Sending
 from fedveil.protection.protocol import Agreement, Drawn
 from fedveil.protection.weighting.given import SEED_BYTES
 
-_QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 _BLOCK_ELEMENTS: Final = 1 << 24  # numbers of updates that are trained apart at a time: 128 MiB
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What a simulation may show of local training; computed from private data and covered by no guarantee.
-
-    Attributes:
-        participants: users who took part (silos where a contribution is a silo).
-        contributions: contributions that were trained.
-        nonfinite: contributions whose update was not finite and counted as zero.
-        norms: quantiles 0, .1, .25, .5, .75, .9, 1 of the finite updates' l2 norms before clipping.
-        clipped: the fraction of finite updates that the bound shortened.
-    """
-
-    participants: int
-    contributions: int
-    nonfinite: int
-    norms: tuple[float, ...] | None
-    clipped: float | None
-
-    @classmethod
-    def of(
-        cls, setting: Setting, members: Int64[Tensor, " m"], lengths: Float64[Tensor, " k"], nonfinite: int
-    ) -> Trained:
-        """Return what may be shown of members whose updates had these l2 norms."""
-        users = setting.cohort.groups.user[members.numpy()]
-        norms = lengths[torch.isfinite(lengths)].cpu()
-        clipped = setting.method.local_bound.clipped(norms)
-        return cls(
-            participants=len(np.unique(users)) if (users >= 0).all() else len(users),
-            contributions=len(users),
-            nonfinite=nonfinite,
-            norms=tuple(np.quantile(norms.numpy(), _QUANTILES).tolist()) if len(norms) else None,
-            clipped=float(clipped.double().mean()) if len(norms) else None,
-        )
-
-
 class ChannelWork(ABC):
-    """What clients give to one sum, of updates or statistics, as a protocol takes it (:class:`~.protection.work.Work`).
+    """What clients give to one sum, of updates or statistics: a protocol's :class:`~fedveil.protection.protocol.Work`.
 
     Attributes:
         agreed: what the parties agree on.

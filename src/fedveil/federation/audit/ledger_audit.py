@@ -33,8 +33,8 @@ from fedveil.foreign import foreign
 from fedveil.privacy.events import Adjacency, Event, atoms, compose
 from fedveil.privacy.ledger_lines import Entry, Line, Note, now, parse_lines
 from fedveil.privacy.statement import epsilons_by_accountant, show_epsilon
+from fedveil.protection.letter_parts import Terms, only
 from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import Terms, only
 
 _SIGNED_AS: Final = b"fedveil/2/ledger export"
 BEYOND: Final = (

@@ -45,7 +45,7 @@ from fedveil.foreign import foreign
 from fedveil.privacy.ledger_lines import Entry, parse_lines
 from fedveil.privacy.statement import Statement
 from fedveil.privacy.statement_checks import same_events, same_privacy
-from fedveil.protection.parts import Closing
+from fedveil.protection.letter_parts import Closing
 
 LEDGER: Final = "ledger.jsonl"
 CHECKPOINT: Final = "checkpoint/state.safetensors"

@@ -47,7 +47,7 @@ from fedveil.federation.membership import Membership
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
 from fedveil.foreign import quiet_log
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.parts import Attested, Closing, Model, Part, Phase, Refused, Terms, only
+from fedveil.protection.letter_parts import Attested, Closing, Model, Part, Phase, Refused, Terms, only
 
 _log = quiet_log("fedveil.coordinator")
 

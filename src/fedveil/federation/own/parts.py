@@ -30,7 +30,7 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.share import OwnTable
 from fedveil.population.columns import ColumnTable
 from fedveil.privacy.events import ComposedEvent, Event
-from fedveil.protection.parts import Phase
+from fedveil.protection.letter_parts import Phase
 from fedveil.protection.refusals import Code
 from fedveil.statistics.stored import NoisySums
 

@@ -30,7 +30,7 @@ from fedveil.federation.store import Tensors
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
 from fedveil.privacy.events import ComposedEvent, Event
-from fedveil.protection.parts import Closing, Phase
+from fedveil.protection.letter_parts import Closing, Phase
 from fedveil.protection.refusals import Code
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.stored import NoisySum, NoisySums

@@ -15,7 +15,7 @@ from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.setup import Prepared
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import SessionPlan, Start
-from fedveil.protection.parts import DrawnUsers, Model, OwnDraw, Part, RoundClip
+from fedveil.protection.letter_parts import DrawnUsers, Model, OwnDraw, Part, RoundClip
 from fedveil.protection.refusals import Code
 from fedveil.protection.wire import Writer
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness

@@ -31,8 +31,7 @@ from fedveil.federation.session_plan import MODEL
 from fedveil.federation.store import RoundRecord
 from fedveil.files import reading
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER
-from fedveil.protection.parts import (
+from fedveil.protection.letter_parts import (
     Asked,
     AskedOfAll,
     Attested,
@@ -53,6 +52,7 @@ from fedveil.protection.parts import (
     Totals,
     only,
 )
+from fedveil.protection.messages import SERVER
 from fedveil.protection.protocol import Agreement, Place
 from fedveil.protection.refusals import Code
 

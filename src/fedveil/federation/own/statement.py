@@ -31,10 +31,10 @@ from fedveil.federation.audit.run_record import RoundPlace
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_STATEMENT
 from fedveil.files import parse_json
-from fedveil.methods.claims import Guarantee
+from fedveil.methods.guarantee import Guarantee
 from fedveil.privacy.events import Event, atoms
 from fedveil.privacy.statement import Statement
-from fedveil.protection.parts import Closing
+from fedveil.protection.letter_parts import Closing
 from fedveil.protection.refusals import Code
 
 _SLACK: Final = 1e-6

@@ -29,7 +29,7 @@ from fedveil.federation.session_plan import MODEL, UNIT, SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
 from fedveil.protection.errors import OwnRecordsError
-from fedveil.protection.parts import Closing, Phase
+from fedveil.protection.letter_parts import Closing, Phase
 from fedveil.protection.refusals import Code
 from fedveil.server.optimizers import State, matching
 

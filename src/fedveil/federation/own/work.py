@@ -15,7 +15,7 @@ from fedveil.federation.own.statement import OwnCharges
 from fedveil.federation.session_plan import SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.privacy.events import Event
-from fedveil.protection.parts import Closing
+from fedveil.protection.letter_parts import Closing
 from fedveil.protection.refusals import Code
 
 

@@ -36,8 +36,7 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
-from fedveil.protection.work import Work
+from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol, Work
 
 Units: TypeAlias = Int64[np.ndarray, " d"]
 

@@ -15,6 +15,7 @@ from fedveil.crypto.agreement import RoundId
 from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.exchanges import Exchanges, Shape, Step
+from fedveil.protection.letter_parts import Learned
 from fedveil.protection.messages import Announcement, Directory, MaskedVector, RoundStart
 from fedveil.protection.partial.encryption import PartialSilo
 from fedveil.protection.partial.given import Divided, PartialGiven, PartialResult
@@ -23,9 +24,7 @@ from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdat
 from fedveil.protection.partial.plan import PartialPlan
 from fedveil.protection.partial.server import PartialServer
 from fedveil.protection.partial.workers import workers_of
-from fedveil.protection.parts import Learned
-from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
-from fedveil.protection.work import Work
+from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol, Work
 
 Parts: TypeAlias = tuple[Int64[np.ndarray, " c"], Int64[np.ndarray, " h"]]
 

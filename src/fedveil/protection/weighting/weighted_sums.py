@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 from fedveil.crypto.transfer import POINT_BYTES
 from fedveil.protection.exchanges import Exchanges, Shape, Step
 from fedveil.protection.messages import Announcement, Directory, OwnMask, RevealRequest
-from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol
+from fedveil.protection.protocol import ClientProtocol, Place, ServerProtocol, Work
 from fedveil.protection.weighting.ciphers import Cipher
 from fedveil.protection.weighting.given import WeightedGiven
 from fedveil.protection.weighting.messages import (
@@ -29,7 +29,6 @@ from fedveil.protection.weighting.messages import (
 from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
 from fedveil.protection.weighting.server import WeightingServer
 from fedveil.protection.weighting.silo import WeightingSilo
-from fedveil.protection.work import Work
 
 Units = Float64[np.ndarray, " d"]
 
