@@ -6,6 +6,9 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -360,6 +363,29 @@ def test_one_bit_of_any_file_is_noticed(copy: Path) -> None:
             assert not found.holds, f"{path.name}, byte {place}"
         path.write_bytes(content)
     assert fv.verify(copy).holds
+
+
+def test_files_that_lie_in_one_another_are_not_read(tmp_path: Path) -> None:
+    """An archive of 1 MB, each of whose 1000 files goes to its end: they are 1 GB."""
+    body, entries = bytes(50_000), list[tuple[bytes, int, int]]()
+    for number in range(1000):
+        name, crc, size = b"file%04d" % number, zlib.crc32(body), len(body)
+        body = struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 33, crc, size, size, 8, 0) + name + body
+        entries.append((name, crc, size))
+    path, directory = tmp_path / "model.zip", b""
+    for name, crc, size in entries:
+        place = len(body) - size - 38
+        fields = (20, 20, 0, 0, 0, 33, crc, size, size, 8, 0, 0, 0, 0, 0, place)
+        directory += struct.pack("<4s6H3I5H2I", b"PK\1\2", *fields) + name
+    many = len(entries)
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, many, many, len(directory), len(body), 0)
+    path.write_bytes(body + directory + end)
+    with zipfile.ZipFile(path) as archive:
+        assert len(archive.read("file0999")) == len(body) - 38  # a reader takes each for a file
+    with pytest.raises(BundleError, match="more bytes than it has"):
+        read_files(path)
+    failed = fv.verify(path)
+    assert not failed.holds
 
 
 def test_one_bit_of_an_archive_is_noticed(made: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import struct
 
 import numpy as np
 import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -44,6 +46,31 @@ def test_what_is_no_key_is_refused(tmp_path):
         IdentityKey.load(tmp_path / "absent")
     with pytest.raises(CryptoError, match="32 bytes"):
         PublicIdentity(b"short")
+
+
+def test_points_of_small_order_are_nobodys_identity():
+    """Under them a signature that nobody made holds: for O of every message, for the others of one in eight."""
+    eighth = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"
+    negative = "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"
+    field = 2**255 - 19
+    known = [bytes.fromhex(eighth), bytes.fromhex(negative)]
+    known += [y.to_bytes(32, "little") for y in (0, 1, field - 1, field, field + 1)]
+    nobody = (1).to_bytes(32, "little") + bytes(32)
+    assert any(_holds(raw, b"%d" % number, nobody) for raw in known for number in range(40))
+    for raw in known:
+        for signed in (raw, raw[:31] + bytes([raw[31] | 0x80])):
+            with pytest.raises(CryptoError, match="small order"):
+                PublicIdentity(signed)
+    for _ in range(20):
+        IdentityKey.generate().public  # noqa: B018 (is none)
+
+
+def _holds(public, message, signature):
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def test_a_signature_holds_for_one_key_owner_purpose_and_moment():

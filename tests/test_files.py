@@ -8,6 +8,7 @@ import os
 import random
 import re
 import struct
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -617,6 +618,26 @@ def test_a_document_within_the_limits_is_its_value(tmp_path: Path) -> None:
     assert parse_json(json.dumps(deep), "here", DataError) == deep
     with pytest.raises(DataError, match="nested more than"):
         parse_json(json.dumps([deep]), "here", DataError)
+
+
+@pytest.mark.parametrize("key", ["a" + ".a" * 20_000, ".".join(['"a b"', " 'a.b' "] * 5_000)])
+@pytest.mark.parametrize("line", ["{} = 1", "[{}]", "[[{}]]", "a = {{ {} = 1 }}"])
+def test_a_key_of_many_parts_takes_no_longer_than_its_length(key: str, line: str) -> None:
+    """Python's reader takes the square of it: hours for one megabyte."""
+    began = time.process_time()
+    with pytest.raises(DataError, match="nested more than"):
+        parse_toml("b = 1\n" + line.format(key) + "\n", "here", DataError)
+    assert time.process_time() - began < 0.2
+
+
+def test_a_key_of_as_many_parts_as_a_document_may_be_deep_is_read() -> None:
+    parts = ["a"] * (DEEPEST - 1)
+    found: Any = parse_toml(f"{'.'.join(parts)} = 1", "here", DataError)
+    for part in parts:
+        found = found[part]
+    assert found == 1
+    text = "... ".join(["No key"] * 200) + "1.2.3"
+    assert parse_toml(f'a = "{text}"\nb = [{"1.5, " * 200}]', "here", DataError)["a"] == text
 
 
 @pytest.mark.parametrize("text", VALUES[5:9] + VALUES[10:11] + ('"\\ud800"', "[" * 100_000, "{", ""))

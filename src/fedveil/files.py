@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 import struct
 import tomllib
@@ -38,6 +39,10 @@ _NEVER_WAITED_FOR: Final = (
 
 DEEPEST: Final = 64
 """How far the tables and lists of a document may be nested; ours are below 16."""
+
+_PART: Final = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_DEEP_KEY: Final = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{DEEPEST}}}")
+"""A key of so many parts that reading it alone would take the square of its length."""
 
 _LONGEST_INTEGER: Final = 128
 _SHOWN: Final = 8
@@ -160,6 +165,8 @@ def parse_toml(text: str, place: object, error: type[FedveilError]) -> dict[str,
         FedveilError: of class ``error``: no TOML (names the line), nested too deep, or a number without end.
     """
     with reading(place, error):
+        if _DEEP_KEY.search(text):
+            raise _too_deep(place, error)
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as problem:
@@ -226,7 +233,11 @@ def _check(document: Any, place: object, error: type[FedveilError], *, finite: b
         level = inner
         if not level:
             return
-    raise error(f"{place} is damaged: tables or lists are nested more than {DEEPEST} deep")
+    raise _too_deep(place, error)
+
+
+def _too_deep(place: object, error: type[FedveilError]) -> FedveilError:
+    return error(f"{place} is damaged: tables or lists are nested more than {DEEPEST} deep")
 
 
 def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:

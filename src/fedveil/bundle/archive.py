@@ -3,7 +3,8 @@
 Claim: :func:`read_files` returns files whose bytes are those that were written, or raises an error that names what
 differs. ``SHA256SUMS`` lists the digest of every other file but the signatures (``sha256sum --check`` reads it too);
 a zip archive must be, byte for byte, the one that :func:`write_files` makes of its files, so its headers hide
-nothing. Whoever can write the bundle can write another list as well: that is what signatures are for.
+nothing, and no more of it is read than it has bytes, whatever they say. Whoever can write the bundle can write another
+list as well: that is what signatures are for.
 ``tests/test_bundle.py`` flips bits of every file.
 """
 
@@ -135,6 +136,8 @@ def _from_zip(path: Path) -> dict[str, bytes]:
             entries = archive.infolist()
             if len(entries) > _MOST_FILES:
                 raise BundleError(f"{path}: more than {_MOST_FILES} files: no bundle")
+            if sum(entry.file_size for entry in entries) > len(content):
+                raise BundleError(f"{path} is damaged, or no bundle: its files have more bytes than it has")
             for entry in entries:
                 _check_name(path, entry.filename)
                 if entry.compress_type != zipfile.ZIP_STORED:

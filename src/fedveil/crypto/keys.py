@@ -32,6 +32,7 @@ Passphrase = Callable[[], bytes]
 """Gives the passphrase of a key's file; it is asked where the file takes one, and not before."""
 
 _KIND: Final = b"identity"
+_FIELD: Final = 2**255 - 19
 
 
 def in_groups(digest: bytes) -> str:
@@ -44,8 +45,11 @@ def in_groups(digest: bytes) -> str:
 class PublicIdentity:
     """The public half of an identity key: 32 bytes that every party knows before a run begins.
 
+    Points of small order are refused: of the equation S B = R + h A, with A = O for every message or for one in eight,
+    anybody has a solution, so a signature would show nothing of who made it.
+
     Raises:
-        CryptoError: not 32 bytes.
+        CryptoError: not 32 bytes, or a point whose order divides 8.
     """
 
     raw: bytes
@@ -54,6 +58,11 @@ class PublicIdentity:
         """Refuse anything that cannot be an Ed25519 public key."""
         if len(self.raw) != 32:
             raise CryptoError(f"a public identity has 32 bytes, this one has {len(self.raw)}")
+        if _small_order(self.raw):
+            raise CryptoError(
+                f"the public identity {self.raw.hex()} has small order: anybody can sign under it; its party needs a "
+                "key that was generated"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -144,6 +153,18 @@ class IdentityKey:
     def sign(self, message: bytes) -> bytes:
         """Return the 64-byte signature over a message."""
         return self._private.sign(message)
+
+
+def _small_order(raw: bytes) -> bool:
+    """Return whether 8 A = O on edwards25519, -x^2 + y^2 = 1 + d x^2 y^2 with d = -121665 / 121666 (RFC 8032).
+
+    y = 1, -1 and 0 have the orders 1, 2 and 4. A point of order 8 doubles to y = 0, so x^2 = -y^2, and the curve says
+    d y^4 + 2 y^2 - 1 = 0. The highest bit is the sign of x, and tells nothing of the order.
+    """
+    y = int.from_bytes(raw, "little") % 2**255 % _FIELD
+    square = y * y % _FIELD
+    eighth = -121665 * square * square + 121666 * (2 * square - 1)
+    return square < 2 or eighth % _FIELD == 0
 
 
 def write_private_file(path: Path, data: bytes) -> None:
