@@ -9,6 +9,8 @@ import pytest
 from dp_accounting.pld import PLDAccountant as ReferencePldAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.special import ndtr
 from scipy.stats import binom
 
 from fedveil.errors import PrivacyError
@@ -22,6 +24,7 @@ from fedveil.privacy.events import (
     ComposedEvent,
     Event,
     GaussianEvent,
+    MixtureOfGaussiansEvent,
     PoissonSampledEvent,
     SelfComposedEvent,
     atoms,
@@ -35,6 +38,7 @@ from fedveil.privacy.group import (
     worst_split,
 )
 from fedveil.privacy.loss_distributions import PldAccountant
+from fedveil.privacy.mixture import mixture_distribution
 from tests.dp_events import dp_event_of
 
 DELTA = 1e-5
@@ -173,6 +177,18 @@ def test_a_large_group_keeps_few_components() -> None:
     (release,) = atoms(event)
     assert len(release.probabilities) < 120  # type: ignore[attr-defined]
     assert math.isfinite(PLD.epsilon(SelfComposedEvent(event=event, count=100), DELTA))
+
+
+def test_long_shifts_leave_no_delta_out() -> None:
+    """A shift of 800 standard deviations makes steps of the table long; delta between 0 and 1 is that of the others."""
+    event = MixtureOfGaussiansEvent(
+        noise_multiplier=1.0, sensitivities=(0.0, 1.0, 800.0), probabilities=(0.5, 0.4, 0.1)
+    )
+    found = mixture_distribution(event, interval=0.5)
+    for eps in (0.5, 1.0):
+        t = brentq(lambda x, eps=eps: math.log(0.5 + 0.4 * math.exp(x - 0.5)) - eps, -5.0, 8.0, xtol=1e-14)
+        exact = 0.5 * ndtr(-t) + 0.4 * ndtr(1 - t) + 0.1 - math.exp(eps) * ndtr(-t)
+        assert found.get_delta_for_epsilon(eps) == pytest.approx(exact, abs=1e-12)
 
 
 def test_the_mixture_is_composed_as_dp_accounting_does() -> None:

@@ -53,12 +53,12 @@ class Membership:
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonBound:
-    """A lower bound on epsilon, right with probability ``confidence`` whatever the scores are.
+    """A lower bound on epsilon, right with a probability of at least ``confidence`` whatever the scores are.
 
     Attributes:
         epsilon: the bound; 0 if the guesses refute nothing.
         delta: the delta it is for.
-        confidence: probability, over the coins, that the true epsilon is at least the bound.
+        confidence: least probability, over the coins, that the true epsilon is at least the bound.
         canaries, guesses, right: m, r and v of the audit.
     """
 

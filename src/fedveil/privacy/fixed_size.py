@@ -14,7 +14,7 @@ contributions of norm at most L and noise std nu: the old contribution goes and 
   with delta_mu the Gaussian one. A distribution that dominates this curve on a grid ("connect the dots", Doroshenko et
   al. 2022) can be composed by FFT like any other.
 
-docs/theory/participant-sampling.md.
+docs/theory/accounting.md.
 """
 
 from __future__ import annotations

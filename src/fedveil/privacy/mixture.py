@@ -23,6 +23,8 @@ Table = Float64[np.ndarray, " t"]
 
 _REACH = 10.0  # standard deviations: what lies beyond has probability below 1e-22
 _TABLE = 50_000
+_COARSE = 1 / 500  # standard deviations: a table of smaller steps leaves less than 1e-12 of delta
+_NEWTON = 5
 
 
 def mixture_distribution(event: MixtureOfGaussiansEvent, interval: float) -> PrivacyLossDistribution:
@@ -34,9 +36,10 @@ def mixture_distribution(event: MixtureOfGaussiansEvent, interval: float) -> Pri
         delta(P || Q, e) = P(x > t) - e^e Q(x > t)   with l(t) =  e,
         delta(Q || P, e) = Q(x < t) - e^e P(x < t)   with l(t) = -e.
 
-    A threshold that is off by h loses only O(h^2) of delta, because delta is largest at t; the table's spacing
-    makes that less than 1e-12. "Connect the dots" (Doroshenko et al. 2022) then gives the distribution on
-    multiples of ``interval`` whose delta is these values there and above the true one in between.
+    A threshold that is off by h loses only O(h^2) of delta, because delta is largest at t. It is read off a table of l;
+    where shifts are so long that a step of the table is above s / 500, Newton's method goes on from there. Both leave
+    less than 1e-12. "Connect the dots" (Doroshenko et al. 2022) then gives the distribution on multiples of ``interval``
+    whose delta is these values there and above the true one in between.
     """
     sigma = event.noise_multiplier
     shifts = np.array(event.sensitivities)
@@ -47,16 +50,21 @@ def mixture_distribution(event: MixtureOfGaussiansEvent, interval: float) -> Pri
         _TABLE,
     )
     losses = _loss(table, shifts, weights, sigma)
+    coarse = table[1] - table[0] > _COARSE * sigma
+
+    def threshold(e: Values) -> Values:
+        t = _threshold(e, losses, table)
+        return _refined(t, e, table, (shifts, weights, sigma)) if coarse else t
 
     def remove(e: Values) -> Values:
-        t = _threshold(e, losses, table)
+        t = threshold(e)
         above: Values = -np.exp(e + log_ndtr(-t / sigma))
         for shift, weight in zip(shifts, weights, strict=True):
             above += weight * ndtr((shift - t) / sigma)
         return above
 
     def add(e: Values) -> Values:
-        t = _threshold(-e, losses, table)
+        t = threshold(-e)
         below: Values = ndtr(t / sigma)
         for shift, weight in zip(shifts, weights, strict=True):
             below -= np.exp(e + math.log(weight) + log_ndtr((t - shift) / sigma))
@@ -85,6 +93,22 @@ def _threshold(e: Values, losses: Table, table: Table) -> Values:
     """Return t with l(t) = e, or minus infinity where e is below every loss (the half-line is the line)."""
     threshold: Values = np.interp(e, losses, table, left=-math.inf)
     return threshold
+
+
+def _refined(t: Values, e: Values, table: Table, mixture: tuple[Components, Components, float]) -> Values:
+    """Return t with l(t) = e between the same two points of the table: l is convex, so Newton's steps come near it."""
+    shifts, weights, sigma = mixture
+    found = t.copy()
+    inside = (t > table[0]) & (t < table[-1])
+    at, wanted = t[inside], e[inside]
+    place = np.searchsorted(table, at)
+    for _ in range(_NEWTON):
+        loss, slope = _loss(at, shifts, weights, sigma), np.zeros(len(at))
+        for shift, weight in zip(shifts, weights, strict=True):
+            slope += shift * np.exp(math.log(weight) + shift * (at - shift / 2) / sigma**2 - loss) / sigma**2
+        at = np.clip(at - (loss - wanted) / np.maximum(slope, 1e-300), table[place - 1], table[place])
+    found[inside] = at
+    return found
 
 
 def _connect_the_dots(

@@ -162,7 +162,7 @@ class RdpAccountant:
                 return sampled_gaussian_rdp(release.rate, sigma, self.orders)
             case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
                 return fixed_size_rdp(release.rate, sigma / sensitivity, self.orders)
-            case _:  # NoGuarantee: _require has refused everything else
+            case _:  # NoGuarantee: released() has refused everything else
                 return np.full(len(self.orders), math.inf)
 
     def epsilon(self, event: Event, delta: float) -> float:
