@@ -38,8 +38,8 @@ def mixture_distribution(event: MixtureOfGaussiansEvent, interval: float) -> Pri
 
     A threshold that is off by h loses only O(h^2) of delta, because delta is largest at t. It is read off a table of l;
     where shifts are so long that a step of the table is above s / 500, Newton's method goes on from there. Both leave
-    less than 1e-12. "Connect the dots" (Doroshenko et al. 2022) then gives the distribution on multiples of ``interval``
-    whose delta is these values there and above the true one in between.
+    less than 1e-12. "Connect the dots" (Doroshenko et al. 2022) then gives the distribution on multiples of
+    ``interval`` whose delta is these values there and above the true one in between.
     """
     sigma = event.noise_multiplier
     shifts = np.array(event.sensitivities)
