@@ -1,8 +1,8 @@
 """Which trainer a model gets: the fastest that can train it, by public facts alone.
 
-The choice looks at the declared model, loss, local steps and bound, at the shape of a record, and at what this
-machine's kernels do with made-up records: never at how many records, users or contributions there are. A choice that
-did would change everybody's training when one user joins or leaves.
+The choice looks at the declared model, loss, local steps, bound and number of users, at the shape of a record, and at
+what this machine's kernels do with made-up records: never at how many records, contributions or users with records
+there are. A choice that did would change everybody's training when one user joins or leaves.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def _check(rate: float, clip: float, rounds: int, delta: float) -> None:
 
 
 def remark_1_noise(*, rounds: int, epsilon: float, delta: float) -> float:
-    """Return sigma over the sensitivity by Remark 1 of ParaAegis: sqrt(2 T ln(1/delta)) / epsilon.
+    """Return sigma over the sensitivity by Remark 1 of ParaAegis for q = 1: sqrt(2 T ln(1/delta)) / epsilon.
 
     The formula is its own inverse: of a noise multiplier in the place of epsilon it returns the epsilon. Infinite at 0.
 

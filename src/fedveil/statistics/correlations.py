@@ -18,9 +18,9 @@ slopes     Fieller's set of lambda^2 = s_jj / s_ii with 99.5 %
 interval   the hull of all r in [-1, 1] with |T(r, lambda)| <= z sd(T) for one such lambda, z of 95.5 %
 =========  ===================================================================================================
 
-It misses the true r with 5 % at most (Bonferroni), and where a spread may be 0 nothing bounds the slope, and the
-interval is all of [-1, 1]. No correlation is withheld for want of spread: one shown only where spreads are many times
-their noise would be shown by luck, and its interval would not cover.
+As far as T is normal it misses the true r with 5 % at most (Bonferroni), and where a spread may be 0 nothing bounds the
+slope, and the interval is all of [-1, 1]. No correlation is withheld for want of spread: one shown only where spreads
+are many times their noise would be shown by luck, and its interval would not cover.
 
 By the choice of n people T varies by at most (1 - r^2)(1 + |r|)(K_i s_j + K_j s_i)^2 / (4 n), K the largest distance
 from the mean within the range: the influence function of r is (1 - r) u^2 / 2 - (1 + r) v^2 / 2 with

@@ -1,9 +1,10 @@
 """Votes for coordinates: secret orders of the coordinates, the largest of a vector, bitmaps as bytes, counts.
 
 A ballot is a bitmap of d bits in an order that the voters share and the counter lacks. A fresh order for every round
-and attempt makes a ballot a uniformly random set to the counter: it sees how ballots overlap, and no coordinate. Of
-equal values, such as the zeros of a voter without records, each voter takes those that come first in an order of its
-own: the first in the order of all would be seen in a ballot, and with them how many values are not zero.
+and attempt makes a ballot a uniformly random set to the counter, but for ties (:func:`secret_order`): it sees how
+ballots overlap, and no coordinate. Of equal values, such as the zeros of a voter without records, each voter takes
+those that come first in an order of its own: the first in the order of all would be seen in a ballot, and with them how
+many values are not zero.
 """
 
 from __future__ import annotations

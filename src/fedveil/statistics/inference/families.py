@@ -35,7 +35,7 @@ from scipy.stats import poisson
 from fedveil.population.columns import ColumnTable, State
 
 REACH = 30.0
-"""Largest linear predictor in absolute value: beyond it a probability is 0 or 1 in float64."""
+"""Largest linear predictor in absolute value: beyond it a probability is within 1e-13 of 0 or 1."""
 
 
 class Family(ABC):
