@@ -30,7 +30,7 @@ from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.export import export_onnx, export_torch
 from fedveil.bundle.manifest import Manifest
 from fedveil.bundle.signing import sign
-from fedveil.bundle.verification import BEYOND
+from fedveil.bundle.verification import BEYOND, verify_bundle
 from fedveil.checks import Verification
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.run_folder.shown import FIELDS, FILES, Kind
@@ -565,3 +565,25 @@ def test_the_commands_sign_and_verify(copy: Path, tmp_path: Path) -> None:
     assert as_json("verify", copy, "--trust", key)["holds"] is True
     (copy / "card.html").write_text("x")
     assert ended("verify", copy).code == 7
+
+
+def test_nothing_is_written_over_what_is_read(made: Path, tmp_path: Path) -> None:
+    table = tmp_path / "new.csv"
+    table.write_text("age,pulse,dose\n1,2,3\n")
+    before = table.read_bytes(), made.stat().st_mtime_ns
+    said = ended("predict", made, table, "-o", tmp_path / ".." / tmp_path.name / "new.csv").mistake
+    assert "is what the command reads; give another name" in said
+    assert "is what the command reads" in ended("export", made, "--torch", made).mistake
+    assert (table.read_bytes(), made.stat().st_mtime_ns) == before
+
+
+def test_a_column_to_keep_may_be_named_twice(made: Path, tmp_path: Path) -> None:
+    table = tmp_path / "new.csv"
+    table.write_text("age,pulse,dose,id\n1,2,3,007\n")
+    asked = ("predict", made, table, "-o", tmp_path / "out.csv", "--keep", "id", "--keep", "id")
+    assert as_json(*asked)["columns"][0] == "id"
+
+
+def test_a_charter_needs_a_membership_that_its_founder_sealed(made: Path, tmp_path: Path) -> None:
+    found = verify_bundle(made, charter=tmp_path / "charter.toml")
+    assert [one.name for one in found.checks if one.outcome == "fails"] == ["signatures"]

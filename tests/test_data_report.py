@@ -12,6 +12,7 @@ import tomlkit
 from fedveil.errors import DataError
 from fedveil.population.data_report import DataReport, data_report
 from fedveil.population.schema import Schema
+from fedveil.population.tables import read_tables
 from fedveil.report.data import data_page
 from tests.commands import as_json, output
 
@@ -126,6 +127,7 @@ CASES: dict[str, tuple[list[list[str]], str, str, str]] = {
         "75% of the cells are",
     ),
     "no number": (changed({(3, "age"): SECRET}), "run", "age", "2.5% of the cells do not fit"),
+    "infinite": (changed({(3, "age"): "inf"}), "run", "age", "2.5% of the cells do not fit"),
     "no category": (changed({(3, "sex"): SECRET}), "run", "sex", "do not fit the declaration (category)"),
     "clipped": (
         changed({(i, "age"): "999" for i in range(4)}),
@@ -273,3 +275,27 @@ def test_another_case_of_a_declared_value_is_counted(tmp_path: Path) -> None:
     (finding,) = look(tmp_path, table, schema(invalid="bin")).findings
     assert finding.bears_on == "model"
     assert finding.effect.startswith("a run counts them as invalid and goes on")
+
+
+@pytest.mark.parametrize(("column", "cell"), [("died", "2"), ("days", "-1"), ("days", "inf")])
+def test_survival_times_and_events_that_a_run_refuses_are_found(
+    column: str, cell: str, tmp_path: Path
+) -> None:
+    head = ["patient", "hospital", "age", "days", "died"]
+    table = [[f"p{i}", "north", str(20 + i * 7 % 13), str(90 + i % 9), str(i % 2)] for i in range(40)]
+    target = {"kind": "survival", "time": "days", "event": "died"}
+    how = schema(target=target, features={"age": FEATURES["age"]})
+
+    def written() -> Path:
+        path = tmp_path / "t.csv"
+        path.write_text("\n".join(",".join(cells) for cells in [head, *table]) + "\n")
+        return path
+
+    assert data_report(how, [written()]).findings == ()
+    table[3][head.index(column)] = cell
+    path = written()
+    (finding,) = data_report(how, [path]).findings
+    assert (finding.where, finding.bears_on) == (column, "run")
+    assert "2.5% of the cells do not fit the declaration (survival)" in finding.found
+    with pytest.raises(DataError, match=f"record 4 .* column '{column}'"):
+        read_tables(how, [path])

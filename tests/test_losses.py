@@ -218,6 +218,8 @@ def test_an_own_loss_must_return_a_term_per_record() -> None:
     [
         ("hinge", "no loss named 'hinge'; use one of cross_entropy"),
         ("no_such_module:f", "module no_such_module cannot be imported"),
+        ("tests.no_module_at_import:f", r"cannot be imported \(ZeroDivisionError: division by zero\)"),
+        ("focl", "did you mean 'focal'"),
         ("math:no_such", "has no no_such"),
         ("math:pi", "it must be a Loss or a function"),
     ],

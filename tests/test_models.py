@@ -199,3 +199,9 @@ def test_prediction_is_evaluation_mode_of_the_vector_not_of_the_module():
 def test_tasks_without_float32_parameters_to_train_are_refused(model, message):
     with pytest.raises(ModelError, match=message):
         Task(model=model, loss=load_loss("cross_entropy"))
+
+
+def test_a_factory_that_fails_is_no_fault_of_the_program():
+    said = r"model math:isclose: the factory failed for records of shape .* \(TypeError: "
+    with pytest.raises(ModelError, match=said):
+        build("math:isclose")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedveil.errors import RunFolderError
+from fedveil.errors import ConfigError, RunFolderError
 from fedveil.privacy.claims import Role
 from fedveil.privacy.statement import AsPublished, Disclosure
 from fedveil.report import document
@@ -417,6 +417,14 @@ def test_epsilons_are_rounded_up(epsilon: float, text: str) -> None:
 def test_no_epsilon_is_shown_as_a_better_promise(epsilon: float) -> None:
     above = Fraction(show_epsilon(epsilon).replace(",", "")) - Fraction(epsilon)
     assert 0 <= above < (Fraction(1, 100) if epsilon >= 0.1 else Fraction(epsilon) / 100)  # three digits
+
+
+def test_a_page_is_written_over_no_other_kind_of_file(tmp_path: Path) -> None:
+    table = tmp_path / "north.csv"
+    table.write_text("patient")
+    with pytest.raises(ConfigError, match=r"north.csv: a page is written as .html"):
+        write_document(table, "new")
+    assert table.read_text() == "patient"
 
 
 def test_a_failed_write_keeps_the_old_page(tmp_path: Path) -> None:

@@ -579,3 +579,11 @@ def test_the_command_names_the_first_fault_and_ends_with_7(world: World, copied:
     assert "metrics.jsonl: was changed after the run was signed" in said
     assert code == 7
     assert "takes --charter and --ledger" in ended("verify", copied, "--trust", "00").err
+
+
+def test_a_run_that_nobody_signed_does_not_hold_under_a_charter(tmp_path: Path) -> None:
+    """Whoever takes all that the parties signed out of a folder must not have it pass for theirs."""
+    made = run(prepare(asked(rounds=1), FixedPopulation(population())), tmp_path, Silent()).folder
+    found = verify_run(made, tmp_path / "charter.toml")
+    assert outcomes(found)["signatures"] == "fails"
+    assert not found.holds

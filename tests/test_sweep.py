@@ -65,7 +65,15 @@ def test_points_whose_folders_would_have_one_name_are_refused(source: str) -> No
 @pytest.mark.parametrize(
     "over",
     [
-        *([], ["rounds=1", "rounds=2"], ["name=a,b"], ["method.clip=-1"], ["no.key=1"]),
+        *(
+            [],
+            ["rounds=1", "rounds=2"],
+            ["name=a,b"],
+            ["method.clip=-1"],
+            ["no.key=1"],
+            ["seed=a,b"],
+            ["seed=0.5"],
+        ),
         ["privacy.accountant=pld,rdp"],
     ],
 )

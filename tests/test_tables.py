@@ -400,7 +400,7 @@ def test_files_that_are_no_such_table_are_refused(tmp_path: Path) -> None:
         read_tables(schema(), [write(tmp_path / "t.csv")], test=write(tmp_path / "none-tested.csv", []))
     ragged = tmp_path / "ragged.csv"
     ragged.write_text(f"patient,hospital,age,sex,sick\np,h,1,f,no\n{SECRET}: x,h\n")
-    with pytest.raises(DataError, match=r"Expected 5 columns, got 2$"):
+    with pytest.raises(DataError, match=r"row 3, .* has 2 cells, and the header 5$"):
         read_tables(schema(), [ragged])
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(SECRET.encode() * 10)
@@ -652,7 +652,7 @@ def test_the_readers_reason_is_whole_and_tells_no_cell(tmp_path: Path) -> None:
         assert SECRET not in str(refused.value)
     empty = tmp_path / "t.csv"
     empty.write_bytes(b"")
-    with pytest.raises(DataError, match="Empty CSV file"):
+    with pytest.raises(DataError, match="it is empty; one without records has its header"):
         open_table(empty, None)
 
 
@@ -755,3 +755,26 @@ def test_another_delimiter_is_told_as_such(tmp_path: Path) -> None:
     path.write_text('patient;age;ward\n1;34;"a; b"\n')
     with pytest.raises(DataError, match=r"the header has no ',', .* but it has ';': .* format\.delimiter"):
         open_table(path, ["patient", "age"])
+
+
+def test_a_row_of_another_length_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"a,b\n1,2\n{SECRET},2,3\n")
+    with pytest.raises(
+        DataError, match="row 3, the header being row 1, has 3 cells, and the header 2"
+    ) as refused:
+        open_table(path, None)
+    assert SECRET not in str(refused.value)
+
+
+def test_a_header_in_another_encoding_says_so_where_cells_may_be_anything(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes("größe,alter\n1,2\n".encode("cp1252"))
+    with pytest.raises(DataError, match=r"has no column 'größe'.*declare format.encoding"):
+        open_table(path, ["größe"], tolerant=True)
+    assert open_table(path, ["alter"], tolerant=True).num_rows == 1
+    path.write_bytes("größe,alter\n1,2\n".encode("utf-16"))
+    with pytest.raises(DataError, match="byte 0 is not utf-8; declare"):
+        open_table(path, ["alter"], tolerant=True)
+    wide = Format(encoding="utf-16")
+    assert open_table(path, ["größe"], wide, tolerant=True).column_names == ["größe"]

@@ -68,7 +68,7 @@ def verify_bundle(path: str | Path, trusted: Sequence[str] = (), charter: Path |
     found.append(tried("experiment", lambda: _asked(bundle)))
     found.extend(recomputed(bundle.statement))
     run = RecordedRun(files)
-    if run.federated:
+    if run.federated or charter is not None:
         found.extend(run.signed(charter, whole=False))
     found.append(tried("signatures", lambda: _signed(files, trusted)))
     return Verification(path=path, checks=(*found, *_beyond()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -45,8 +46,10 @@ def predict_command(
     as_json: Json = False,
 ) -> None:
     """Predict for every record of a table."""
-    made = load_bundle(bundle, network).predict_table(table, tuple(keep or ()))
-    write_table(made, output, keep or ())
+    _refuse_read("--output", output, (bundle, table))
+    kept = tuple(dict.fromkeys(keep or ()))
+    made = load_bundle(bundle, network).predict_table(table, kept)
+    write_table(made, output, kept)
     found = {"output": output, "records": made.num_rows, "columns": made.column_names}
     tell(as_json, found, f"{made.num_rows} records: {output}")
 
@@ -61,6 +64,8 @@ def export_command(
     """Write a bundle's model for other programs."""
     if onnx is None and torch is None:
         raise ConfigError("export: give --onnx FILE or --torch FILE")
+    for option, path in {"--onnx": onnx, "--torch": torch}.items():
+        _refuse_read(option, path, (bundle,))
     read = load_bundle(bundle, network)
     made = [*([export_onnx(read, onnx)] if onnx else []), *([export_torch(read, torch)] if torch else [])]
     tell(as_json, {"written": made}, *made)
@@ -81,3 +86,13 @@ def sign_command(
     sign(bundle, identity)
     public = identity.public.raw.hex()
     tell(as_json, {"signed": bundle, "key": public}, f"signed by {public}")
+
+
+def _refuse_read(option: str, path: Path | None, read: Sequence[Path]) -> None:
+    """Refuse to write over what a command reads.
+
+    Raises:
+        ConfigError: names the option and the file.
+    """
+    if path is not None and any(path.resolve() == one.resolve() for one in read):
+        raise ConfigError(f"{option} {path}: is what the command reads; give another name")

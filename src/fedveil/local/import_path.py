@@ -4,7 +4,8 @@ import importlib
 from collections.abc import Mapping
 from typing import cast
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, meant
+from fedveil.foreign import foreign
 
 
 def import_object(path: str, what: str, known: Mapping[str, object]) -> object:
@@ -15,11 +16,16 @@ def import_object(path: str, what: str, known: Mapping[str, object]) -> object:
     """
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
-        raise ConfigError(f"no {what} named {path!r}; use one of {', '.join(known)}, or package.module:name")
+        raise ConfigError(
+            f"no {what} named {path!r}; use one of {', '.join(known)}, or package.module:name{meant(path, known)}"
+        )
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{what} {path}: module {module_name} cannot be imported ({error})") from error
+    except Exception as error:  # a module runs its code
+        why = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{what} {path}: module {module_name} cannot be imported ({foreign(str(why))})"
+        ) from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{what} {path}: module {module_name} has no {attribute}")
     return cast(object, getattr(module, attribute))

@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from fedveil.errors import ModelError
+from fedveil.foreign import foreign
 from fedveil.local.import_path import import_object
 from fedveil.local.residual import resnet18_groupnorm, resnet_small_groupnorm
 from fedveil.local.validate import validate_behaviour, validate_layers
@@ -285,13 +286,28 @@ def build_model(
     factory = MODELS[name] if name in MODELS else _imported(name)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(randomness.integer("model", name))  # the processor's alone
-        model = factory(input_shape, n_outputs)
+        model = (
+            factory(input_shape, n_outputs)
+            if name in MODELS
+            else _built(name, factory, input_shape, n_outputs)
+        )
         made_up = torch.randn(4, *input_shape)
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {name}: the factory returned {type(model).__name__}, not a torch.nn.Module")
     validate_layers(model)
     validate_behaviour(model, made_up)
     return model
+
+
+def _built(name: str, factory: ModelFactory, input_shape: Shape, n_outputs: int) -> nn.Module:
+    """Call somebody else's factory; it is given public numbers alone, so what it raises tells of no record."""
+    try:
+        return factory(input_shape, n_outputs)
+    except Exception as error:
+        raise ModelError(
+            f"model {name}: the factory failed for records of shape {tuple(input_shape)} and {n_outputs} outputs "
+            f"({type(error).__name__}: {foreign(str(error))})"
+        ) from error
 
 
 def _imported(path: str) -> ModelFactory:

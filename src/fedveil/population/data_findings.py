@@ -28,7 +28,7 @@ FEWEST_COLUMNS: Final = 5
 """Columns without which two people's records are equal by chance."""
 
 _MENDED: Final = {
-    "number": "a decimal mark (format.decimal), or what stands for no value (missing_values)",
+    "number": "a decimal mark (format.decimal), what stands for no value (missing_values), or an infinity",
     "survival": "a decimal mark (format.decimal), a time below 0, an event that is not 0 or 1",
     "date": "its format",
     "category": "a category that is not declared, or another spelling of one (also)",

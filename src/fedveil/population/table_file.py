@@ -28,6 +28,9 @@ EXCEL_CELL: Final = pa.struct([("text", pa.string()), ("day", pa.date32()), ("id
 """A cell of an Excel file: its text, its day if it is a date, and whether it may be an id, being text or a whole number
 that Excel holds exactly. Each is a function of the cell alone, whatever else its column holds."""
 
+REPLACED: Final = "\ufffd"
+"""What stands in a cell for bytes that are no text."""
+
 DELIMITERS: Final = ",;\t|"
 """Those that CSV files usually have."""
 
@@ -41,9 +44,7 @@ _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
 _REASONS: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        r"CSV parse error: (Row #\d+: )?Expected \d+ columns, got \d+",
         r"In CSV column #\d+: (Row #\d+: )?CSV conversion error to \w+: invalid UTF8 data",
-        r"Empty CSV file",
         r"CSV parser got out of sync with chunker",
         r"straddling object straddles two block boundaries",
         r"Parquet magic bytes not found in footer[^:]*",
@@ -53,6 +54,8 @@ _REASONS: Final = tuple(
     )
 )
 """What Arrow says was wrong, up to where it quotes a cell or a path."""
+
+_UNEVEN: Final = re.compile(r"CSV parse error: (?:Row #(\d+): )?Expected (\d+) columns, got (\d+)")
 
 
 class LackingColumnsError(DataError):
@@ -145,7 +148,9 @@ def _csv(content: bytes, pick: _Pick, written: Format) -> pa.Table:
 
 def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> bytes:
     """Return a text's bytes in UTF-8, as Arrow reads them."""
-    if tolerant:
+    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # in the header, which is public
+    wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+    if tolerant and (wide or not marked):
         return content.decode(encoding, errors="replace").encode()
     try:
         if encoding.lower().replace("_", "-") not in ("utf-8", "utf8", "ascii"):
@@ -302,6 +307,8 @@ def _refuse_lacking(path: Path, present: list[str], lacking: Sequence[str]) -> N
     if lacking:
         several, names = "s" * (len(lacking) > 1), "', '".join(map(foreign, lacking))
         near = meant(lacking[0], present) if len(lacking) == 1 else ""
+        if any(REPLACED in name for name in present):
+            near += "; the header is written in another encoding than the schema's: declare format.encoding"
         told = (
             f"{path} has no column{several} '{names}'; it has: {foreign(', '.join(present))}{foreign(near)}"
         )
@@ -311,5 +318,11 @@ def _refuse_lacking(path: Path, present: list[str], lacking: Sequence[str]) -> N
 def _without_values(error: Exception) -> str:
     """What Arrow says was wrong, without the cells that it quotes."""
     said = str(error)
+    if uneven := _UNEVEN.search(said):
+        row, needed, there = uneven.groups()
+        where = f"row {row}, the header being row 1," if row else "a row"
+        return f"{where} has {there} cells, and the header {needed}"
+    if "Empty CSV file" in said:
+        return "it is empty; one without records has its header"
     found = next((match.group() for pattern in _REASONS if (match := pattern.search(said))), None)
     return found or said.split(":")[0]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,7 @@ from fedveil.errors import DataError
 from fedveil.foreign import foreign
 from fedveil.population.records import Targets
 from fedveil.population.schema import EPOCH, Category, Date, Feature, Label, Number, Schema, Survival
-from fedveil.population.table_file import EXCEL_CELL, LackingColumnsError, open_table, without_days
-
-REPLACED: Final = "\ufffd"
-"""What stands in a cell for bytes that are no text."""
+from fedveil.population.table_file import EXCEL_CELL, REPLACED, LackingColumnsError, open_table, without_days
 
 
 def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from jaxtyping import UInt64
 
 from fedveil.population.columns import Column, Numbers, State, joined, numbers_of, places_of
-from fedveil.population.schema import Category, Date, Feature, Label, Schema
+from fedveil.population.schema import Category, Date, Feature, Label, Schema, Survival
 from fedveil.population.table_reader import TableReader
 
 
@@ -90,10 +90,22 @@ def _column(schema: Schema, reader: TableReader, name: str) -> Column:
     if declared := _declared(schema, name):
         return places_of(reader, name, declared)
     if not isinstance(feature, Date):
-        return numbers_of(reader, name)
+        return _as_runs_read(schema, name, numbers_of(reader, name))
     days, missing = reader.dates(name, feature.format)
     state = np.where(missing, State.MISSING, np.where(np.isnan(days), State.INVALID, State.VALID))
     return Numbers(values=np.where(state == State.VALID, days, 0.0), state=state.astype(np.int8))
+
+
+def _as_runs_read(schema: Schema, name: str, found: Numbers) -> Numbers:
+    """Count as invalid what a run refuses: infinities, events that are not 0 or 1, times below 0."""
+    values, target = found.values, schema.target
+    wrong = ~np.isfinite(values)
+    if isinstance(target, Survival) and name == target.event:
+        wrong |= (values != 0) & (values != 1)
+    if isinstance(target, Survival) and name == target.time:
+        wrong |= values < 0
+    state = np.where((found.state == State.VALID) & wrong, State.INVALID, found.state).astype(np.int8)
+    return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state)
 
 
 def _declared(schema: Schema, name: str) -> tuple[str, ...]:

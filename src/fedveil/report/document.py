@@ -22,7 +22,7 @@ from markupsafe import Markup
 from markupsafe import escape as escaped
 
 from fedveil.engine.run_folder.documents import JsonValue
-from fedveil.errors import RunFolderError
+from fedveil.errors import ConfigError, RunFolderError
 from fedveil.foreign import inert
 from fedveil.privacy.statement import Statement
 from fedveil.report.drawing import Plot, show, show_epsilon
@@ -138,8 +138,11 @@ def write_document(path: Path, text: str) -> Path:
     """Write a page whole or not at all.
 
     Raises:
+        ConfigError: another suffix than a page's: the file may be a table or an experiment.
         RunFolderError: the file cannot be written (a full disk, say); an older page stays as it was.
     """
+    if path.suffix not in (".html", ".htm"):
+        raise ConfigError(f"{path}: a page is written as .html")
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         draft.write_text(text, encoding="utf-8", newline="\n")

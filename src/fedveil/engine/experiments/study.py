@@ -116,7 +116,8 @@ def _merged(origin: str, name: str, document: dict[str, Any], selection: Selecti
                 merged = merge(merged, override)
             label = "-".join(part for part in (scenario, variant) if part) or merged.get("name", name)
             first = merged.get("seed", 0)
-            for seed in range(first, first + selection.seeds):
+            whole = type(first) is int  # what else stands there is refused with all other keys
+            for seed in range(first, first + selection.seeds) if whole else (first,):
                 suffix = f"-seed{seed}" if selection.seeds > 1 else ""
                 documents.append({**merged, "name": f"{label}{suffix}", "seed": seed})
     return documents

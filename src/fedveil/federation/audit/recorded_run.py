@@ -118,18 +118,16 @@ class RecordedRun:
         return bool({STATE, ROUNDS, AGREED} & self._files.keys())
 
     def signed(self, charter: Path | None, *, whole: bool) -> Sequence[Check]:
-        """Check all signatures; of a run in one process there are none.
+        """Check all signatures; of a run in one process there are none, and so no founder's seal that was asked for.
 
         Args:
             charter: of the federation, None: the seal is not checked.
             whole: whether all files of the run are here.
         """
         if not self.federated:
-            return (
-                Check(
-                    name="signatures", outcome="unchecked", detail="a run in one process: nobody signed it"
-                ),
-            )
+            sealed = charter is not None
+            detail = "a run in one process: nobody signed it" + ", under no charter" * sealed
+            return (Check(name="signatures", outcome="fails" if sealed else "unchecked", detail=detail),)
         found = [
             tried("membership", lambda: self._memberships(charter)),
             tried("rounds", self._rounds),
