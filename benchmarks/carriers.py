@@ -17,14 +17,13 @@ from pathlib import Path
 
 from flwr.app import Message, MessageType
 
-from fedveil.flower.carriers import CARRIERS
-from fedveil.flower.demonstration import write_demonstration
+from fedveil.flower.coordinator_host.party import Party
+from fedveil.flower.coordinator_host.tasks import Post
 from fedveil.flower.envelope import content_of
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.party import Party
-from fedveil.flower.silo import ServedSilo
+from fedveil.flower.founding.demonstration import write_demonstration
+from fedveil.flower.silo_host.silo import CARRIERS, ServedSilo
 from fedveil.flower.sockets import free_port
-from fedveil.flower.tasks import Post
 
 _LONGEST_PAUSE = 13.0
 """Seconds; as long as a SuperNode takes to ask, to be kept waiting, and to pause."""

@@ -35,10 +35,10 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
-from fedveil.flower.demonstration import write_demonstration
+from fedveil.flower.coordinator_host.submission import END, Submission, create_run, read_document
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.flower.sockets import free_port
-from fedveil.flower.submission import END, Submission, create_run, read_document
 from fedveil.population.records import Population, Records
 from fedveil.protection.letter_parts import Model, Relay, Task
 from fedveil.protection.masking.masked_sums import MaskedSums

@@ -28,11 +28,11 @@ from benchmarks.harness import Row, at_most
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.federation.share import Share
+from fedveil.flower.coordinator_host.submission import END, SOCKET, Submission, read_document
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.joining import DraftedPolicy
-from fedveil.flower.provisioning import Provisioned, provision
+from fedveil.flower.founding.joining import DraftedPolicy
+from fedveil.flower.founding.provisioning import Provisioned, provision
 from fedveil.flower.sockets import free_port
-from fedveil.flower.submission import END, SOCKET, Submission, read_document
 from fedveil.population.allocation import Allocation
 from fedveil.population.catalogue import load
 from fedveil.population.records import Population, Records

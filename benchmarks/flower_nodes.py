@@ -10,10 +10,10 @@ import threading
 from collections.abc import Iterator
 
 from fedveil.federation.silo import SiloParty
-from fedveil.flower.demonstration import Demonstration
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.guard import open_silo
-from fedveil.flower.node import Node
+from fedveil.flower.founding.demonstration import Demonstration
+from fedveil.flower.silo_host.guard import open_silo
+from fedveil.flower.silo_host.node import Node
 
 _AGAIN_SECONDS = 1.0
 _log = logging.getLogger("fedveil.silo")

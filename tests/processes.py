@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.flower.demonstration import Demonstration
+from fedveil.flower.coordinator_host.submission import END, SOCKET
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.founding.demonstration import Demonstration
 from fedveil.flower.sockets import address
-from fedveil.flower.submission import END, SOCKET
 from fedveil.privacy.ledger import read_entries
 
 FEDVEIL = [sys.executable, "-m", "fedveil"]

@@ -34,12 +34,12 @@ from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
 from fedveil.federation.membership import Membership
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.flower.certificates import Authority, days_left, node_public
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founder import admit, found, revoke, seal
-from fedveil.flower.guard import open_silo
-from fedveil.flower.joining import accept, join_as_coordinator, join_as_silo, rotate
-from fedveil.flower.requests import Request
+from fedveil.flower.founding.certificates import Authority, days_left, node_public
+from fedveil.flower.founding.founder import admit, found, revoke, seal
+from fedveil.flower.founding.joining import accept, join_as_coordinator, join_as_silo, rotate
+from fedveil.flower.founding.requests import Request
+from fedveil.flower.silo_host.guard import open_silo
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.letter_parts import Terms

@@ -26,7 +26,7 @@ from fedveil.engine.experiments.choice import own_keys
 from fedveil.engine.experiments.experiment import Experiment, parse
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RefusedRunError, SilentSiloError
-from fedveil.flower.submission import End
+from fedveil.flower.coordinator_host.submission import End
 from fedveil.privacy.statement import show_noise
 from fedveil.reference import summary
 from fedveil.registry import members, names

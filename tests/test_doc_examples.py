@@ -26,9 +26,9 @@ from fedveil.engine.experiments.study import Selection, load_study, presets
 from fedveil.engine.run import over_budget
 from fedveil.engine.sweep import Axis, points
 from fedveil.federation.policy import Policy
+from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.guard import open_silo
-from fedveil.flower.submission import create_run, due_parts, read_document
+from fedveil.flower.silo_host.guard import open_silo
 from fedveil.keys import Filled, keys_of
 from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
@@ -424,7 +424,7 @@ def test_the_example_of_the_mods_bounds_before_it_quantises() -> None:
 
 
 def test_the_pages_agree_on_where_the_superlink_keeps_its_state() -> None:
-    from fedveil.flower import link
+    from fedveil.flower.coordinator_host import link
 
     assert "state in memory" in words(inspect.getdoc(link.make_app) or "")
     for page, where in (

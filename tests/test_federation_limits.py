@@ -397,7 +397,7 @@ LIMITED = """\
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from fedveil.flower.silo import limit_memory
+from fedveil.flower.silo_host.silo import limit_memory
 limit_memory(SimpleNamespace(policy=SimpleNamespace(memory_mb=1024)))
 import numpy
 try:

@@ -22,12 +22,12 @@ from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.parts_due import has_trained
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.guard import open_silo
+from fedveil.flower.founding.joining import DraftedPolicy
+from fedveil.flower.founding.provisioning import provision
 from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.joining import DraftedPolicy
-from fedveil.flower.provisioning import provision
-from fedveil.flower.submission import create_run, due_parts, read_document
+from fedveil.flower.silo_host.guard import open_silo
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.protection.refusals import Code

@@ -52,7 +52,7 @@ from fedveil.federation.rounds import STATE, Rounds, identify
 from fedveil.federation.share import silo_share
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.files import DEEPEST, LARGEST_FILE, parse_json, parse_toml, read_content, read_text
-from fedveil.flower.requests import Request
+from fedveil.flower.founding.requests import Request
 from fedveil.local.pretrained import PublicModel, take_parameters
 from fedveil.population.draft import draft_schema
 from fedveil.population.schema import read_schema

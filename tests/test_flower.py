@@ -30,19 +30,26 @@ from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.attached_link import AttachedLink
-from fedveil.flower.certificates import Authority, days_left, new_server_key, node_key_pem
 from fedveil.flower.child import ProcessError, settings_of_parent
-from fedveil.flower.demonstration import HOSPITALS, Demonstration, write_demonstration
+from fedveil.flower.coordinator_host.attached_link import AttachedLink
+from fedveil.flower.coordinator_host.link_folder import LinkFolder
+from fedveil.flower.coordinator_host.submission import (
+    End,
+    Submission,
+    create_run,
+    due_parts,
+    read_document,
+    watch,
+)
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.guard import Guard, open_silo
+from fedveil.flower.founding.certificates import Authority, days_left, new_server_key, node_key_pem
+from fedveil.flower.founding.demonstration import HOSPITALS, Demonstration, write_demonstration
+from fedveil.flower.founding.provisioning import provision
 from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.link_folder import LinkFolder
 from fedveil.flower.metrics import Meter
-from fedveil.flower.provisioning import provision
-from fedveil.flower.relay import ask
+from fedveil.flower.silo_host.guard import Guard, open_silo
+from fedveil.flower.silo_host.relay import ask
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, free_port, listen
-from fedveil.flower.submission import End, Submission, create_run, due_parts, read_document, watch
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.refusals import Code
@@ -237,7 +244,7 @@ def test_a_certificate_is_valid_for_a_while_and_of_one_authority(tmp_path: Path)
 
 
 def test_a_clock_that_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.flower.certificates.datetime", Yesterday)
+    monkeypatch.setattr("fedveil.flower.founding.certificates.datetime", Yesterday)
     authority = Authority.create("one")
     authority.save(tmp_path, None)
     issue(authority, tmp_path, "127.0.0.1", days=0)
@@ -312,7 +319,7 @@ class LoopGrid:
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
         from fedveil.flower.envelope import LastLetter
-        from fedveil.flower.node import reply_to
+        from fedveil.flower.silo_host.node import reply_to
 
         keys = []
         for message in messages:
@@ -335,7 +342,7 @@ class LoopGrid:
 
 def test_a_coordinator_is_not_served_under_a_certificate_that_is_not_valid(made: Demonstration) -> None:
     pytest.importorskip("flwr")
-    from fedveil.flower.party import Party
+    from fedveil.flower.coordinator_host.party import Party
 
     home = CoordinatorFolder(made.provisioned.coordinator)
     Authority.create("other").publish(home / "link")
@@ -363,7 +370,7 @@ def test_the_link_keeps_no_tree_of_objects(made: Demonstration) -> None:
     pytest.importorskip("flwr")
     from flwr.proto.message_pb2 import ObjectTree
 
-    from fedveil.flower.link import make_app
+    from fedveil.flower.coordinator_host.link import make_app
 
     app: Any = make_app(CoordinatorFolder(made.provisioned.coordinator).link, bytes(32))
     state = app.state.linkstate_factory.state()
@@ -410,7 +417,7 @@ def test_why_a_letter_was_not_answered_stays_with_the_silo(caplog: pytest.LogCap
     from flwr.app import Message, RecordDict
 
     from fedveil.flower.envelope import content_of
-    from fedveil.flower.node import reply_to
+    from fedveil.flower.silo_host.node import reply_to
 
     def refused(letter: bytes) -> bytes:
         raise ProtocolError(f"{letter!r} of /home/somebody")
@@ -452,7 +459,7 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
     made: Demonstration, guards: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And though the link forgets them again and again."""
-    from fedveil.flower import transport
+    from fedveil.flower.coordinator_host import transport
 
     monkeypatch.setattr(transport, "_MOST_LETTERS", 9)
     home = CoordinatorFolder(made.provisioned.coordinator)
@@ -479,7 +486,7 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
 @pytest.mark.usefixtures("flowers_task")
 def test_flowers_messages_carry_releases_that_the_policies_allow(made: Demonstration) -> None:
     """From a file with [statistics] to what is shown: refused as policies come, and then allowed by name."""
-    from fedveil.flower.transport import carry
+    from fedveil.flower.coordinator_host.transport import carry
 
     home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
@@ -512,7 +519,7 @@ def test_flowers_messages_carry_private_weighting(
     made: Demonstration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_keys(monkeypatch)
-    from fedveil.flower.transport import carry
+    from fedveil.flower.coordinator_host.transport import carry
 
     for path in made.provisioned.silos:
         policy = path / "policy.toml"
@@ -534,7 +541,7 @@ def test_flowers_messages_carry_private_weighting(
 def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
     made: Demonstration, guards: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from fedveil.flower.transport import carry
+    from fedveil.flower.coordinator_host.transport import carry
 
     text = made.experiment.read_text()
     recovery = '"secure-aggregation"\non_missing = "recover"\nmissing_silos = 1'
@@ -559,7 +566,7 @@ def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
 def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     made: Demonstration, guards: list[Path]
 ) -> None:
-    from fedveil.flower.transport import carry
+    from fedveil.flower.coordinator_host.transport import carry
 
     home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"patience": 0.1}).write(home / "coordinator.toml")
@@ -583,7 +590,7 @@ def test_a_run_ends_where_its_process_is_to_end_and_can_be_resumed(
 ) -> None:
     """Whatever it waits for: a process that is to end has seconds, and a silo may take minutes."""
     pytest.importorskip("flwr")
-    from fedveil.flower.transport import carry
+    from fedveil.flower.coordinator_host.transport import carry
 
     home = CoordinatorFolder(made.provisioned.coordinator)
     folder = create_run(home, read_document(made.experiment, home))
@@ -681,7 +688,7 @@ def test_a_silence_is_of_one_silo_and_signs_of_life_end_it_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("flwr")
-    from fedveil.flower import transport
+    from fedveil.flower.coordinator_host import transport
 
     now = [0.0]
     monkeypatch.setattr(transport.time, "monotonic", lambda: now[0])
@@ -709,7 +716,7 @@ def test_a_run_ends_though_silos_work_for_longer_than_patience(
 
     Its carrier is reminded of the letter, and is sent it again where it has forgotten it.
     """
-    from fedveil.flower import transport
+    from fedveil.flower.coordinator_host import transport
 
     receive, now, signs = SiloParty.receive, [0.0], [0]
 
@@ -759,7 +766,7 @@ def test_a_letter_to_a_dead_connection_is_sent_again_before_the_others_would_go_
 
     Where the reminder is lost too, the next one does not wait twice as long for a carrier that has begun anew since.
     """
-    from fedveil.flower import transport
+    from fedveil.flower.coordinator_host import transport
 
     now = [0.0]
 

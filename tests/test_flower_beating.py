@@ -18,9 +18,9 @@ pytest.importorskip("flwr")
 import httpx
 
 from fedveil.flower import beating as beats
-from fedveil.flower import link
-from fedveil.flower import node as nodes
-from fedveil.flower.certificates import Authority
+from fedveil.flower.coordinator_host import link
+from fedveil.flower.founding.certificates import Authority
+from fedveil.flower.silo_host import node as nodes
 
 
 def test_a_sign_of_life_that_failed_is_told_by_its_kind_and_tried_again(

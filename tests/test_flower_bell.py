@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.flower.bell import Bell, Message, Receive, Scope, Send, Waiting
+from fedveil.flower.coordinator_host.bell import Bell, Message, Receive, Scope, Send, Waiting
 
 PULL, PUSH = "/pull", "/push"
 SECONDS = 20.0

@@ -19,7 +19,7 @@ from fedveil.commands.coordinator import open_party, serve_command
 from fedveil.commands.link import imported as imported_to_serve
 from fedveil.errors import ConfigError
 from fedveil.flower.release import RELEASES, check_release
-from fedveil.flower.silo import ServedSilo
+from fedveil.flower.silo_host.silo import ServedSilo
 from tests.pins.flower import RECORDED, contract, imported, installed
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +75,7 @@ def test_another_release_is_refused_before_anything_of_it_is_imported(
     )
     nothing: Any = object()  # what is served: nothing of it is looked at
     for serve in (
-        lambda: imported_to_serve("fedveil.flower.link"),
+        lambda: imported_to_serve("fedveil.flower.coordinator_host.link"),
         lambda: open_party(nothing),
         lambda: serve_command(nothing),
         lambda: ServedSilo(nothing),

@@ -19,8 +19,8 @@ from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from uvicorn.server import ServerState
 
-from fedveil.flower import door
-from fedveil.flower.door import SMALL_BODY, Door, Hurried
+from fedveil.flower.coordinator_host import door
+from fedveil.flower.coordinator_host.door import SMALL_BODY, Door, Hurried
 from fedveil.flower.envelope import content_of, letter_end, object_end, object_of
 
 ROUTE = "/a"

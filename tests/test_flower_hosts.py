@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.privacy.ledger import read_entries
 from tests.processes import FEDVEIL, Processes
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.flower.demonstration import Demonstration, write_demonstration
+from fedveil.flower.coordinator_host.submission import SOCKET
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.founding.demonstration import Demonstration, write_demonstration
 from fedveil.flower.sockets import free_port
-from fedveil.flower.submission import SOCKET
 from tests.processes import (
     FEDVEIL,
     SECONDS,
@@ -58,7 +58,7 @@ def test_silos_with_supernodes_train_to_the_same_model(tmp_path: Path) -> None:
         submitting = [*FEDVEIL, "federation", "run", str(made.experiment), "--home", str(home.path)]
         subprocess.run(submitting, check=True, timeout=SECONDS)
         lines = b"".join(tree(processes[1].pid).values())
-        assert b"fedveil.flower.supernode" in lines
+        assert b"fedveil.flower.silo_host.supernode" in lines
         assert len(tree(processes[1].pid)) == 2  # nothing is started for a message
     complete(RunFolder(run), made, tmp_path, ROUNDS)
 

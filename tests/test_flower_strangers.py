@@ -50,22 +50,22 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedveil.errors import ConfigError
-from fedveil.flower.attached_link import AttachedLink
 from fedveil.flower.bundle import Bundle, ForeignBundleError
-from fedveil.flower.certificates import Authority
-from fedveil.flower.demonstration import Demonstration, write_demonstration
-from fedveil.flower.door import SMALL_BODY
+from fedveil.flower.coordinator_host.attached_link import AttachedLink
+from fedveil.flower.coordinator_host.door import SMALL_BODY
+from fedveil.flower.coordinator_host.link import LARGEST_BODY, PUSH, ROUTES, make_app
+from fedveil.flower.coordinator_host.link_folder import LinkFolder
+from fedveil.flower.coordinator_host.link_objects import ROUTES_OF_SUPERNODES
+from fedveil.flower.coordinator_host.party import Party
+from fedveil.flower.coordinator_host.submission import Submission
+from fedveil.flower.coordinator_host.tasks import Post
 from fedveil.flower.envelope import content_of
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.link import LARGEST_BODY, PUSH, ROUTES, make_app
-from fedveil.flower.link_folder import LinkFolder
-from fedveil.flower.link_objects import ROUTES_OF_SUPERNODES
-from fedveil.flower.party import Party
-from fedveil.flower.relay import send_frame
-from fedveil.flower.silo import ServedSilo
+from fedveil.flower.founding.certificates import Authority
+from fedveil.flower.founding.demonstration import Demonstration, write_demonstration
+from fedveil.flower.silo_host.relay import send_frame
+from fedveil.flower.silo_host.silo import ServedSilo
 from fedveil.flower.sockets import DOOR, SECRET, address
-from fedveil.flower.submission import Submission
-from fedveil.flower.tasks import Post
 from tests.strangers import Stranger
 from tests.test_flower import issue
 
@@ -93,7 +93,7 @@ sys.exit(1)
 # `fedveil link`, as another user. It becomes him after its imports: others may not be able to read the package.
 LINK = """\
 import os, sys
-import encodings.cp437, fedveil.commands.link, fedveil.flower.link
+import encodings.cp437, fedveil.commands.link, fedveil.flower.coordinator_host.link
 from fedveil.cli import main
 os.setgroups([])
 os.setgid(65534)
@@ -439,7 +439,7 @@ def test_a_task_that_the_link_took_back_ends_no_run_of_ours(
         post.get_nodes()
         return ("north",)
 
-    monkeypatch.setattr("fedveil.flower.party.carry", carried)
+    monkeypatch.setattr("fedveil.flower.coordinator_host.party.carry", carried)
     assert served.party._carry(party) == ("north",)
     assert known[0] == known[1] > 0
     assert "the link has taken the task back" in caplog.text
@@ -598,7 +598,7 @@ def test_a_child_ends_with_a_parent_that_is_killed(served: Served, tmp_path: Pat
         "guard": str(tmp_path / "no"),
     }
     settings = json.dumps(told)
-    started_by = [sys.executable, "-c", parent, "fedveil.flower.node", settings]
+    started_by = [sys.executable, "-c", parent, "fedveil.flower.silo_host.node", settings]
     with subprocess.Popen(started_by, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
@@ -742,7 +742,7 @@ def test_a_silo_whose_clock_is_wrong_is_told_so_by_its_own_log(
     import httpx
     from flwr.supernode import node_auth_http_interceptor as signing
 
-    from fedveil.flower import node
+    from fedveil.flower.silo_host import node
 
     true = time.time()
     silo = served.made.provisioned.silos[1]
@@ -806,7 +806,7 @@ def test_a_silo_goes_through_the_proxy_of_its_environment_and_believes_no_other_
 ) -> None:
     import httpx
 
-    from fedveil.flower.node import Node
+    from fedveil.flower.silo_host.node import Node
 
     silo, where = served.made.provisioned.silos[1], "{}:{}".format(*served.address)
     online = list(served.state()[1].values()).count("online")

@@ -48,18 +48,18 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from fedveil.errors import ConfigError
 from fedveil.flower.bundle import Bundle
-from fedveil.flower.carriers import CARRIERS
-from fedveil.flower.certificates import node_key_pem
-from fedveil.flower.demonstration import write_demonstration
-from fedveil.flower.door import SMALL_BODY
+from fedveil.flower.coordinator_host.door import SMALL_BODY
+from fedveil.flower.coordinator_host.link import LARGEST_BODY, ROUTES, _public_server, longest_body, make_app
+from fedveil.flower.coordinator_host.link_objects import PUSH_OBJECT, ROUTES_OF_SUPERNODES
+from fedveil.flower.coordinator_host.tasks import Post, Tasks
 from fedveil.flower.envelope import content_of, letter_in, letter_of, name_of, object_of
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder, SiloSettings
-from fedveil.flower.link import LARGEST_BODY, ROUTES, _public_server, longest_body, make_app
-from fedveil.flower.link_objects import PUSH_OBJECT, ROUTES_OF_SUPERNODES
+from fedveil.flower.founding.certificates import node_key_pem
+from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.flower.runtime import reaching
-from fedveil.flower.supernode import flags, main, work
-from fedveil.flower.tasks import Post, Tasks
-from fedveil.flower.worker import Worker
+from fedveil.flower.silo_host.silo import CARRIERS
+from fedveil.flower.silo_host.supernode import flags, main, work
+from fedveil.flower.silo_host.worker import Worker
 from fedveil.protection.errors import ProtocolError
 from tests.test_flower_strangers import node_key, signed
 
@@ -679,8 +679,8 @@ def test_a_port_that_another_process_took_first_is_not_asked(
             asked.append(True)
             raise ValueError
 
-    monkeypatch.setattr("fedveil.flower.supernode._STARTING_SECONDS", 0.0)
-    monkeypatch.setattr("fedveil.flower.supernode.end_now", lambda: None)
+    monkeypatch.setattr("fedveil.flower.silo_host.supernode._STARTING_SECONDS", 0.0)
+    monkeypatch.setattr("fedveil.flower.silo_host.supernode.end_now", lambda: None)
     listen = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
     with (
         subprocess.Popen(
@@ -734,7 +734,7 @@ def test_what_a_links_host_says_moves_no_cursor_and_a_thread_that_fails_ends_the
     from flwr.supercore import log
     from flwr.supercore.heartbeat import HeartbeatSender
 
-    carrier, ended = "fedveil.flower.supernode", threading.Event()
+    carrier, ended = "fedveil.flower.silo_host.supernode", threading.Event()
 
     def refused() -> bool:
         raise RuntimeError("The SuperLink does not recognize this SuperNode.")

@@ -11,9 +11,9 @@ import pytest
 from fedveil.errors import BusyError, ConfigError, IntegrityError
 from fedveil.federation.audit.ledger_audit import verify_ledger
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.guard import open_silo
-from fedveil.flower.joining import rotate
-from fedveil.flower.moving import leave, migrate
+from fedveil.flower.founding.joining import rotate
+from fedveil.flower.founding.moving import leave, migrate
+from fedveil.flower.silo_host.guard import open_silo
 from fedveil.flower.sockets import RunningFolder
 from fedveil.privacy.ledger import read_lines
 from fedveil.privacy.ledger_lines import Note

@@ -17,9 +17,9 @@ from fedveil.engine.experiments.named_code import named_code
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.flower.demonstration import write_demonstration
+from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.submission import create_run, due_parts, read_document
+from fedveil.flower.founding.demonstration import write_demonstration
 from tests.commands import as_json, ended
 from tests.runs import Silent, experiment
 

@@ -20,7 +20,7 @@ from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.submission import create_run, read_document
+from fedveil.flower.coordinator_host.submission import create_run, read_document
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, ComposedEvent, ConcentratedEvent, GaussianEvent

@@ -39,16 +39,16 @@ from fedveil.errors import (
 )
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.demonstration import Demonstration, write_demonstration
+from fedveil.flower.coordinator_host.submission import SOCKET, End, Submission, read_document, wait
 from fedveil.flower.deployment import CONTAINERS, PACKAGES, REQUIREMENTS, SERVICES, Hosting, write_deployment
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.guard import open_silo
+from fedveil.flower.founding.demonstration import Demonstration, write_demonstration
 from fedveil.flower.metrics import as_metrics
 from fedveil.flower.page import MetricsPage
-from fedveil.flower.relay import receive_frame, send_frame
+from fedveil.flower.silo_host.guard import open_silo
+from fedveil.flower.silo_host.relay import receive_frame, send_frame
 from fedveil.flower.sockets import RunningFolder, address
 from fedveil.flower.status import party_status
-from fedveil.flower.submission import SOCKET, End, Submission, read_document, wait
 from fedveil.foreign import LogFormat, LogLevel, show_log
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger_lines import Origin

@@ -37,10 +37,10 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.own.release import OwnRelease
 from fedveil.federation.own.session import OwnSession
 from fedveil.federation.own.statement import OwnCharges
-from fedveil.flower import submission
+from fedveil.flower.coordinator_host import submission
+from fedveil.flower.coordinator_host.submission import due_parts
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.guard import open_silo
-from fedveil.flower.submission import due_parts
+from fedveil.flower.silo_host.guard import open_silo
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement

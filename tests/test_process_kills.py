@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.flower.demonstration import Demonstration, write_demonstration
+from fedveil.flower.coordinator_host.submission import END
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.founding.demonstration import Demonstration, write_demonstration
 from fedveil.flower.sockets import free_port
-from fedveil.flower.submission import END
 from fedveil.privacy.ledger import read_entries
 from tests.processes import FEDVEIL, Processes, rounds, seeded, submittable, tree
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.flower.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.flower.sockets import free_port
 from tests.processes import FEDVEIL, Processes, complete, seeded, tree, wait_until
 

@@ -11,11 +11,11 @@ from fedveil.commands.link import end_by_terminate, imported
 from fedveil.commands.options import OUT, Json, tell
 from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.joining import accept, join_as_coordinator
+from fedveil.flower.founding.joining import accept, join_as_coordinator
 from fedveil.flower.release import check_release
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
-    from fedveil.flower.party import Party
+    from fedveil.flower.coordinator_host.party import Party
 
 coordinator = typer.Typer(
     help="Join a federation as its coordinator, accept its membership, serve.",
@@ -28,7 +28,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's f
 
 def open_party(folder: CoordinatorFolder) -> Party:
     """Return the coordinator of a folder; what carries letters is imported when it serves."""
-    party: Party = imported("fedveil.flower.party").Party(folder)
+    party: Party = imported("fedveil.flower.coordinator_host.party").Party(folder)
     return party
 
 

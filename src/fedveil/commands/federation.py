@@ -20,13 +20,7 @@ from fedveil.engine.run_folder.documents import read_statement
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.charter import CHARTER
-from fedveil.flower.certificates import CERTIFICATE_DAYS
-from fedveil.flower.demonstration import write_demonstration
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founder import admit, found, revoke, seal
-from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.silo import ServedSilo
-from fedveil.flower.submission import (
+from fedveil.flower.coordinator_host.submission import (
     END,
     End,
     Submission,
@@ -36,10 +30,16 @@ from fedveil.flower.submission import (
     wait,
     watch,
 )
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.founding.certificates import CERTIFICATE_DAYS
+from fedveil.flower.founding.demonstration import write_demonstration
+from fedveil.flower.founding.founder import admit, found, revoke, seal
+from fedveil.flower.inspection import inspect_silo
+from fedveil.flower.silo_host.silo import ServedSilo
 from fedveil.report.page import write_report
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
-    from fedveil.flower.party import Party
+    from fedveil.flower.coordinator_host.party import Party
 
 federation = typer.Typer(
     help="Found a federation between institutions, check a silo, run an experiment.",

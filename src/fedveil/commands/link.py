@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.errors import ConfigError
-from fedveil.flower.link_folder import LinkFolder
+from fedveil.flower.coordinator_host.link_folder import LinkFolder
 from fedveil.flower.release import check_release
 
 
@@ -24,7 +24,7 @@ def link_command(
     found = LinkFolder(folder)
     end_by_terminate()
     os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(found / "flower")})
-    serve = imported("fedveil.flower.link").serve
+    serve = imported("fedveil.flower.coordinator_host.link").serve
     typer.echo(f"listening on {found.settings.address}; Ctrl-C ends it")
     serve(found, _slept)
 

@@ -14,9 +14,9 @@ from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
 from fedveil.federation.audit.ledger_audit import export_ledger
 from fedveil.federation.silo_ledger import adopt
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.joining import accept, join_as_silo, rotate
-from fedveil.flower.moving import leave, migrate
-from fedveil.flower.silo import ServedSilo, limit_memory
+from fedveil.flower.founding.joining import accept, join_as_silo, rotate
+from fedveil.flower.founding.moving import leave, migrate
+from fedveil.flower.silo_host.silo import ServedSilo, limit_memory
 
 silo = typer.Typer(
     help="Join a federation as a silo, accept its membership, serve; export the ledger.",

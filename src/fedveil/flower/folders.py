@@ -16,7 +16,7 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import Share, silo_share
 from fedveil.files import read_content
-from fedveil.flower.link_folder import LinkFolder
+from fedveil.flower.coordinator_host.link_folder import LinkFolder
 from fedveil.flower.settings import Settings
 from fedveil.population.schema import Schema, read_schema
 

@@ -11,8 +11,8 @@ from fedveil.crypto.keys import read_private_file
 from fedveil.errors import ConfigError
 from fedveil.federation.policy import counted
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.certificates import days_left
 from fedveil.flower.folders import SiloFolder
+from fedveil.flower.founding.certificates import days_left
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Event, atoms, compose
 from fedveil.privacy.ledger import read_entries

@@ -15,9 +15,9 @@ from fedveil.engine.run_folder.documents import read_rows
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import ConfigError
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.certificates import days_left
+from fedveil.flower.coordinator_host.submission import END
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.submission import END
+from fedveil.flower.founding.certificates import days_left
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Event, atoms, compose
 from fedveil.privacy.ledger import read_entries, read_head

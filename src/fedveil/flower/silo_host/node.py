@@ -42,7 +42,7 @@ from fedveil.errors import ConfigError
 from fedveil.flower.beating import beating
 from fedveil.flower.child import end_now, settings_of_parent
 from fedveil.flower.envelope import LastLetter, content_of, letter_in
-from fedveil.flower.relay import ask
+from fedveil.flower.silo_host.relay import ask
 from fedveil.protection.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.1

@@ -1,7 +1,7 @@
 """The silo's carrier by Flower's own SuperNode, for institutions that want that one, or a link that serves no other.
 
 It is the command ``flower-supernode`` with flags that Flower supports, in a process of its own with the node's key and
-nothing else, and beside it in that process the :class:`~fedveil.flower.worker.Worker` that answers what the SuperNode
+nothing else, and beside it in that process the :class:`~.worker.Worker` that answers what the SuperNode
 takes. Flower's isolation "process" starts nothing for a message; the SuperNode's port is on the loopback interface, a
 free one, and hands tasks to who knows a secret that is new at every start and stands in no file.
 
@@ -28,9 +28,9 @@ from flwr.common.constant import ISOLATION_MODE_PROCESS
 from flwr.supernode.cli import flower_supernode
 
 from fedveil.flower.child import end_now, settings_of_parent
-from fedveil.flower.relay import ask
+from fedveil.flower.silo_host.relay import ask
+from fedveil.flower.silo_host.worker import Worker
 from fedveil.flower.sockets import LOOPBACK, free_port
-from fedveil.flower.worker import Worker
 from fedveil.foreign import quiet_log
 
 _LOOK_SECONDS: Final = 0.2

@@ -23,8 +23,8 @@ from fedveil.federation.charter import CHARTER
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.founder import MEMBERSHIP
-from fedveil.flower.joining import IDENTITY, NEXT, NODE
+from fedveil.flower.founding.founder import MEMBERSHIP
+from fedveil.flower.founding.joining import IDENTITY, NEXT, NODE
 from fedveil.flower.sockets import RunningFolder
 
 STATE: Final = "state"

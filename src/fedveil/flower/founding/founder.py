@@ -18,8 +18,8 @@ from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership, Revoked
 from fedveil.files import parse_json, read_content, read_text, reading, replace_file
-from fedveil.flower.certificates import CERTIFICATE_DAYS, Authority
-from fedveil.flower.requests import Request
+from fedveil.flower.founding.certificates import CERTIFICATE_DAYS, Authority
+from fedveil.flower.founding.requests import Request
 from fedveil.population.schema import read_schema
 
 MEMBERSHIP: Final = "membership.toml"

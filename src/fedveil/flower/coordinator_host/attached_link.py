@@ -43,7 +43,7 @@ class AttachedLink:
             folder.check_certificate()
             environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder / "flower")}
             settings = {"folder": str(folder.path), "party": str(home.path)}
-            self._child = Child("fedveil.flower.link", settings, environment)
+            self._child = Child("fedveil.flower.coordinator_host.link", settings, environment)
         try:
             self._wait()
             for path in (self._running, self.door, self._running / SECRET):

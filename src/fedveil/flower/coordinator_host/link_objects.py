@@ -21,7 +21,7 @@ from flwr.app import Message
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate import LinkState
 
-from fedveil.flower.door import CAME_BY_DOOR
+from fedveil.flower.coordinator_host.door import CAME_BY_DOOR
 from fedveil.flower.envelope import NONCE_BYTES, letter_of, name_of, object_of
 from fedveil.protection.errors import ProtocolError
 

@@ -9,7 +9,7 @@ SuperLink would start is started, no SuperExec, no gRPC server, no process: so n
 Claim: a stranger with host, port and the authority's certificate can neither start a run nor hold a task's token.
 Whoever breaks into the link, a process of another user than the coordinator, has neither identity key nor run folders.
 Conditions: who can open the private socket is the coordinator; who can read the TLS key can stand in for the link.
-Enforced by :class:`~fedveil.flower.door.Door` (before Flower sees a request), :class:`_NothingStarted`, isolation
+Enforced by :class:`~.door.Door` (before Flower sees a request), :class:`_NothingStarted`, isolation
 "process" under a secret that is new at every start, and the modes of socket and secret, which both sides check. Broken
 in ``tests/test_flower_strangers.py``.
 """
@@ -45,12 +45,12 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from fedveil.crypto.keys import read_private_file, write_private_file
 from fedveil.errors import FedveilError
 from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.flower.bell import App, Bell, Scope, Waiting
 from fedveil.flower.child import settings_of_parent
-from fedveil.flower.door import CAME_BY_DOOR, SMALL_BODY, Door, Hurried
+from fedveil.flower.coordinator_host.bell import App, Bell, Scope, Waiting
+from fedveil.flower.coordinator_host.door import CAME_BY_DOOR, SMALL_BODY, Door, Hurried
+from fedveil.flower.coordinator_host.link_folder import LinkFolder
+from fedveil.flower.coordinator_host.link_objects import PUSH_OBJECT, ROUTES_OF_SUPERNODES, give_objects
 from fedveil.flower.envelope import letter_end, object_end
-from fedveil.flower.link_folder import LinkFolder
-from fedveil.flower.link_objects import PUSH_OBJECT, ROUTES_OF_SUPERNODES, give_objects
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
 from fedveil.foreign import quiet_log
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from fedveil.errors import ConfigError
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.joining import DraftedPolicy
-from fedveil.flower.provisioning import Provisioned, provision
+from fedveil.flower.founding.joining import DraftedPolicy
+from fedveil.flower.founding.provisioning import Provisioned, provision
 
 HOSPITALS: Final = {"cleveland": 199, "hungarian": 172, "switzerland": 30, "va": 85}
 _PATIENTS: Final = 50

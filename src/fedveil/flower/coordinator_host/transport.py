@@ -11,12 +11,12 @@ from flwr.app import Message, MessageType
 
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.exchange import Heard
-from fedveil.flower.certificates import node_key_pem
 from fedveil.flower.child import ProcessError
+from fedveil.flower.coordinator_host.tasks import Post
 from fedveil.flower.envelope import content_of, letter_in, reminder_of
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.founding.certificates import node_key_pem
 from fedveil.flower.metrics import Meter
-from fedveil.flower.tasks import Post
 from fedveil.foreign import foreign, quiet_log
 from fedveil.protection.errors import ProtocolError
 

@@ -7,18 +7,23 @@ import logging
 import resource
 import threading
 import time
+from collections.abc import Mapping
 from typing import Final
 
-from fedveil.flower.carriers import CARRIERS
 from fedveil.flower.child import Child
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.guard import Guard, open_silo
 from fedveil.flower.metrics import as_metrics
 from fedveil.flower.page import MetricsPage
 from fedveil.flower.release import check_release
+from fedveil.flower.silo_host.guard import Guard, open_silo
 from fedveil.flower.sockets import RunningFolder
 from fedveil.flower.status import party_status
 
+CARRIERS: Final[Mapping[str, str]] = {
+    "fleet": "fedveil.flower.silo_host.node",
+    "supernode": "fedveil.flower.silo_host.supernode",
+}
+"""What can carry a silo's letters: by the name that ``silo.toml`` gives it, the module that a process of it runs."""
 _AGAIN_SECONDS: Final = 5.0
 _log = logging.getLogger("fedveil.silo")
 

@@ -39,7 +39,7 @@ from fedveil.federation.release_rounds import DueRelease
 from fedveil.federation.share import public_table
 from fedveil.files import read_content, read_toml
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
-from fedveil.flower.relay import receive_frame, send_frame
+from fedveil.flower.silo_host.relay import receive_frame, send_frame
 from fedveil.flower.sockets import address
 from fedveil.protection.errors import ProtocolError
 

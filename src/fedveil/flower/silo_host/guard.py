@@ -1,7 +1,7 @@
 """The process at a silo that has the table and the keys: it answers letters on a local socket, and nothing else.
 
-The carrier (:mod:`fedveil.flower.node`) speaks with the network. It gets no table and no identity key: it hands the
-letter to the guard and carries the answer back. What is refused is refused here.
+The carrier (:mod:`fedveil.flower.silo_host.node`) speaks with the network. It gets no table and no identity key: it
+hands the letter to the guard and carries the answer back. What is refused is refused here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedveil.errors import IntegrityError
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.files import sync_folder
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.relay import receive_frame, send_frame
+from fedveil.flower.silo_host.relay import receive_frame, send_frame
 from fedveil.flower.sockets import listen
 from fedveil.foreign import quiet_log
 from fedveil.protection.errors import ProtocolError

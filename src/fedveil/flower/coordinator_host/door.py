@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedveil.flower.bell import App, Receive, Scope, Send
+from fedveil.flower.coordinator_host.bell import App, Receive, Scope, Send
 
 SMALL_BODY: Final = 1 << 16
 """Bytes of whatever is no letter of a member."""

@@ -22,11 +22,11 @@ from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership
 from fedveil.files import read_content, replace_file, sync_folder
-from fedveil.flower.certificates import new_node_key, new_server_key, node_public
+from fedveil.flower.coordinator_host.link_folder import LinkSettings
 from fedveil.flower.folders import CoordinatorSettings, SiloSettings
-from fedveil.flower.founder import COORDINATOR, MEMBERSHIP
-from fedveil.flower.link_folder import LinkSettings
-from fedveil.flower.requests import Request
+from fedveil.flower.founding.certificates import new_node_key, new_server_key, node_public
+from fedveil.flower.founding.founder import COORDINATOR, MEMBERSHIP
+from fedveil.flower.founding.requests import Request
 
 IDENTITY: Final = "identity.key"
 NODE: Final = "node.key"

@@ -21,17 +21,17 @@ from typing import Any, Final
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import FedveilError
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.flower.attached_link import AttachedLink
-from fedveil.flower.certificates import node_key_pem
+from fedveil.flower.coordinator_host.attached_link import AttachedLink
+from fedveil.flower.coordinator_host.submission import END, SOCKET, End, due_parts
+from fedveil.flower.coordinator_host.tasks import TaskLostError, Tasks
+from fedveil.flower.coordinator_host.transport import carry
 from fedveil.flower.folders import CoordinatorFolder
+from fedveil.flower.founding.certificates import node_key_pem
 from fedveil.flower.metrics import Meter, as_metrics
 from fedveil.flower.page import MetricsPage
-from fedveil.flower.relay import receive_frame, send_frame
+from fedveil.flower.silo_host.relay import receive_frame, send_frame
 from fedveil.flower.sockets import RunningFolder, listen
 from fedveil.flower.status import party_status
-from fedveil.flower.submission import END, SOCKET, End, due_parts
-from fedveil.flower.tasks import TaskLostError, Tasks
-from fedveil.flower.transport import carry
 from fedveil.protection.errors import ProtocolError
 
 _QUESTION_SECONDS: Final = 10.0

@@ -1,6 +1,6 @@
 """Founds a federation whose parties are all on this host, for demonstrations and tests.
 
-Every step is one of the ceremony (:mod:`~fedveil.flower.founder`, :mod:`~fedveil.flower.joining`), played by one
+Every step is one of the ceremony (:mod:`~.founder`, :mod:`~.joining`), played by one
 process without passphrases: whoever runs it could have kept every key. Institutions take their steps apart.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.errors import ConfigError
-from fedveil.flower.founder import MEMBERSHIP, admit, found, seal
-from fedveil.flower.joining import DRAFT, DraftedPolicy, accept, join_as_coordinator, join_as_silo
+from fedveil.flower.founding.founder import MEMBERSHIP, admit, found, seal
+from fedveil.flower.founding.joining import DRAFT, DraftedPolicy, accept, join_as_coordinator, join_as_silo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from fedveil.flower.beating import beating
 from fedveil.flower.bundle import Bundle, ForeignBundleError
 from fedveil.flower.envelope import NONCE_BYTES, LastLetter, letter_in, name_of, object_of
-from fedveil.flower.node import Answer, reply_to
 from fedveil.flower.runtime import asking, holding, reaching
+from fedveil.flower.silo_host.node import Answer, reply_to
 from fedveil.protection.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.05
