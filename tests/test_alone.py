@@ -178,6 +178,24 @@ def test_who_takes_a_second_step_moves_a_sum_of_many_by_no_more_than_the_bound()
     assert (total(count + 1) - total(count)).norm() <= bound.norm
 
 
+def test_a_norm_does_not_depend_on_how_many_rows_are_measured_with_it() -> None:
+    """Several threads cut a long row where it is the only one: its last bit is then another."""
+    rows, dimension, threads = 31, 65_000, torch.get_num_threads()
+    deltas = torch.randn(rows, dimension, generator=torch.Generator().manual_seed(0))
+    ones, silos = torch.ones(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.int64)
+
+    def norms(count: int) -> torch.Tensor:
+        sums = SiloSums(1, dimension, Clip(norm=1.0), torch.device("cpu"))
+        return sums.add_(deltas[:count].clone(), ones[:count], silos[:count])
+
+    torch.set_num_threads(4)
+    try:
+        together = norms(rows)
+        assert all(torch.equal(norms(count), together[:count]) for count in range(1, rows, 2))
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.slow
 def test_convolutions_do_not_depend_on_others() -> None:
     """31 and 32 records a step are where the loop takes over; one user's presence used to decide for all."""

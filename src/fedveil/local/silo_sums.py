@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
+from fedveil.local.shapes import undivided
 from fedveil.privacy.bounds import Bound
 
 
@@ -30,7 +31,8 @@ class SiloSums:
         silos: Int64[Tensor, " b"],
     ) -> Float64[Tensor, " b"]:
         """Bound the updates (in place), add them to their silos and return their norms before the bound."""
-        norms = self._bound.norms(deltas)
+        with undivided():  # of a long row that is alone, threads would share out the numbers
+            norms = self._bound.norms(deltas)
         units = self._bound.quantize_(deltas, norms, weights)
         together = self._bound.exact_rows
         for rows, owners in zip(torch.split(units, together), torch.split(silos, together), strict=True):
