@@ -27,7 +27,7 @@ from fedveil.stage import Moves
 class GaussianShares(Channel):
     """Every silo adds its share of one Gaussian noise to its sum (ULDP-FL, Algorithms 1 and 3).
 
-    The shares of all silos together have standard deviation ``noise_multiplier * scale``:
+    The shares of the silos that are left without those have standard deviation ``noise_multiplier * scale`` together:
     share std = noise_multiplier * scale / sqrt(|S| - colluding_silos - missing_silos). Against silos that pool what
     they know of their own shares, and in a sum that lacks some, the shares of the others still add up to it.
 

@@ -4,7 +4,7 @@ Two parties must draw the same latents and dithers from the same words, bit for 
 of a vector library may differ by a unit in the last place between processors; IEEE 754 fixes the result of
 ``+ - * /``, ``sqrt`` and the splitting of a float into mantissa and exponent. Everything here uses only
 those, one array operation at a time, so no compiler can fuse or reorder them. The relative error of each
-function is below 1e-15, which is far below what any test of a law can see and does not grow with the number
+function is below 2e-15, which is far below what any test of a law can see and does not grow with the number
 of draws.
 """
 
