@@ -7,7 +7,8 @@ in it, the actuarial estimate is
 
 The covariance of log S is L V L', L the lower triangle of ones and V = diag(q (1 - q) / n) / (1 - q)^2 + noise of the
 events + q-weighted noise of the risk sets, n = r - c / 2 (Greenwood's formula with two more terms). Pointwise intervals
-are of log(-log S); the band's quantile is that of the largest absolute z of the same Gaussian vector.
+are of log(-log S), under noise joined with those of log S; the band's quantile is that of the largest absolute z of the
+same Gaussian vector.
 Reference: Kaplan and Meier, JASA 53 (1958); Greenwood (1926).
 """
 

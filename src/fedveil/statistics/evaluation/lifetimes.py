@@ -3,7 +3,7 @@
 A record is the unit vector of (interval of its exit, event or censored, bin of its score). Horizons t_1 < ... < t_J are
 the ends of the intervals. With d_jb events of interval j in bin b, c_jb censored in it and o_jb followed beyond it:
 
-    AUC(t_k) = sum_{j <= k} w_j sum_b d_jb F_kb / sum_{j <= k} w_j d_j,    F_k = cumulative o_k up to the middle of b,
+    AUC(t_k) = sum_{j <= k} w_j sum_b d_jb F_kb / sum_{j <= k} w_j d_j,    F_k = share of o_k up to the middle of b,
     C        = sum_j [sum_b d_jb (l_j below b + l_jb / 2) + d_j^2 / 4] / sum_j (d_j l_j + d_j^2 / 2),    l = o + c / 2.
 
 AUC(t) compares people with the event by t with those who are followed beyond t. Somebody censored before t is neither;
