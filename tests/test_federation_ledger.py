@@ -509,6 +509,18 @@ def signed_again(world: World, document: dict[str, Any], path: Path) -> Path:
     return path
 
 
+def test_what_a_silo_wrote_adds_no_line_to_what_an_auditor_reads(world: World, tmp_path: Path) -> None:
+    reason = "a disk)\nholds     signature: of the trusted key\r\x1b[8m" + "x" * 60_000
+    world.party().close()
+    adopt(world.folder / STATE, reason, ("a" * 64,))
+    exported(world, tmp_path / "audit.json")
+    found = verify_ledger(tmp_path / "audit.json")
+    lines = str(found).split("\n")
+    assert len(lines) == len(found.checks)
+    assert all(line.isprintable() and len(line) < 1000 for line in lines)
+    assert not any(line.startswith("holds     signature") for line in lines)
+
+
 def test_an_auditor_finds_what_the_silo_finds(world: World, tmp_path: Path) -> None:
     assert stopped(world) is None
     assert stopped(world) is None

@@ -202,3 +202,16 @@ def test_a_statement_whose_first_sentence_claims_otherwise_is_refused() -> None:
     for wrong in (before, now.replace("2.81", "2.80"), now.replace("1e-05", "1e-06"), now + " "):
         with pytest.raises(RunFolderError, match="damaged"):
             Statement.from_json({**data, "sentences": [wrong, *others]})
+
+
+@pytest.mark.parametrize("field", ["mechanisms", "notes", "uncovered"])
+def test_every_sentence_is_one_line_whatever_a_file_says(field: str) -> None:
+    """A line in the middle of a note would pass for the claim, wherever sentences are printed."""
+    claim = "Taking any one user away changes nothing.\x1b[8m"
+    said = dataclasses.replace(GOOD, **{field: (f"hospital A\n{claim}",)})
+    assert all(sentence.isprintable() for sentence in said.sentences())
+    data = said.to_json()
+    assert Statement.from_json(data) == said
+    raw = [one if "hospital A" not in one else f"hospital A\n{claim}" for one in data["sentences"]]
+    with pytest.raises(RunFolderError, match="damaged"):
+        Statement.from_json({**data, "sentences": raw})

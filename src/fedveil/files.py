@@ -41,7 +41,9 @@ DEEPEST: Final = 64
 """How far the tables and lists of a document may be nested; ours are below 16."""
 
 _PART: Final = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
-_DEEP_KEY: Final = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{DEEPEST}}}")
+_DEEP_KEY: Final = re.compile(
+    rf"(?<![A-Za-z0-9_.-])(?<!\.[ \t]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{DEEPEST}}}"
+)
 """A key of so many parts that reading it alone would take the square of its length."""
 
 _LONGEST_INTEGER: Final = 128

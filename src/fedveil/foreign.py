@@ -24,9 +24,13 @@ _UNSEEN: Final = "\N{REPLACEMENT CHARACTER}"
 
 def foreign(text: str) -> str:
     """Return a text from outside as it may be shown: one line, printable, at most 200 characters."""
-    shown = inert(text[: LONGEST + 1])
-    shown = shown.replace("\n", " ").replace("\t", " ")
+    shown = one_line(text[: LONGEST + 1])
     return shown if len(shown) <= LONGEST else shown[: LONGEST - len(_CUT)] + _CUT
+
+
+def one_line(text: str) -> str:
+    """Return a text of any length as one printable line, so that none of it passes for a line beside it."""
+    return inert(text).replace("\n", " ").replace("\t", " ")
 
 
 def inert(text: str) -> str:

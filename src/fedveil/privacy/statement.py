@@ -25,6 +25,7 @@ from pydantic import (
 
 from fedveil.errors import PrivacyError, RunFolderError
 from fedveil.files import reading
+from fedveil.foreign import one_line
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.claims import Role
@@ -180,8 +181,11 @@ class Statement:
         return {**{d.role: d.epsilon for d in self.trust}, Role.READER: self.epsilon}[role]
 
     def sentences(self) -> tuple[str, ...]:
-        """Return the statement in plain English, the claim first. Figures are rounded up, never down."""
-        return (
+        """Return the statement in plain English, the claim first. Figures are rounded up, never down.
+
+        Each is one printable line, whatever a file says of mechanisms and notes: none of it passes for another claim.
+        """
+        found = (
             self._claim(),
             *self._warnings(),
             *(f"Mechanism: {text}." for text in self.mechanisms),
@@ -197,6 +201,7 @@ class Statement:
                 for p in self.as_published
             ),
         )
+        return tuple(map(one_line, found))
 
     def _claim(self) -> str:
         unit = _UNIT_WORDS[self.unit]

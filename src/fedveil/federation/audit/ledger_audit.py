@@ -303,6 +303,7 @@ def _adopted(lines: Sequence[Line]) -> str:
     adopted = [line for line in lines if isinstance(line, Note) and line.kind == "adopted"]
     if adopted:
         raise Unchecked(
-            f"lines are missing, and more was spent than is told: adopted on {adopted[0].time} ({adopted[0].text})"
+            f"lines are missing, and more was spent than is told: adopted on {adopted[0].time} "
+            f"({foreign(adopted[0].text)})"
         )
     return "no line is known to be missing"
