@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedveil.engine import workers
-from fedveil.engine.distributed import run_together
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.observer import Unwatched
 from fedveil.engine.run import Outcome, resume, run
@@ -38,6 +37,7 @@ from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
+from fedveil.torchrun import run_together
 from tests.children import forking, tell_modules
 from tests.test_dp_fed_ls import experiment
 

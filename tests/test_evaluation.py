@@ -376,7 +376,7 @@ def test_training_and_evaluation_spend_what_was_declared(world: tuple[Prepared, 
     assert strengths[3] / strengths[4] == pytest.approx(0.15 / 0.85)
     for view in outcome.statement.trust:
         assert view.epsilon is not None
-        assert view.epsilon > prepared.epsilon_of(prepared.guarantee.against(view.role), 3) + 0.5
+        assert view.epsilon > prepared.epsilon_with(view.role, 3, ()) + 0.5
         assert view.epsilon == pytest.approx(prepared.epsilon_with(view.role, 3, prepared.beside))
 
 

@@ -399,8 +399,8 @@ def test_noise_that_falls_spends_the_budget_of_steady_noise(decay: float) -> Non
     steady = asked({"name": "dp-fedavg", **published}, rounds=20, privacy=privacy)
     falling = asked({"name": "varying-dp", "noise_decay": decay, **published}, rounds=20, privacy=privacy)
     for role in (Role.SERVER, Role.READER):
-        spent = steady.epsilon_of(steady.guarantee.against(role), 20)
-        assert 0.999 * spent < falling.epsilon_of(falling.guarantee.against(role), 20) <= spent * (1 + 1e-6)
+        spent = steady.epsilon_with(role, 20, ())
+        assert 0.999 * spent < falling.epsilon_with(role, 20, ()) <= spent * (1 + 1e-6)
     first = falling.method.channel.noise_multiplier / steady.method.channel.noise_multiplier
     assert first == pytest.approx(math.sqrt(sum(decay ** (-2 * t) for t in range(20)) / 20), rel=1e-3)
 

@@ -52,22 +52,7 @@ __version__ = "0.2.0"
 # before its first product: docs/theory/alone-in-a-batch.md.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
-_METHODS: Final = (
-    *(
-        "fedavg",
-        "uldp_naive",
-        "uldp_group",
-        "uldp_sgd",
-        "uldp_sgd_w",
-        "uldp_avg",
-        "uldp_avg_w",
-        "dp_fed",
-        "dp_fed_ls",
-    ),
-    *("cepam_gaussian", "cepam_laplace", "paraaegis", "method", "MethodChoice"),
-)
 _PLACES: Final = {
-    **dict.fromkeys(_METHODS, "fedveil.api.methods"),
     **dict.fromkeys(
         ("Callback", "Checkpoints", "EarlyStop", "Progress", "RoundSummary"), "fedveil.api.callbacks"
     ),
@@ -85,6 +70,7 @@ _PLACES: Final = {
     "Yogi": "fedveil.server.optimizers:FedYogi",
     "FedveilError": "fedveil.errors",
 }
+"""Of public names; those of the methods are in ``fedveil.api.methods``."""
 
 __all__ = [
     "Adam",
@@ -129,11 +115,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "population":  # the room, which is callable
         return import_module("fedveil.population")
-    if name not in _PLACES:
+    if name not in __all__:
         raise AttributeError(
             f"module 'fedveil' has no attribute '{name}'; public names: {', '.join(__all__)}"
         )
-    place, _, attribute = _PLACES[name].partition(":")
+    place, _, attribute = _PLACES.get(name, "fedveil.api.methods").partition(":")
     found = getattr(import_module(place), attribute or name)
     globals()[name] = found
     return found

@@ -76,7 +76,6 @@ class _JsonLines(logging.Formatter):
     """One JSON object a line, in ASCII, so that no text of a record is read as another record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record's line."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -67,14 +67,7 @@ class Prepared:
 
     def epsilon_after(self, rounds: int) -> float:
         """Return the epsilon that so many rounds spend against readers of the models, were the noise secret."""
-        return self.epsilon_of(self.guarantee.event, rounds)
-
-    def epsilon_of(self, event: Event, rounds: int) -> float:
-        """Return the epsilon of an event that happens every round, the grid of the noise included."""
-        if rounds == 0:
-            return 0.0
-        released = self.guarantee.after(event, rounds)
-        return self._counted(released, self.guarantee.grid_loss_after(rounds, self.length))
+        return self.epsilon_with(Role.READER, rounds, ())
 
     @property
     def length(self) -> int:

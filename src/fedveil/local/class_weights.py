@@ -49,7 +49,6 @@ class ClassWeighted(Loss):
     def slopes(
         self, outputs: Float[Tensor, "g k b"], targets: Shaped[Tensor, "g b"], present: Bool[Tensor, "g b"]
     ) -> Float[Tensor, "g k b"]:
-        """Return the weighted slopes."""
         return self._base.slopes(outputs, targets, present) * self._of(targets, outputs).unsqueeze(-2)
 
     @property

@@ -42,81 +42,7 @@ class Channel(Source):
     by_clients: ClassVar[bool] = False
     whole: ClassVar[bool] = False
 
-    def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse noise that falls where that is not accounted for, and a bound in another norm than the noise's."""
-        yield from self.refuses_decay(method)
-        if method.bound.bounded and method.bound.order != self.order:
-            yield (
-                "an l1 bound is what Laplace noise on a client's message needs; the noise here is Gaussian, which "
-                "needs an l2 bound (Clip)"
-            )
-
-    def refuses_decay(self, method: Any) -> Iterable[str]:
-        """Refuse falling noise where it is not accounted for, or where a grid was agreed on for the first round's."""
-        if method.noise_decay == 1:
-            return
-        if not (0 < method.noise_decay < 1 and self.falls and not method.sampler.samples):
-            yield (
-                f"noise_decay = {method.noise_decay:g}: noise that falls by a factor between 0 and 1 a round is "
-                "Gaussian noise on the messages of everybody"
-            )
-        if method.protection.agrees:
-            yield (
-                f"its noise falls, and under {type(method.protection).__name__} the grid of the messages is agreed "
-                "before the run; take noise_decay = 1, or no protection"
-            )
-
-    @property
-    def falls(self) -> bool:
-        """Whether noise that falls from round to round is accounted for; not unless the channel says so."""
-        return False
-
-    def fallen(self, factor: float) -> Channel:
-        """Return the channel with its noise times a factor, where it :attr:`falls`."""
-        raise NotImplementedError
-
-    @property
-    def addable(self) -> bool:
-        """Whether messages are numbers with Gaussian noise of a known size, or without: sums need no decoder."""
-        return not self.coded
-
-    @property
-    def noise_known(self) -> bool:
-        """Whether the size of the noise of the sum is a public number."""
-        return False
-
-    def noise_std(self, n: int, summed: int) -> float | None:
-        """Return the standard deviation of the noise on a sum, per coordinate; None where it is not known.
-
-        Args:
-            n: how many senders there are.
-            summed: how many of them the sum is over.
-        """
-        return None
-
-    @property
-    def content(self) -> Tells:
-        """What a message tells whoever reads it; a channel that does not say tells UNDECLARED."""
-        return Tells.UNDECLARED
-
-    @property
-    def coded(self) -> bool:
-        """Whether a message is bytes."""
-        return False
-
-    @property
-    def colluding_silos(self) -> int:
-        """How many senders may pool what they know without weakening the noise against them."""
-        return 0
-
-    @property
-    def missing_silos(self) -> int:
-        """How many senders may be missing from a sum, with their noise, without weakening it."""
-        return 0
-
-    def lacking(self, missing_silos: int) -> Channel:
-        """Return the channel with its noise sized for sums that lack so many senders, where it can be."""
-        return self
+    # --- what it does ------------------------------------------------------------------------------------------
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
         """Return a sender's message: here the sum as it is, if the channel says that it is.
@@ -157,6 +83,45 @@ class Channel(Source):
         """Return how many messages a round has."""
         return n_silos
 
+    def lacking(self, missing_silos: int) -> Channel:
+        """Return the channel with its noise sized for sums that lack so many senders, where it can be."""
+        return self
+
+    def fallen(self, factor: float) -> Channel:
+        """Return the channel with its noise times a factor, where it :attr:`falls`."""
+        raise NotImplementedError
+
+    # --- what it shows -----------------------------------------------------------------------------------------
+
+    @property
+    def content(self) -> Tells:
+        """What a message tells whoever reads it; a channel that does not say tells UNDECLARED."""
+        return Tells.UNDECLARED
+
+    @property
+    def coded(self) -> bool:
+        """Whether a message is bytes."""
+        return False
+
+    @property
+    def addable(self) -> bool:
+        """Whether messages are numbers with Gaussian noise of a known size, or without: sums need no decoder."""
+        return not self.coded
+
+    @property
+    def noise_known(self) -> bool:
+        """Whether the size of the noise of the sum is a public number."""
+        return False
+
+    def noise_std(self, n: int, summed: int) -> float | None:
+        """Return the standard deviation of the noise on a sum, per coordinate; None where it is not known.
+
+        Args:
+            n: how many senders there are.
+            summed: how many of them the sum is over.
+        """
+        return None
+
     def nominal(self) -> float:
         """Return the noise multiplier of the sum that senders share, in units of the scale; 0 where they share none."""
         return 0.0
@@ -164,6 +129,47 @@ class Channel(Source):
     def message_std(self, n: int) -> float:
         """Return the standard deviation of the noise of one of ``n`` messages, where it is Gaussian; 0 otherwise."""
         return 0.0
+
+    @property
+    def colluding_silos(self) -> int:
+        """How many senders may pool what they know without weakening the noise against them."""
+        return 0
+
+    @property
+    def missing_silos(self) -> int:
+        """How many senders may be missing from a sum, with their noise, without weakening it."""
+        return 0
+
+    @property
+    def falls(self) -> bool:
+        """Whether noise that falls from round to round is accounted for; not unless the channel says so."""
+        return False
+
+    # --- what it refuses ---------------------------------------------------------------------------------------
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse noise that falls where that is not accounted for, and a bound in another norm than the noise's."""
+        yield from self.refuses_decay(method)
+        if method.bound.bounded and method.bound.order != self.order:
+            yield (
+                "an l1 bound is what Laplace noise on a client's message needs; the noise here is Gaussian, which "
+                "needs an l2 bound (Clip)"
+            )
+
+    def refuses_decay(self, method: Any) -> Iterable[str]:
+        """Refuse falling noise where it is not accounted for, or where a grid was agreed on for the first round's."""
+        if method.noise_decay == 1:
+            return
+        if not (0 < method.noise_decay < 1 and self.falls and not method.sampler.samples):
+            yield (
+                f"noise_decay = {method.noise_decay:g}: noise that falls by a factor between 0 and 1 a round is "
+                "Gaussian noise on the messages of everybody"
+            )
+        if method.protection.agrees:
+            yield (
+                f"its noise falls, and under {type(method.protection).__name__} the grid of the messages is agreed "
+                "before the run; take noise_decay = 1, or no protection"
+            )
 
     # --- what is remembered from round to round ----------------------------------------------------------------
 
@@ -216,11 +222,9 @@ class Identity(Channel):
     noise_known: ClassVar[bool] = True
 
     def noise_std(self, n: int, summed: int) -> float:
-        """Return 0."""
         return 0.0
 
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
-        """Claim nothing."""
         if math.isinf(moves.total):
             return (unprotected("contributions are not bounded and no noise is added"),)
         return (unprotected(NO_NOISE),)

@@ -86,7 +86,6 @@ class SealedSums(SumsOfAll):
         return SealedServer(self, run)
 
     def client(self, place: Place) -> ClientProtocol[bytes, Vector]:
-        """Return a client that seals."""
         return SealedClient(place)
 
 

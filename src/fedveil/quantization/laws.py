@@ -186,7 +186,6 @@ class StudentLaw:
 
     @property
     def scale(self) -> float:
-        """The scale."""
         return self.t_scale
 
     @property
@@ -241,7 +240,6 @@ class BallLaw:
         return np.ones(count)
 
     def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
-        """Return the radius."""
         return self.ball_radius * latent
 
 

@@ -71,15 +71,12 @@ class Last(Average):
     """Releases the last global model."""
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
-        """Return nothing."""
         return STATELESS
 
     def update(self, model: Float32[Tensor, " d"], state: State) -> State:
-        """Return nothing."""
         return STATELESS
 
     def released(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
-        """Return the last model."""
         return model
 
 

@@ -100,7 +100,6 @@ class NoDenoiser(Denoiser):
     description: ClassVar[str] = "none"
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return nothing."""
         return ()
 
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:

@@ -75,7 +75,6 @@ class States(Partition):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column."""
         return (self.column,)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
@@ -92,7 +91,6 @@ class Bins(Partition):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column."""
         return (self.column,)
 
     @property
@@ -109,7 +107,6 @@ class Bins(Partition):
 
     @property
     def spread(self) -> int:
-        """The bins."""
         return len(self.edges) - 1
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
@@ -131,7 +128,6 @@ class Categories(Partition):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column."""
         return (self.column,)
 
     @property
@@ -141,7 +137,6 @@ class Categories(Partition):
 
     @property
     def spread(self) -> int:
-        """The categories."""
         return len(self.categories)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:

@@ -42,12 +42,10 @@ class PreparedRelease(PreparedReleases):
     plan: tuple[Planned, ...]
 
     def release(self, before: NoisySums) -> Release:
-        """Return the one release."""
         assert not before, "there is no second release"
         return self.series.releases[0]
 
     def read(self, folder: RunFolder) -> NoisySums:
-        """Return what a folder has of the release."""
         if not (folder / FILE).exists():
             return ()
         stored, of = read_released(folder.path), self.declared
@@ -58,7 +56,6 @@ class PreparedRelease(PreparedReleases):
         return (stored.made,)
 
     def to_json(self, made: NoisySums) -> dict[str, Any]:
-        """Return the release."""
         (found,) = made
         return Released(
             name=self.document.name,

@@ -131,7 +131,6 @@ class _Generalised(Family):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The one column."""
         return (self.column,)
 
     @abstractmethod
