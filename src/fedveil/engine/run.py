@@ -233,13 +233,11 @@ def _parties(prepared: Prepared, privacy: PrivacyRandomness) -> Parties:
 def _turn(prepared: Prepared, last: Checkpoint, privacy: PrivacyRandomness, observer: Observer) -> Turn:
     """Return what the round after a checkpoint begins with."""
     number = last.round + 1
-    return Turn(
-        setting=prepared.setting,
-        model=last.model,
-        state=last.state,
-        round_number=number,
-        experiment=ExperimentRandomness(prepared.experiment.seed),
-        privacy=privacy,
+    return prepared.turn(
+        number,
+        last.model,
+        last.state,
+        privacy,
         progress=lambda done, total: observer.training(number, done, total),
         measured=number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds,
     )

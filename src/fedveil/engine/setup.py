@@ -29,7 +29,7 @@ from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.local.choice import choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, SplitTrainer, Trainer
+from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Trainer
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
@@ -124,16 +124,25 @@ class Prepared:
         return self.setting.method
 
     def turn(
-        self, number: int, model: Float32[Tensor, " d"], state: State, privacy: PrivacyRandomness
+        self,
+        number: int,
+        model: Float32[Tensor, " d"],
+        state: State,
+        privacy: PrivacyRandomness,
+        *,
+        progress: Progress | None = None,
+        measured: bool = True,
     ) -> Turn:
-        """Return what the server's step of a round begins with, with the method as it is in that round."""
+        """Return what the round of this number begins with; the arguments are the attributes of a :class:`Turn`."""
         return Turn(
-            setting=replace(self.setting, method=self.method.at_round(number, state)),
+            setting=self.setting,
             model=model,
             state=state,
             round_number=number,
             experiment=ExperimentRandomness(self.experiment.seed),
             privacy=privacy,
+            progress=progress,
+            measured=measured,
         )
 
 

@@ -18,7 +18,6 @@ from fedveil.engine.releases.preprocessing import (
 )
 from fedveil.engine.releases.release_sum import Release, noisy_sum
 from fedveil.engine.releases.side_releases import Charged, charge, spent_of
-from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import BudgetError
@@ -28,7 +27,6 @@ from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import show_epsilon
-from fedveil.randomness import ExperimentRandomness
 from fedveil.statistics.preprocessing import LENGTH
 from fedveil.statistics.stored import NoisySums
 
@@ -114,14 +112,7 @@ def lengths_of_updates(
         progress: called between chunks of local training.
     """
     experiment, setting = prepared.experiment, prepared.setting
-    turn = Turn(
-        setting=setting,
-        model=model,
-        round_number=1,
-        experiment=ExperimentRandomness(experiment.seed),
-        privacy=experiment.privacy.randomness(),
-        progress=progress,
-    )
+    turn = prepared.turn(1, model, {}, experiment.privacy.randomness(), progress=progress)
     groups, table = setting.cohort.groups, trained_on(prepared.population)
     members = torch.from_numpy(np.flatnonzero(setting.weights.cpu().numpy() > 0))
     norms, values = np.zeros(len(groups)), np.zeros(len(table))

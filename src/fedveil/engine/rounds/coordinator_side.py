@@ -38,7 +38,7 @@ def coordinate(
     Raises:
         ModelError: a sum, a next model or a next state that is not finite; there is nothing to release.
     """
-    setting, method = turn.setting, turn.setting.method
+    setting, method = turn.setting, turn.method
     noise = turn.privacy.stream("noise", turn.round_number)
     aggregate = method.channel.release(aggregate, method.bound.grid, noise)
     aggregate, stream = method.decoded(aggregate, turn.model, turn.state)

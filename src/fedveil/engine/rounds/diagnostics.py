@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.rounds.setting import Setting
+from fedveil.engine.rounds.turn import Turn
 from fedveil.methods.sending import MessageCost
 from fedveil.protection.transcript import Transcript
 
@@ -76,12 +76,12 @@ class Trained:
 
     @classmethod
     def of(
-        cls, setting: Setting, members: Int64[Tensor, " m"], lengths: Float64[Tensor, " k"], nonfinite: int
+        cls, turn: Turn, members: Int64[Tensor, " m"], lengths: Float64[Tensor, " k"], nonfinite: int
     ) -> Trained:
         """Return what may be shown of members whose updates had these l2 norms."""
-        users = setting.cohort.groups.user[members.numpy()]
+        users = turn.setting.cohort.groups.user[members.numpy()]
         norms = lengths[torch.isfinite(lengths)].cpu()
-        clipped = setting.method.local_bound.clipped(norms)
+        clipped = turn.method.local_bound.clipped(norms)
         return cls(
             participants=len(np.unique(users)) if (users >= 0).all() else len(users),
             contributions=len(users),

@@ -46,9 +46,9 @@ class PastSums:
             number, model = turn.round_number - back, stream["models"][back - 1]
             kept = self._kept.get(number)
             if kept is None or not torch.equal(kept[0].cpu(), model):
-                bound = method.bound.measured_in(float(stream["units"][back - 1]))
-                setting = replace(turn.setting, method=replace(method, bound=bound))
-                again = replace(turn, setting=setting, model=model.to(turn.model.device), round_number=number)
+                played = method.clipped_to(float(stream["units"][back - 1]))
+                setting, start = replace(turn.setting, method=played), model.to(turn.model.device)
+                again = replace(turn, setting=setting, model=start, state={}, round_number=number)
                 job = again.sum_job(None)
                 kept = model, again.trainer.sums(job, again.progress).marked(job).total
             found.append(kept[1])

@@ -11,8 +11,6 @@ The privacy event of the round is charged to the ledger by the run, before :func
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from jaxtyping import Float32, Float64
 from torch import Tensor
@@ -32,13 +30,12 @@ def play_round(
     """Play one round; return the next global model, the optimiser's next state, and what a simulation may show.
 
     Args:
-        turn: what the round begins with; its method is that of round 1.
+        turn: what the round begins with.
         parties: those of the run; None: new ones that send everything in the open, whatever the method's protection.
         retry: what happens when silos vanish, where a protocol aggregates.
     """
     setting, number = turn.setting, turn.round_number
     parties = Parties.in_the_open(setting) if parties is None else parties
-    turn = replace(turn, setting=replace(setting, method=setting.method.at_round(number, turn.state)))
     work = parties.workload(turn)
 
     def play(

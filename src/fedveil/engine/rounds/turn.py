@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ class Turn:
     """What a round begins with.
 
     Attributes:
-        setting: the method at work; whoever plays the round gives it the round's noise and bound.
+        setting: the method at work, as it is in round 1.
         model: (d,) the global model.
         state: of the server's stages.
         round_number: counts from 1.
@@ -46,10 +47,15 @@ class Turn:
     measured: bool = True
     past: PastSums = field(default_factory=PastSums)
 
+    @cached_property
+    def method(self) -> Method:
+        """The method with the noise and the bound of this round."""
+        return self.setting.method.at_round(self.round_number, self.state)
+
     @property
     def length(self) -> int:
         """How many numbers a message has: those of an update, and what the bound adds beside it."""
-        return len(self.model) + self.setting.method.bound.extra
+        return len(self.model) + self.method.bound.extra
 
     @property
     def trainer(self) -> Trainer:
@@ -70,7 +76,7 @@ class Turn:
         Where users take part by a schedule, those whose turn it is in this round.
         """
         setting, groups = self.setting, self.setting.cohort.groups
-        period, takes_part = setting.method.sampler.period, setting.weights.numpy() > 0
+        period, takes_part = self.method.sampler.period, setting.weights.numpy() > 0
         if drawn is not None:
             takes_part &= drawn[groups.user]
         if period > 1:
@@ -81,11 +87,11 @@ class Turn:
     def sum_job(self, drawn: Bool[np.ndarray, " users"] | None) -> TrainJob:
         """Return what is asked of local training where every silo's bounded, weighted sum is sent."""
         members = self.members(drawn)
-        return self.job(members, self.setting.method.local_bound, self.setting.weights[members])
+        return self.job(members, self.method.local_bound, self.setting.weights[members])
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
         """Draw who takes part in an attempt."""
-        return draw_users(self.setting.method, self.setting.n_users, self.privacy, self.round_number, attempt)
+        return draw_users(self.method, self.setting.n_users, self.privacy, self.round_number, attempt)
 
     def sender(self, number: int, attempt: int) -> Sender:
         """Return a silo or client as its channel needs to know it."""
@@ -95,7 +101,7 @@ class Turn:
             senders=setting.cohort.n_silos,
             round=self.round_number,
             attempt=attempt,
-            grid=setting.method.bound.grid,
+            grid=self.method.bound.grid,
             privacy=self.privacy,
             measured=self.measured,
         )

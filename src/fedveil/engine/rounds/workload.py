@@ -103,7 +103,7 @@ class Workload(ChannelWork):
     def __init__(
         self, turn: Turn, agreed: Agreement[Any, Any], initial: Float32[Tensor, " d"] | None = None
     ) -> None:
-        super().__init__(agreed, turn.setting.method.channel, turn.length)
+        super().__init__(agreed, turn.method.channel, turn.length)
         self.turn = turn
         self._initial = turn.model if initial is None else initial
         self.drawn: Drawn | None = None
@@ -150,7 +150,7 @@ class CohortWork(Workload):
         Where silos hand over contributions by themselves, training waits until a silo's turn.
         """
         super().begin(attempt)
-        turn, method = self.turn, self.turn.setting.method
+        turn, method = self.turn, self.turn.method
         if self._begun and not method.sampler.samples:
             return self.drawn
         self._begun, self.drawn = True, turn.draw(attempt)
@@ -180,7 +180,7 @@ class CohortWork(Workload):
         size = max(1, _BLOCK_ELEMENTS // turn.length)
         for first in range(0, len(members), size):
             chunk = members[first : first + size]
-            job = turn.job(chunk, turn.setting.method.bound).apart()
+            job = turn.job(chunk, turn.method.bound).apart()
             sums = turn.trainer.sums(job).marked(job)
             rows[first : first + size] = sums.total.cpu().numpy()
             self._norms[chunk] = sums.norms.cpu()
@@ -192,7 +192,7 @@ class CohortWork(Workload):
     def trained(self) -> Trained:
         """Return what may be shown of the training."""
         nonfinite = int(self._norms.isnan().sum()) if self._sums is None else self._sums.nonfinite
-        return Trained.of(self.turn.setting, self._members, self._norms, nonfinite)
+        return Trained.of(self.turn, self._members, self._norms, nonfinite)
 
 
 class ClientWork(Workload):
@@ -237,7 +237,7 @@ class ClientWork(Workload):
         none = torch.zeros(0)
         members = torch.cat([none.long(), *self._members])
         norms = torch.cat([none.double(), *self._norms])
-        return Trained.of(self.turn.setting, members, norms, int(norms.isnan().sum()))
+        return Trained.of(self.turn, members, norms, int(norms.isnan().sum()))
 
     def _train_block(self) -> None:
         """Train the next clients whose turn it will be."""
@@ -245,7 +245,7 @@ class ClientWork(Workload):
         block = self._order[self._next : self._next + max(1, _BLOCK_ELEMENTS // dimension)]
         present = block[self._member_of[block] >= 0]
         members = torch.from_numpy(self._member_of[present])
-        sums = turn.trainer.sums(turn.job(members, turn.setting.method.bound).apart())
+        sums = turn.trainer.sums(turn.job(members, turn.method.bound).apart())
         self._members.append(members)
         self._norms.append(sums.norms.cpu())
         self._block = {client: np.zeros(dimension) for client in set(block.tolist()) - set(present.tolist())}
@@ -263,6 +263,6 @@ def workload(turn: Turn, agreed: Agreement[Any, Any], initial: Float32[Tensor, "
         agreed: what the parties agree on.
         initial: (d,) the model before the first round.
     """
-    method = turn.setting.method
+    method = turn.method
     alone = method.channel.by_clients and not method.protection.agrees
     return (ClientWork if alone else CohortWork)(turn, agreed, initial)

@@ -107,8 +107,7 @@ class OwnTurn(Turn):
             told: who takes part.
             privacy: the silo's own randomness.
         """
-        method = prepared.method.at_round(number)
-        method = method if start.clip is None else method.clipped_to(start.clip)
+        method = prepared.method if start.clip is None else prepared.method.clipped_to(start.clip)
         return cls(
             setting=replace(prepared.setting, method=method),
             model=as_tensor(start.model),

@@ -205,7 +205,7 @@ class OwnTraining(OwnWork):
         silos = prepared.population.n_silos
         total = prepared.agreed.vector(result)
         made, state = coordinate(turn, total, n_silos=silos, summed=silos, drawn=self.plan.n_users)
-        return _kept(made, state), prepared.task.state(turn.setting.method.model_of(made, state))
+        return _kept(made, state), prepared.task.state(prepared.method.model_of(made, state))
 
 
 def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:
