@@ -44,8 +44,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "federation": ("fedveil federation demo demo --rounds 5",),
     "federation found": ("fedveil federation found founder --host learn.example.org --schema schema.toml",),
     "federation admit": (
-        "fedveil federation admit founder north.request --fingerprint "
-        "'9f31 0d2c 55e8 7a46 11b9 e0c7 6a2f 84d3'",
+        "fedveil federation admit founder north.request --fingerprint '9f31 0d2c 55e8 7a46 11b9 e0c7 6a2f 84d3'",
     ),
     "federation revoke": ("fedveil federation revoke founder north --reason 'left the study'",),
     "federation seal": ("fedveil federation seal founder",),
@@ -66,8 +65,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "coordinator serve": ("fedveil coordinator serve coordinator",),
     "silo join": ("fedveil silo join north --name north --charter charter.toml",),
     "silo accept": (
-        "fedveil silo accept north sealed/membership.toml --fingerprint "
-        "'b7d4 1f60 2a9c e835 0c41 97fe d6a2 5b13'",
+        "fedveil silo accept north sealed/membership.toml --fingerprint 'b7d4 1f60 2a9c e835 0c41 97fe d6a2 5b13'",
     ),
     "silo serve": ("fedveil silo serve north",),
     "silo ledger export": ("fedveil silo ledger export north --output north.json",),

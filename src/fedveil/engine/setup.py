@@ -47,7 +47,20 @@ from fedveil.server.optimizers import State
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """An experiment, ready to run."""
+    """An experiment, ready to run.
+
+    Attributes:
+        experiment: as it was asked for, with the name of the trainer that ``auto`` chose.
+        population: who holds which records.
+        task: the model, its loss and its metrics.
+        guarantee: what one round gives, against whom.
+        accountant: what adds rounds and releases up.
+        setting: the method at work on the population: what every round is played with.
+        uncovered: what no epsilon covers, for the statement.
+        agreed: the public numbers that all parties have before the first round.
+        preprocessing: the releases before the first round; None for none.
+        evaluation: the releases of the last model; None for none.
+    """
 
     experiment: Experiment
     population: Population

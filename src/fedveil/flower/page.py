@@ -200,10 +200,7 @@ def _read(connection: socket.socket) -> bytes:
 def _response(status: HTTPStatus, text: str | None = None, *, body: bool = True) -> bytes:
     content = (f"{status.phrase}\n" if text is None else text).encode()
     head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\n"
-        "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
-        f"Content-Length: {len(content)}\r\n"
-        "Cache-Control: no-store\r\n"
-        "Connection: close\r\n\r\n"
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: text/plain; version=0.0.4; "
+        f"charset=utf-8\r\nContent-Length: {len(content)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + (content if body else b"")

@@ -241,8 +241,7 @@ class SquaredError(Loss):
         numbers = targets[0].numel() if len(targets) else n_outputs
         if not targets.is_floating_point() or numbers != n_outputs:
             raise DataError(
-                f"squared_error needs {n_outputs} floating-point numbers per record, "
-                f"not {_described(targets)}"
+                f"squared_error needs {n_outputs} floating-point numbers per record, not {_described(targets)}"
             )
         _refuse_rows(~torch.isfinite(targets).reshape(-1, n_outputs).all(-1), "the target is not finite")
 

@@ -37,22 +37,15 @@ def validate_layers(model: nn.Module) -> None:
 
 def _refusal(module: nn.Module) -> str | None:
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-        return (
-            "its shape is not known before the first batch; "
-            "give the number of input features, or run the model once"
-        )
+        return "its shape is not known before the first batch; give the number of input features, or run the model once"
     if isinstance(module, _InstanceNorm):
         if not module.track_running_stats:
             return None
-        return (
-            "it carries running statistics of private records outside the update; "
-            "set track_running_stats=False"
-        )
+        return "it carries running statistics of private records outside the update; set track_running_stats=False"
     if isinstance(module, _BatchNorm):
         groups = next(g for g in (32, 16, 8, 4, 2, 1) if module.num_features % g == 0)
         return (
-            "it normalises each record by the others of its batch and keeps running statistics outside the "
-            "update; use "
+            "it normalises each record by the others of its batch and keeps running statistics outside the update; use "
             f"torch.nn.GroupNorm({groups}, {module.num_features}), which normalises each record by itself"
         )
     if isinstance(module, _DropoutNd) and not isinstance(module, _REPLACEABLE):

@@ -120,8 +120,7 @@ def calibrate_rounds(event: Event, budget: Budget) -> int:
     if not fits(1):
         raise BudgetError(
             f"one round costs epsilon {show_epsilon(budget.accountant.epsilon(event, budget.delta))} at delta "
-            f"{budget.delta:g}, more than the budget of {budget.epsilon:g}; use more noise or a smaller "
-            "sampling rate"
+            f"{budget.delta:g}, more than the budget of {budget.epsilon:g}; use more noise or a smaller sampling rate"
         )
     low, high = 1, 2
     while fits(high):

@@ -84,9 +84,8 @@ def round_rdp(sampling: Sampling, *, rate: float, noise_multiplier: float, order
     if not (square >= constants.least and _order_allowed(np.array([order]), square, rate)[0]):
         raise PrivacyError(
             f"{sampling} sampling with rate {rate:g}, noise multiplier {noise_multiplier:g}, order {order:g} is "
-            f"outside the lemma's domain (noise multiplier^2 >= {constants.least:.4g} and order - 1 <= "
-            "2/3 x ln(1 / (order rate (1 + x))), x the square); use the accountants, or more noise, a lower order, "
-            "a lower rate"
+            f"outside the lemma's domain (noise multiplier^2 >= {constants.least:.4g} and order - 1 <= 2/3 x ln(1 / "
+            "(order rate (1 + x))), x the square); use the accountants, or more noise, a lower order, a lower rate"
         )
     return constants.factor * rate**2 * order / square
 

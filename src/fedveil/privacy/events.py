@@ -299,8 +299,7 @@ def event_from_json(data: object) -> Event:
     known = fields(kind)
     if set(data) != {"type", *(one.name for one in known)}:
         raise PrivacyError(
-            f"event {name!r}: fields must be {sorted(one.name for one in known)}, "
-            f"found {sorted(set(data) - {'type'})}"
+            f"event {name!r}: fields must be {sorted(one.name for one in known)}, found {sorted(set(data) - {'type'})}"
         )
     return kind(
         **{one.name: _READ[str(one.type)](f"event {name!r}: {one.name!r}", data[one.name]) for one in known}

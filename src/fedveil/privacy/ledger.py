@@ -225,9 +225,8 @@ class Ledger:
         """Refuse a ledger that does not contain everything a checkpoint had seen."""
         if head.count >= len(self._digests) or self._digests[head.count] != head.digest:
             raise IntegrityError(
-                f"{self.path}: has {self.head.count} lines and does not continue the ledger of the "
-                f"checkpoint, which had {head.count}; charges were lost or replaced, so what was spent is "
-                "unknown"
+                f"{self.path}: has {self.head.count} lines and does not continue the ledger of the checkpoint, which "
+                f"had {head.count}; charges were lost or replaced, so what was spent is unknown"
             )
 
     def close(self) -> None:

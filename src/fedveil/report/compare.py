@@ -235,8 +235,7 @@ def _warnings(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
     warnings = []
     if unlike:
         warnings.append(
-            f"The guarantees are for different {' and different '.join(unlike)}: "
-            "their ε are not comparable as numbers."
+            f"The guarantees are for different {' and different '.join(unlike)}: their ε are not comparable as numbers."
         )
     if len(private) < len(rows):
         names = ", ".join(row.variant for row in rows if not math.isfinite(row.epsilon))

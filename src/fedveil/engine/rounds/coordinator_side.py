@@ -25,6 +25,12 @@ def coordinate(
 ) -> tuple[Float32[Tensor, " d"], State]:
     """Do the coordinator's part of a round: its noise, the mean, the denoiser and the server's step.
 
+        y   <- the sum, with the noise of a trusted server             Channel.release
+        y   <- y less what it has of the rounds before                 Method.decoded, where noise is correlated
+        m   <- y / |S|, or q |U| |S|, in the unit of the clip          Method.divisor
+        m~  <- what lies under the noise of m                          Denoiser.estimate
+        w   <- w + eta_g m~, or another optimiser's step               Optimizer.step
+
     Args:
         turn: what the round began with; its randomness is the server's own, for the noise of a trusted server.
         aggregate: (d,) the sum of all silos' messages, with what the bound adds beside the updates.

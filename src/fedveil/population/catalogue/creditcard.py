@@ -16,9 +16,8 @@ POOL_GENUINE = FULL_GENUINE - TEST_GENUINE
 KEPT_GENUINE = POOL_GENUINE // 10
 
 _TERMS = (
-    "Open Database License 1.0, contents under the Database Contents License 1.0. A. Dal Pozzolo, O. Caelen, "
-    "R. A. Johnson, G. Bontempi, Calibrating probability with undersampling for unbalanced classification, "
-    "IEEE CIDM 2015."
+    "Open Database License 1.0, contents under the Database Contents License 1.0. A. Dal Pozzolo, O. Caelen, R. A. "
+    "Johnson, G. Bontempi, Calibrating probability with undersampling for unbalanced classification, IEEE CIDM 2015."
 )
 _FULL = DataFile(
     path="creditcard/creditcard.csv",
@@ -63,8 +62,7 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     ]
     if subset:
         notes[:0] = [
-            f"SUBSET of the data: all {FULL_FRAUDS} frauds, but {len(genuine):,} of {FULL_GENUINE:,} genuine "
-            "rows.",
+            f"SUBSET of the data: all {FULL_FRAUDS} frauds, but {len(genuine):,} of {FULL_GENUINE:,} genuine rows.",
             f"Genuine test rows ({n_test_genuine:,}) are weighed by {TEST_GENUINE:,}/{n_test_genuine:,}, so "
             "that metrics are at the original ratio of frauds.",
         ]
@@ -112,8 +110,7 @@ def _standardised(
 CREDITCARD = DataSet(
     name="creditcard",
     title="Credit Card Fraud Detection (ULB and Worldline), 30 features",
-    records="24,584 for training (of which silos set a tenth aside), 42,722 for testing (subset: 10,449, "
-    "weighed)",
+    records="24,584 for training (of which silos set a tenth aside), 42,722 for testing (subset: 10,449, weighed)",
     terms=_TERMS,
     variants=((_FULL,), (_SUBSET,)),
     build=_build,

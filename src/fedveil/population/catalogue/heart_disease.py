@@ -72,10 +72,8 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
         task="classification",
         n_classes=2,
         notes=(
-            "Each hospital normalises by mean and standard deviation of its own training records, and the "
-            "test "
-            "table by those of all, as published: they depend on the data and are not covered by the "
-            "guarantee.",
+            "Each hospital normalises by mean and standard deviation of its own training records, and the test table "
+            "by those of all, as published: they depend on the data and are not covered by the guarantee.",
             "Rows with a missing value are left out, as published.",
         ),
     )
@@ -118,8 +116,7 @@ HEART_DISEASE = DataSet(
     name="heart_disease",
     title="UCI Heart Disease: four hospitals, 13 features, disease or none",
     records="740: 486 for training (199, 172, 30, 85), 254 for testing (104, 89, 16, 45)",
-    terms="CC BY 4.0. A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano, UCI Machine Learning Repository "
-    "(1988), "
+    terms="CC BY 4.0. A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano, UCI Machine Learning Repository (1988), "
     "doi:10.24432/C52P4X; publications name the investigators of the four hospitals.",
     variants=(
         (

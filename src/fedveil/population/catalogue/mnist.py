@@ -137,9 +137,8 @@ _VARIANTS = (
     ),
 )
 _TERMS = (
-    "CC BY-SA 3.0, as commonly stated. Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-based "
-    "learning "
-    "applied to document recognition, Proc. IEEE 86(11), 1998."
+    "CC BY-SA 3.0, as commonly stated. Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-based learning applied to "
+    "document recognition, Proc. IEEE 86(11), 1998."
 )
 
 MNIST = DataSet(

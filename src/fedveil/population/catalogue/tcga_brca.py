@@ -34,11 +34,9 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
         silo_names=REGIONS,
         task="survival",
         notes=(
-            "Features are FLamby's: one-hot columns whose choice was made on the data and is not covered by "
-            "the "
+            "Features are FLamby's: one-hot columns whose choice was made on the data and is not covered by the "
             "guarantee; nothing else is fitted.",
-            "Records are handed out in twos where that is possible, for the Cox loss of a single record has "
-            "no "
+            "Records are handed out in twos where that is possible, for the Cox loss of a single record has no "
             "gradient; some contributions of one record remain, as published.",
         ),
     )
@@ -80,10 +78,8 @@ TCGA_BRCA = DataSet(
     name="tcga_brca",
     title="Fed-TCGA-BRCA: survival with breast cancer, six regions, 39 features",
     records="1,088: 866 for training (248, 156, 164, 129, 129, 40), 222 for testing (63, 40, 42, 33, 33, 11)",
-    terms="The tables lie in an MIT-licensed repository (FLamby; J. Ogier du Terrail et al., NeurIPS 2022); "
-    "the "
-    "data are open access of The Cancer Genome Atlas under the GDC policy: nobody may try to identify a "
-    "participant.",
+    terms="The tables lie in an MIT-licensed repository (FLamby; J. Ogier du Terrail et al., NeurIPS 2022); the data "
+    "are open access of The Cancer Genome Atlas under the GDC policy: nobody may try to identify a participant.",
     variants=(
         (
             _file("brca.csv", "07cb53423f7d579d33cfdbf2cba57b2aee75318b85866c68ce39a75b1f1ba020"),

@@ -73,8 +73,7 @@ class AggregationPlan:
         if self.largest_sum >= 2**63:
             raise ProtocolError(
                 f"{self.clients} silos with values up to {self.limit} grid units need "
-                f"{self.largest_sum.bit_length() + 1} bits, more than 64; "
-                "take fewer silos or a lower noise multiplier"
+                f"{self.largest_sum.bit_length() + 1} bits, more than 64; take fewer silos or a lower noise multiplier"
             )
 
     @property
