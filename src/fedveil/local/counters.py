@@ -70,9 +70,8 @@ def batch_order(
 ) -> Int64[Tensor, "b longest"]:
     """Return the order in which an epoch (one for all, or one each) visits the records of each contribution.
 
-    Row i starts with a permutation of 0 .. sizes[i]-1 and ends with padding. The permutation sorts one random
-    word per record; a contribution that fits into one batch keeps the order of its table, since one batch has
-    no order.
+    Row i starts with a permutation of 0 .. sizes[i]-1 and ends with padding. The permutation sorts one random word per
+    record; a contribution that fits into one batch keeps the order of its table, since one batch has no order.
     """
     longest = int(sizes.max())
     positions = torch.arange(longest)

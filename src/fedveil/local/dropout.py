@@ -1,8 +1,7 @@
 """Dropout whose mask is a function of (contribution seed, step, layer, position), and of nothing else.
 
-torch's dropout draws from one global stream, so the mask of a contribution would depend on the order of
-computation, and a vectorised trainer could not agree with a loop. Here entry j of layer l's mask at one step
-is
+torch's dropout draws from one global stream, so the mask of a contribution would depend on the order of computation,
+and a vectorised trainer could not agree with a loop. Here entry j of layer l's mask at one step is
 
     keep_j = [ hash(seed, l, j) >= p 2^53 ],    output = input * keep / (1 - p),
 

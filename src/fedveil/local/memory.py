@@ -28,8 +28,7 @@ def rows_in_memory(task: Task, cohort: Cohort, memory: int) -> int:
 def floats_per_record(task: Task, cohort: Cohort) -> int:
     """Return about how many numbers one record of a batch takes while its gradient is computed.
 
-    Counts its features and, twice, the outputs of the layers: once for the forward pass, once for the
-    backward.
+    Counts its features and, twice, the outputs of the layers: once for the forward pass, once for the backward.
     """
     counted = 0
 

@@ -33,9 +33,8 @@ from fedveil.stage import Moves, Published, Source
 class LocalSgd(Source):
     """Q epochs of mini-batch SGD; the update is Delta = w_end - w_start.
 
-    Each epoch visits the records in a fresh order, in batches of ``batch_size``; the last batch may be
-    smaller and its loss is the mean over the records it has. With momentum mu and weight decay lambda, as in
-    ``torch.optim.SGD``:
+    Each epoch visits the records in a fresh order, in batches of ``batch_size``; the last batch may be smaller and its
+    loss is the mean over the records it has. With momentum mu and weight decay lambda, as in ``torch.optim.SGD``:
 
         v <- mu v + (grad + lambda w),    w <- w - learning_rate v,    v starting at 0 in every contribution.
 

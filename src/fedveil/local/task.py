@@ -1,8 +1,7 @@
 """What is learned: a model, its loss and its metrics, and the model as one vector.
 
-Methods, noise and protocols know a model only as a float32 vector w of d trainable parameters, in the order
-of ``model.named_parameters()``. This file is the one place that goes from the vector to named tensors and
-back.
+Methods, noise and protocols know a model only as a float32 vector w of d trainable parameters, in the order of
+``model.named_parameters()``. This file is the one place that goes from the vector to named tensors and back.
 """
 
 from __future__ import annotations

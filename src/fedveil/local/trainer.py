@@ -5,9 +5,8 @@ bounded and weighted; a trainer returns
 
     total[s] = sum over members i in silo s of weights[i] * clip(Delta_i)
 
-and never the single updates. Every trainer computes the same sums (up to float32 rounding inside the training
-itself): ``LoopTrainer`` readably, ``VmapTrainer`` thousands of contributions at once, ``SpanTrainer`` for
-linear models.
+and never the single updates. Every trainer computes the same sums (up to float32 rounding inside the training itself):
+``LoopTrainer`` readably, ``VmapTrainer`` thousands of contributions at once, ``SpanTrainer`` for linear models.
 """
 
 from __future__ import annotations

@@ -61,9 +61,8 @@ class LayeredShares(Channel):
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
         """Claim what the shares claim, and nothing against whoever holds the key of a message.
 
-        The key shows the latent of every sub-vector, hence a ball in which the sum lies: no noise of unbounded
-        support is left. The spreads of blocks, how they were sent, and the length of the message depend on the sum as
-        well.
+        The key shows the latent of every sub-vector, hence a ball in which the sum lies: no noise of unbounded support
+        is left. The spreads of blocks, how they were sent, and the length of the message depend on the sum as well.
         """
         shares = (claim for claim in self.shares.claims(moves) if Tells.MESSAGE not in claim.covers)
         return (*shares, unprotected(KEY_REASON, unless=Tells.COUNTS))

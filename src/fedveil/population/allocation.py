@@ -1,8 +1,7 @@
 """Who gets which record: the laws by which experiments hand records to users and silos.
 
-A real federation has its users and silos; an experiment on a public data set invents them. The laws are
-those of the ULDP-FL experiments, as the authors' program draws them (which is not always what the paper's
-text says). All are
+A real federation has its users and silos; an experiment on a public data set invents them. The laws are those of the
+ULDP-FL experiments, as the authors' program draws them (which is not always what the paper's text says). All are
 seeded: they are part of the experiment, not of any privacy mechanism.
 
 ==============  ==========================================  =======================================
@@ -127,8 +126,7 @@ class Allocation:
             silo: (n,) the silo of every record.
             n_users: |U|.
             n_silos: |S|.
-            least: records that belong together: 1, or 2 where a contribution of one record teaches nothing
-                (Cox loss).
+            least: records that belong together: 1, or 2 where a contribution of one record teaches nothing (Cox loss).
             randomness: the experiment's.
 
         Returns:
@@ -195,10 +193,9 @@ def limit_labels(
 ) -> Column:
     """Give user u about ``counts[u]`` records of at most ``labels_per_user`` labels.
 
-    In the order of their numbers, users draw k labels among those still open and take round(N_u / k) records
-    of each. Where a label has half of that or less left, the first open label with more than half takes its
-    place; a label that runs short is closed. What nobody took goes to user 0, who alone may then hold more
-    labels.
+    In the order of their numbers, users draw k labels among those still open and take round(N_u / k) records of each.
+    Where a label has half of that or less left, the first open label with more than half takes its place; a label that
+    runs short is closed. What nobody took goes to user 0, who alone may then hold more labels.
 
     Args:
         counts: (|U|,) wanted records per user.
@@ -241,8 +238,7 @@ def fixed_uniform(
 ) -> Column:
     """Draw the user of every record uniformly, with replacement, so some users may have none.
 
-    With ``together`` = 2 the records of a silo are drawn for in pairs, and an odd last one joins the last
-    pair.
+    With ``together`` = 2 the records of a silo are drawn for in pairs, and an odd last one joins the last pair.
     """
 
     def users_of(size: int) -> np.ndarray:
@@ -257,10 +253,9 @@ def fixed_uniform(
 class FixedZipf:
     """Every user has ``least`` records and zipf-many more, most of them in one random main silo.
 
-    N_u = least + multinomial in k^-exponent. Each record draws the user's main silo with probability
-    ``main_share`` and each other silo with equal shares of the rest; a full silo passes the record on to the
-    next one that is not full. With ``least`` = 2, records alone in their silo join another silo of their
-    user first (:func:`pair_up`).
+    N_u = least + multinomial in k^-exponent. Each record draws the user's main silo with probability ``main_share`` and
+    each other silo with equal shares of the rest; a full silo passes the record on to the next one that is not full.
+    With ``least`` = 2, records alone in their silo join another silo of their user first (:func:`pair_up`).
     """
 
     exponent: float

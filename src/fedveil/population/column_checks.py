@@ -33,8 +33,7 @@ def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None
     """Check that features and targets are what a table may hold.
 
     Raises:
-        DataError: of unequal lengths, of another dtype, or not finite; says ``where``, which row and
-            which column.
+        DataError: of unequal lengths, of another dtype, or not finite; says ``where``, which row and which column.
     """
     if features.dtype not in (np.float32, np.uint8) or features.ndim < 2:
         raise DataError(

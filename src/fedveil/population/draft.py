@@ -84,8 +84,7 @@ def draft_schema(
         TOML that :func:`read_schema` accepts, with comments.
 
     Raises:
-        DataError: the sample cannot be read, is empty, has no column of such a name, or none that looks like
-            a user's.
+        DataError: the sample cannot be read, is empty, has no column of such a name, or none that looks like a user's.
     """
     written = guess_format(path)
     sample = open_table(path, None, written)

@@ -1,8 +1,7 @@
 """The public schema of a user's own tables: which column is what, and how values become features.
 
-Bounds and categories are DECLARED here, by somebody who knows the domain or a public sample. Nothing is
-fitted on private
-records: a minimum, a mean or a list of categories taken from them would leave the silos without any noise.
+Bounds and categories are DECLARED here, by somebody who knows the domain or a public sample. Nothing is fitted on
+private records: a minimum, a mean or a list of categories taken from them would leave the silos without any noise.
 
 A number x with bounds [lower, upper] becomes 2 (x - lower) / (upper - lower) - 1, in [-1, 1]; a value
 outside is clipped to its bound first. A date is the number of its day. A category becomes one 0/1 feature per
@@ -389,8 +388,7 @@ def read_schema(path: Path) -> Schema:
     """Read a schema from a TOML file.
 
     Raises:
-        DataError: the file is missing, is no TOML, or says something a schema does not; names the file and
-            the key.
+        DataError: the file is missing, is no TOML, or says something a schema does not; names the file and the key.
     """
     document = parse_toml(read_text(path, DataError), f"schema {path}", DataError)
     return validated(Schema, document, f"schema {path} does not fit", DataError)

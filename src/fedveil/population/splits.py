@@ -43,8 +43,7 @@ def stratified_holdout(
 ) -> Bool[np.ndarray, "n"]:
     """Mark ``count`` of n records so that each class gets its share.
 
-    Class c with n_c records gives count * n_c / n, rounded to whole records by the largest remainder (ties
-    at random).
+    Class c with n_c records gives count * n_c / n, rounded to whole records by the largest remainder (ties at random).
 
     Args:
         labels: (n,) classes.
@@ -71,8 +70,7 @@ def local_tests(
 ) -> Bool[np.ndarray, "n"]:
     """Mark the records that silos set aside: a stratified tenth (rounded up) of each silo with more than 500.
 
-    The ULDP-FL experiments set them aside as a local test set and never use them, so MNIST trains on 54,000
-    records.
+    The ULDP-FL experiments set them aside as a local test set and never use them, so MNIST trains on 54,000 records.
     """
     aside = np.zeros(len(silo), dtype=np.bool_)
     order = np.argsort(silo, kind="stable")

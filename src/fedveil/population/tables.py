@@ -52,8 +52,7 @@ def read_tables(
 
     Args:
         schema: what the columns are.
-        files: CSV, Parquet or Excel files; without a silo column each is a silo, named by
-            the file's stem.
+        files: CSV, Parquet or Excel files; without a silo column each is a silo, named by the file's stem.
         test: a table for testing; its user and silo columns are not read. None holds records out of the
             training tables.
         test_share: probability with which each record is held out where there is no test table, between 0 and 1.
@@ -66,9 +65,8 @@ def read_tables(
 
     Raises:
         ConfigError: no file, two files of one name, a share outside (0, 1).
-        DataError: a file that cannot be read or lacks a column (named, with those it has); a value that does
-            not fit the schema, by file, record and column; more users than ``n_users``; a test table without a
-            record.
+        DataError: a file that cannot be read or lacks a column (named, with those it has); a value that does not fit
+            the schema, by file, record and column; more users than ``n_users``; a test table without a record.
 
     Guarantees:
         Nothing about the private records enters another user's: scaling and categories are the schema's, and whether

@@ -1,8 +1,7 @@
 """How much noise, or how many rounds: accountants run backwards.
 
-Every search keeps a bracket whose good end was checked by the accountant itself, so what is returned meets
-the target exactly as a later run will count it, and the other end of the bracket (``tolerance`` away) was
-seen to miss it.
+Every search keeps a bracket whose good end was checked by the accountant itself, so what is returned meets the target
+exactly as a later run will count it, and the other end of the bracket (``tolerance`` away) was seen to miss it.
 """
 
 from __future__ import annotations

@@ -21,9 +21,8 @@ of clipped gradients by Binomial(k, q) clip units, so the batch's release is N(0
 sum_i P(B = i) N(i, s^2) with her. (In several dimensions the records' gradients need not be parallel;
 parallel ones are the worst case, Choquette-Choo, Ganesh, Steinke and Thakurta, Corollary 4.7.)
 
-Lemmas 5 and 6 go from neighbour to neighbour, one record at a time, so for records in several silos they
-hold with the costliest silo's divergence. How the mixture covers several silos is said at
-:func:`worst_split`.
+Lemmas 5 and 6 go from neighbour to neighbour, one record at a time, so for records in several silos they hold with the
+costliest silo's divergence. How the mixture covers several silos is said at :func:`worst_split`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """What has been spent, on disk before it is released.
 
-A charge is written, flushed and fsynced before the release it pays for; a crash can therefore waste budget,
-but never hide it. The file is JSON lines. Each line carries the SHA-256 digest of the line before it and
-its own, so that an edited, lost or reordered line is found when the ledger is opened. Only an incomplete
-LAST line is forgiven: it is a charge whose write a crash interrupted, for which nothing can have been
-released.
+A charge is written, flushed and fsynced before the release it pays for; a crash can therefore waste budget, but never
+hide it. The file is JSON lines. Each line carries the SHA-256 digest of the line before it and its own, so that an
+edited, lost or reordered line is found when the ledger is opened. Only an incomplete LAST line is forgiven: it is a
+charge whose write a crash interrupted, for which nothing can have been released.
 
-The chain cannot show that whole lines are missing at the end (an old copy restored, for instance). Whoever
-keeps a checkpoint keeps the ledger's :class:`Head` in it and calls :meth:`Ledger.require_extends` when
-resuming.
+The chain cannot show that whole lines are missing at the end (an old copy restored, for instance). Whoever keeps a
+checkpoint keeps the ledger's :class:`Head` in it and calls :meth:`Ledger.require_extends` when resuming.
 """
 
 from __future__ import annotations
@@ -160,8 +158,7 @@ class Ledger:
         Raises:
             BudgetError: the charge would exceed the budget.
             PrivacyError: this (run, round, attempt) is charged already.
-            RunFolderError: the disk is full or the write failed; nothing may be released, and the ledger is
-                closed.
+            RunFolderError: the disk is full or the write failed; nothing may be released, and the ledger is closed.
         """
         self._check_open()
         if (run, round, attempt) in self._attempts:

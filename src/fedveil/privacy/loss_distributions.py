@@ -61,10 +61,9 @@ _CLOSE = 1e-12
 class PldAccountant:
     """Numerical composition of privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022).
 
-    Each kind of release gets one discretised distribution, dominating the true one ("connect the dots"),
-    which is cached and composed with itself by one FFT, so T equal rounds cost the same as one. Full
-    Gaussian releases are merged into one exactly, and need no discretisation when nothing else was
-    released.
+    Each kind of release gets one discretised distribution, dominating the true one ("connect the dots"), which is
+    cached and composed with itself by one FFT, so T equal rounds cost the same as one. Full Gaussian releases are
+    merged into one exactly, and need no discretisation when nothing else was released.
 
     ``interval`` is the spacing of the loss grid. By default it is a tenth of the standard deviation of the
     narrowest loss, at most 1e-3, unless the widest loss would then need more than 2e5 points, or the composition about

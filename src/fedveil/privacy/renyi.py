@@ -36,12 +36,11 @@ def sampled_gaussian_rdp(
 ) -> Float64[np.ndarray, " orders"]:
     """Return the Renyi divergences of one Poisson-sampled Gaussian release, adding or removing one unit.
 
-    rho(alpha) = ln A_alpha / (alpha - 1) with, for sigma = ``noise_multiplier`` and q = ``rate``, A_alpha =
-    E_{z ~ N(0, sigma^2)} [((1-q) + q exp((2z-1) / (2 sigma^2)))^alpha] (Mironov, Talwar and Zhang 2019,
-    section 3.3: this direction is the larger one). Integer orders use the finite binomial sum. The others
-    are integrated by the trapezoidal rule, which converges exponentially for this analytic integrand: steps
-    of min(sigma/16, sigma^2/2) leave a relative error below 1e-12. Below sigma = 0.01 fractional orders are
-    left out (infinite), which keeps the bound valid.
+    rho(alpha) = ln A_alpha / (alpha - 1) with, for sigma = ``noise_multiplier`` and q = ``rate``, A_alpha = E_{z ~ N(0,
+    sigma^2)} [((1-q) + q exp((2z-1) / (2 sigma^2)))^alpha] (Mironov, Talwar and Zhang 2019, section 3.3: this direction
+    is the larger one). Integer orders use the finite binomial sum. The others are integrated by the trapezoidal rule,
+    which converges exponentially for this analytic integrand: steps of min(sigma/16, sigma^2/2) leave a relative error
+    below 1e-12. Below sigma = 0.01 fractional orders are left out (infinite), which keeps the bound valid.
 
     Args:
         rate: sampling probability q in (0, 1].

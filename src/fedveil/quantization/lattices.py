@@ -1,9 +1,8 @@
 """Lattices with exact, vectorised closest-point decoders.
 
-A lattice point is ``k @ generator`` for an integer row ``k``. Generators are lower triangular, so the last
-coordinate of a point depends on the last integer alone, the one before it on the last two, and so on: the
-entropy coder sends the integers in that order. Closest-point algorithms: Conway & Sloane, Sphere Packings,
-Lattices and Groups, ch. 20.
+A lattice point is ``k @ generator`` for an integer row ``k``. Generators are lower triangular, so the last coordinate
+of a point depends on the last integer alone, the one before it on the last two, and so on: the entropy coder sends the
+integers in that order. Closest-point algorithms: Conway & Sloane, Sphere Packings, Lattices and Groups, ch. 20.
 
 =======  ==========  ==================  ======  ==========================
 lattice  dimension   packing radius      volume  ball / cell (acceptance)

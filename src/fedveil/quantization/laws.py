@@ -1,14 +1,12 @@
 """Noise laws as mixtures of uniform balls: a latent U and the radius of its layer.
 
-A density f that falls with the distance from its centre is a mixture of uniform laws on balls: draw the
-latent U, then a uniform point of the layer, the ball of radius r(U). For N(0, sigma^2 I_n) the latent is
-chi-square with n + 2 degrees of freedom and r = sigma sqrt(U) (CEPAM, Lemma 17); for Laplace(0, b) in one
-dimension it is Gamma(2, 1) and r = b U (Lemma 18); for Student's t with nu degrees it is chi-square(n + 2) /
-(chi-square(nu) / nu), r = scale sqrt(U).
+A density f that falls with the distance from its centre is a mixture of uniform laws on balls: draw the latent U, then
+a uniform point of the layer, the ball of radius r(U). For N(0, sigma^2 I_n) the latent is chi-square with n + 2 degrees
+of freedom and r = sigma sqrt(U) (CEPAM, Lemma 17); for Laplace(0, b) in one dimension it is Gamma(2, 1) and r = b U
+(Lemma 18); for Student's t with nu degrees it is chi-square(n + 2) / (chi-square(nu) / nu), r = scale sqrt(U).
 
-Latents are drawn with portable arithmetic (see :mod:`fedveil.quantization.portable`), so both ends get the same
-bits. They are kept above a floor that they pass with a probability below 2^-64, so that lattice points stay
-64-bit integers.
+Latents are drawn with portable arithmetic (see :mod:`fedveil.quantization.portable`), so both ends get the same bits.
+They are kept above a floor that they pass with a probability below 2^-64, so that lattice points stay 64-bit integers.
 """
 
 from __future__ import annotations

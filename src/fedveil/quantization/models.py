@@ -1,10 +1,9 @@
 """Entropy models of integers under a Gaussian with known mean and standard deviation, as integer tables.
 
-Sender and receiver know, for every integer they exchange, the mean and the standard deviation of the Gaussian
-that was rounded to it (from the latent, the dither and the block's spread). A model per integer would be slow
-to evaluate, and a float that differs in its last bit would break the decoder. So both are quantised to one of
-about 1,100 contexts, each with a table of probabilities in units of 2^-22 that is built once and checked
-against a checksum.
+Sender and receiver know, for every integer they exchange, the mean and the standard deviation of the Gaussian that was
+rounded to it (from the latent, the dither and the block's spread). A model per integer would be slow to evaluate, and a
+float that differs in its last bit would break the decoder. So both are quantised to one of about 1,100 contexts, each
+with a table of probabilities in units of 2^-22 that is built once and checked against a checksum.
 
 With centre c = round(mean), v = |c - mean| in [0, 1/2], and tau the standard deviation:
 

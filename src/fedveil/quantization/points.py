@@ -1,12 +1,11 @@
 """How the lattice points of a block are written: one integer after another, each under what is known by then.
 
-The parameters of a block are modelled as N(0, s^2) with the block's spread s, which travels in the message.
-Given the scale beta and the accepted dither V, the lattice point M is the quantised x / beta - V. On Z^n its
-coordinates are independent and coordinate i is N(-V_i, (s / beta)^2) rounded to an integer: the model is
-exact for a Gaussian x. On the other lattices the integer coordinates are written from the last to the first,
-each a Gaussian on the coset that the ones before it leave, with the variance of x_i / beta and of the error
-(rho^2 / (n + 2), a uniform point of the ball), less the variance that the width of the coset's steps adds by
-itself.
+The parameters of a block are modelled as N(0, s^2) with the block's spread s, which travels in the message. Given the
+scale beta and the accepted dither V, the lattice point M is the quantised x / beta - V. On Z^n its coordinates are
+independent and coordinate i is N(-V_i, (s / beta)^2) rounded to an integer: the model is exact for a Gaussian x. On the
+other lattices the integer coordinates are written from the last to the first, each a Gaussian on the coset that the
+ones before it leave, with the variance of x_i / beta and of the error (rho^2 / (n + 2), a uniform point of the ball),
+less the variance that the width of the coset's steps adds by itself.
 
 A model decides how many bits are spent, never what is decoded.
 """

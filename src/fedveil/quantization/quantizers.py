@@ -12,9 +12,8 @@ All three are :class:`LayeredQuantizer` with another law: :class:`~fedveil.quant
 :class:`~fedveil.quantization.laws.BallLaw`, or a law of noise. References: CEPAM, Section III and eq. (8); Ling &
 Li, "Rejection-sampled universal quantization".
 
-Synchronisation: attempt i takes dithers from the shared stream only for the sub-vectors that are still
-without an accepted one, in index order. The receiver is told the accepted attempt of each, so it knows that
-set too.
+Synchronisation: attempt i takes dithers from the shared stream only for the sub-vectors that are still without an
+accepted one, in index order. The receiver is told the accepted attempt of each, so it knows that set too.
 """
 
 from __future__ import annotations

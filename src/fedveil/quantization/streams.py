@@ -34,8 +34,7 @@ def update_key(secret: bytes, *, run: str, client: int, round_number: int, attem
     Args:
         secret: at least 16 bytes, the result of a key agreement. run: identity of the run. client: identity
         of the sender within the run. round_number: the round of the update. attempt: 0, or the number of
-        times this round was started again: a repeated round has another update, so it
-            must have another key.
+        times this round was started again: a repeated round has another update, so it must have another key.
 
     Raises:
         ValueError: the secret is shorter than 16 bytes.

@@ -27,9 +27,8 @@ def compared_by_epsilon(
 ) -> Plot:
     """Privacy-utility curves: a test metric against epsilon, for at least one private variant.
 
-    A variant without a guarantee lies at infinite epsilon: a dashed line at its last mean. `measured_by` says
-    whose epsilon is on the axis, which starts out logarithmic where one variant ends at 20 times the
-    epsilon of another.
+    A variant without a guarantee lies at infinite epsilon: a dashed line at its last mean. `measured_by` says whose
+    epsilon is on the axis, which starts out logarithmic where one variant ends at 20 times the epsilon of another.
     """
     figure = _against_cost(private, x=f"ε spent ({measured_by})", y=f"test {words(metric)}")
     spent = [x for curve in private for x in curve.x]

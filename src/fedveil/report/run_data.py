@@ -44,8 +44,7 @@ _KindT = TypeVar("_KindT", bound=Document)
 class RunData:
     """Everything a report shows of one run.
 
-    `interrupted_line` tells that metrics.jsonl ended in the middle of a line: the run was still writing, or
-    was killed.
+    `interrupted_line` tells that metrics.jsonl ended in the middle of a line: the run was still writing, or was killed.
     """
 
     folder: Path

@@ -3,8 +3,7 @@
 Claim: an export that holds is what the silo's key signed; its lines are one unbroken chain; its epsilon is what the
 charges cost by every accountant that has a bound for them, so that the auditor's sum is the silo's; and for every
 charge of version 2 it has the letter by which the coordinator asked for it, signed by the coordinator that the line
-names.
-``tests/test_federation_ledger.py`` changes every line and every field.
+names. ``tests/test_federation_ledger.py`` changes every line and every field.
 """
 
 from __future__ import annotations

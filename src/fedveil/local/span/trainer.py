@@ -1,20 +1,18 @@
 """The trainer of linear models: contributions learn in the span of their records.
 
 A model that is one linear layer only ever moves along its records: after any number of epochs of SGD, with
-mini-batches, momentum and weight decay, W = c W0 + A^T X. So steps, norms and clipping need the n x n Gram
-matrix of a contribution's n records and nothing that grows with the number of features; and the clipped sum
-of all contributions is one matrix product. Features are read twice a round, for the first logits and for
-that product.
+mini-batches, momentum and weight decay, W = c W0 + A^T X. So steps, norms and clipping need the n x n Gram matrix of a
+contribution's n records and nothing that grows with the number of features; and the clipped sum of all contributions is
+one matrix product. Features are read twice a round, for the first logits and for that product.
 
     pass 1   Z0 = X W0^T for all records                                    span_features
     steps    A, c of every contribution from K, Z0                          span_steps
     bound    norms from K, A, Z0; coefficients                              span_sums
     pass 2   total of each silo = sum_i coefficient_i (A_i^T X_i + (c_i - 1) W0)
 
-Gram matrices do not change while the same contributions take part, and are kept as long as they fit the
-memory. A contribution with far more records than features is trained the plain way
-(:mod:`fedveil.local.span.primal`). docs/theory/span-training.md proves the bound and says what differs from
-the other trainers.
+Gram matrices do not change while the same contributions take part, and are kept as long as they fit the memory. A
+contribution with far more records than features is trained the plain way (:mod:`fedveil.local.span.primal`).
+docs/theory/span-training.md proves the bound and says what differs from the other trainers.
 """
 
 from collections.abc import Iterator

@@ -34,9 +34,8 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     """15 % stratified test rows; scaler fitted on the other 85 %; all their frauds and 10 % of their genuine
     rows.
 
-    The counts are those of the full table whichever file is read: 24,584 training rows, 418 of them frauds.
-    From the subset, every genuine row that is not trained on is a test row, and stands for the full table's
-    by its weight.
+    The counts are those of the full table whichever file is read: 24,584 training rows, 418 of them frauds. From the
+    subset, every genuine row that is not trained on is a test row, and stands for the full table's by its weight.
     """
     rows, fraud = _read(source, files)
     generator = request.randomness.numpy("creditcard")

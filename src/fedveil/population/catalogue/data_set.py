@@ -103,9 +103,8 @@ class DataSet:
         title: what it is, in a line.
         records: training and test records that come out of it, in words.
         terms: under which terms the data may be used, and whom to cite.
-        variants: sets of files it can be read from; the first whose files are all there is taken, and the
-            first is the one that is downloaded. A data set that is part of a dependency has one variant of
-            no files.
+        variants: sets of files it can be read from; the first whose files are all there is taken, and the first is the
+            one that is downloaded. A data set that is part of a dependency has one variant of no files.
         build: reads the files of a variant from a store and hands the records out.
         model: that an experiment trains unless it names another (``fedveil.local.models``); None: the task's.
         loss: that it minimises, likewise.

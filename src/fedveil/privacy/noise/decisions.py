@@ -1,12 +1,11 @@
 """Exact random decisions about exp(-x): in floating point where it is surely right, else in integers.
 
-The samplers need two decisions about a uniform real U: is U < exp(-gamma)? and what is floor(-b ln U)? Both
-are made on the first 63 bits of U in float64, whose error is bounded here with room to spare. When U is
-closer to a boundary than that bound, the same decision is made again from the same bits with a rational
-enclosure of exp, drawing further bits of U until they settle it. So the outcome has exactly the probability
-of real-number arithmetic; the slow path is taken for about one geometric number in 400,000 at b = 2^20, in 4,000 at
-b = 2^29. (Lazy refinement of a uniform is due to Knuth and Yao 1976; the decisions are those of Canonne, Kamath and
-Steinke 2020, Algorithms 1 and 2.)
+The samplers need two decisions about a uniform real U: is U < exp(-gamma)? and what is floor(-b ln U)? Both are made on
+the first 63 bits of U in float64, whose error is bounded here with room to spare. When U is closer to a boundary than
+that bound, the same decision is made again from the same bits with a rational enclosure of exp, drawing further bits of
+U until they settle it. So the outcome has exactly the probability of real-number arithmetic; the slow path is taken for
+about one geometric number in 400,000 at b = 2^20, in 4,000 at b = 2^29. (Lazy refinement of a uniform is due to Knuth
+and Yao 1976; the decisions are those of Canonne, Kamath and Steinke 2020, Algorithms 1 and 2.)
 
 What is assumed of numpy: ``log`` and ``exp`` of float64 are right to 2^-43.5 absolutely on the ranges used;
 numpy's own tests ask for 4 units in the last place, at most 2^-45 there.

@@ -23,13 +23,12 @@ _REACH: Final = 40.0  # the table's half-width in standard deviations; the rest 
 class DiscreteGaussian:
     """Noise g·X with P(X = k) proportional to exp(-k² / (2 s²)), s = std / grid.
 
-    Guarantee: let a query take values on the grid, with l2 sensitivity D (same unit as ``std``). Independent
-    noise on every coordinate gives Rényi divergence at most alpha · D² / (2 std²) at every order alpha > 1,
-    and so D² / (2 std²)-zCDP: what continuous Gaussian noise of the same ``std`` gives (Canonne, Kamath and
-    Steinke 2020, Theorem 4 and Proposition 5; docs/theory/discrete-gaussian.md has the argument for
-    vectors). For accountants that use more of the Gaussian than its Rényi divergence,
-    :attr:`log_ratio_to_gaussian` bounds what replacing it costs. The sampler is exact, so this is a statement
-    about the program, not about real numbers.
+    Guarantee: let a query take values on the grid, with l2 sensitivity D (same unit as ``std``). Independent noise on
+    every coordinate gives Rényi divergence at most alpha · D² / (2 std²) at every order alpha > 1, and so D² / (2
+    std²)-zCDP: what continuous Gaussian noise of the same ``std`` gives (Canonne, Kamath and Steinke 2020, Theorem 4
+    and Proposition 5; docs/theory/discrete-gaussian.md has the argument for vectors). For accountants that use more of
+    the Gaussian than its Rényi divergence, :attr:`log_ratio_to_gaussian` bounds what replacing it costs. The sampler is
+    exact, so this is a statement about the program, not about real numbers.
 
     ==========================  =================================================================
     input                       result
