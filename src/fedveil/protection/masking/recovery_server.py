@@ -169,9 +169,7 @@ class RecoverableServer(Party):
 
     def _check(self, content: Message) -> None:
         if isinstance(content, MaskedVector):
-            words = content.words
-            if words.dtype != self._plan.word or words.shape != (self._plan.length,):
-                raise ProtocolError(f"sent {len(words)} words of {words.dtype.itemsize} bytes")
+            self._plan.check(content.words)
         if isinstance(content, RevealedShares) and tuple(s for s, _ in content.shares) != self._sharers:
             raise ProtocolError("did not give one share for every silo")
 

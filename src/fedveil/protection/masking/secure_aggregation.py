@@ -102,6 +102,19 @@ class AggregationPlan:
             )
         return units.astype(self.word)
 
+    def check(self, words: Words, silo: int | None = None) -> None:
+        """Return if a silo's masked words are of the type and number that was agreed on.
+
+        Raises:
+            ProtocolError: they are not.
+        """
+        if words.dtype != self.word or words.shape != (self.length,):
+            raise ProtocolError(
+                f"sent {len(words)} words of {words.dtype.itemsize} bytes instead of {self.length} "
+                f"of {self.word.itemsize}",
+                silo=silo,
+            )
+
     def decode(self, words: Words) -> Int64[np.ndarray, " d"]:
         """Return the signed sum.
 
@@ -254,7 +267,8 @@ class AggregationServer(CohortServer):
         if isinstance(content, Announcement):
             self._keys[sender] = content.key
         elif isinstance(content, MaskedVector):
-            self._add(sender, content.words)
+            self._plan.check(content.words, sender)
+            self._sum += content.words
         elif isinstance(content, OwnMask):
             apply_masks_(self._sum, [(content.seed, False)])
         self._arrived.add(sender)
@@ -269,15 +283,6 @@ class AggregationServer(CohortServer):
         if self._phase is not _Phase.DONE:
             raise ProtocolError(f"the sum is not complete; silos {list(self.missing)} are missing")
         return self._plan.decode(self._sum)
-
-    def _add(self, sender: int, words: Words) -> None:
-        if words.dtype != self._plan.word or words.shape != (self._plan.length,):
-            raise ProtocolError(
-                f"sent {len(words)} words of {words.dtype.itemsize} bytes instead of {self._plan.length} "
-                f"of {self._plan.word.itemsize}",
-                silo=sender,
-            )
-        self._sum += words
 
     def _next_phase(self) -> list[tuple[int, bytes]]:
         if self._phase is _Phase.REVEAL:
