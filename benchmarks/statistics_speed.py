@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.statistics import histograms
-from fedveil.engine.releases.release_sum import Release, noisy_sum
+from fedveil.engine.releases.release import Release, noisy_sum
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.protections import SecureAggregation
 from fedveil.methods.sending import Sender

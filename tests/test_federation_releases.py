@@ -21,7 +21,7 @@ from fedveil.engine.experiments.release_document import (
     TableDocument,
     read_releases,
 )
-from fedveil.engine.releases import release_series
+from fedveil.engine.releases import series
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.kinds import asked_of
 from fedveil.engine.releases.release_run import PreparedReleases, make_releases
@@ -289,9 +289,7 @@ def test_what_a_silo_refuses_costs_it_no_planning(tmp_path: Path, monkeypatch: p
         world = Hospitals(folder, document, POLICY.model_copy(update=limits))
         party = world.coordinator()  # it plans what it asks for
         with monkeypatch.context() as patched:
-            patched.setattr(
-                release_series, "calibrate_noise", counted("noise", release_series.calibrate_noise)
-            )
+            patched.setattr(series, "calibrate_noise", counted("noise", series.calibrate_noise))
             patched.setattr(strategy, "solve_triangular", counted("code", strategy.solve_triangular))
             assert (world.carry(party) is None) is (not limits)
         world.close()

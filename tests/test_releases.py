@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedveil.engine.experiments.release_document import ReleaseDocument, read_releases
+from fedveil.engine.releases.release import noisy_sum
 from fedveil.engine.releases.release_run import make_releases, resume_releases
-from fedveil.engine.releases.release_sum import noisy_sum
 from fedveil.engine.releases.statistics import PreparedRelease, prepare_release
 from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import FedveilError, RunFolderError

@@ -18,7 +18,7 @@ from fedveil.engine.environment import environment
 from fedveil.engine.experiments.named_code import check_code
 from fedveil.engine.movement import clip_of, movement
 from fedveil.engine.observer import Observer
-from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.run_evaluation import evaluate, evaluated_already, release_evaluation
 from fedveil.engine.releases.run_preprocessing import preprocessed
 from fedveil.engine.releases.side_releases import spent_of

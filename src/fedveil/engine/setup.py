@@ -21,7 +21,7 @@ from fedveil.engine.placement import beside_others, placed
 from fedveil.engine.populations import Populations
 from fedveil.engine.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.engine.releases.preprocessing import Preprocessing, plan_preprocessing
-from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.side_releases import together
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.turn import Turn

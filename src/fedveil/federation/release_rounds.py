@@ -9,7 +9,7 @@ from typing import Generic
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.release import Release
 from fedveil.federation.audit.released_sums import digest_of_release
 from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.own.release import release_plan

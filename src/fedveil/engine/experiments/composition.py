@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.side_releases import (
     check_beside,
     document_multiplier,

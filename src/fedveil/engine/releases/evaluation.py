@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.releases.release import Release, noisy_sum
 from fedveil.engine.releases.release_method import release_builder, usual_silos
-from fedveil.engine.releases.release_sum import Release, noisy_sum
 from fedveil.engine.releases.side_releases import document_multiplier, shared_multiplier, within_run
 from fedveil.errors import ConfigError
 from fedveil.local.task import Task

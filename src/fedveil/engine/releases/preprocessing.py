@@ -17,8 +17,8 @@ import tomlkit
 
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.release_method import release_builder, usual_silos
-from fedveil.engine.releases.release_sum import Release
 from fedveil.engine.releases.side_releases import document_multiplier, shared_multiplier, within_run
 from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA, RunFolder
 from fedveil.errors import CompositionError, ConfigError, RunFolderError

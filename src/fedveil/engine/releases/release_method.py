@@ -9,7 +9,7 @@ from typing import Final
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.experiments.release_document import TableDocument
-from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.release import Release
 from fedveil.errors import ConfigError
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Final
 from fedveil.checks import same_but_rounded
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.release_document import TableDocument
-from fedveil.engine.releases.release_series import Series
-from fedveil.engine.releases.release_sum import Release, noisy_sum
+from fedveil.engine.releases.release import Release, noisy_sum
+from fedveil.engine.releases.series import Series
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RunFolderError
 from fedveil.files import read_json

@@ -16,7 +16,7 @@ from fedveil.engine.releases.preprocessing import (
     settle_schema,
     write_preprocessed,
 )
-from fedveil.engine.releases.release_sum import Release, noisy_sum
+from fedveil.engine.releases.release import Release, noisy_sum
 from fedveil.engine.releases.side_releases import Charged, charge, spent_of
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare

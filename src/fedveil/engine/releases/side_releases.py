@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fedveil.engine.experiments.sections import PrivacySection
-from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.release import Release
 from fedveil.errors import CompositionError
 from fedveil.methods.guarantee import Guarantee
 from fedveil.privacy.accounting import make_accountant

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import STATISTICS, ReleaseDocument, read_releases
+from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.release_method import release_builder
 from fedveil.engine.releases.release_run import PreparedReleases
-from fedveil.engine.releases.release_series import calibrated
-from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.series import calibrated
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RunFolderError
 from fedveil.statistics.compose import compose

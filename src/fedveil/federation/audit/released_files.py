@@ -23,7 +23,7 @@ from fedveil.engine.experiments.release_document import kind_in
 from fedveil.engine.releases.evaluation import plan_evaluation
 from fedveil.engine.releases.kinds import prepare_document
 from fedveil.engine.releases.preprocessing import Preprocessed, plan_preprocessing
-from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.release import Release
 from fedveil.engine.run_folder.documents import SCHEMA_VERSION
 from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA
 from fedveil.errors import IntegrityError

@@ -16,7 +16,7 @@ from jaxtyping import Float32
 
 from fedveil.engine.releases.evaluation import Evaluation, groups_of, outputs_of, with_outputs
 from fedveil.engine.releases.preprocessing import Preprocessing
-from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.run_preprocessing import lengths_of_updates, trained_on
 from fedveil.engine.setup import Prepared
 from fedveil.federation.allowance import Deadline

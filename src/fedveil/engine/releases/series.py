@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from fedveil.engine.experiments.sections import PrivacySection
-from fedveil.engine.releases.release_sum import Release
+from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.side_releases import other_documents
 from fedveil.engine.run_folder.folder import RunFolder, finite
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
