@@ -89,10 +89,10 @@ def _page() -> Iterator[str]:
         found = [one for one in entries(kind) if one.package == PACKAGE]
         yield from ("| name | what it does |", "| --- | --- |")
         yield from (f"| `{one.name}` | {_cell(one.summary)} |" for one in found)
-        yield from _keys(kind, found, table.strip("[]"))
+        yield from _keys(found, table.strip("[]"))
 
 
-def _keys(kind: str, found: list[Entry], table: str) -> Iterator[str]:
+def _keys(found: list[Entry], table: str) -> Iterator[str]:
     """Yield the keys of a kind: one row where all members that have a key mean the same by it."""
     rows: dict[str, dict[tuple[str, str, str], list[str]]] = {}
     for one in found:

@@ -76,7 +76,7 @@ METHOD_CASES |= {
     "ckks-fedavg": lambda sigma: ckks_fedavg(local=LOCAL),
     "serial": lambda sigma: serial(**PUBLISHED, noise_multiplier=sigma),
     "varying-dp": lambda sigma: varying_dp(**PUBLISHED, noise_multiplier=sigma),
-    "stevens": lambda sigma: stevens(**PUBLISHED, noise_multiplier=sigma),
+    "stevens": lambda sigma: stevens(local=LOCAL, largest_silo=10, clip=CLIP, noise_multiplier=sigma),
     "paraaegis": lambda sigma: paraaegis(**PUBLISHED, noise_multiplier=sigma),
 }
 

@@ -130,7 +130,6 @@ def varying_dp(noisy: Method, *, noise_decay: NoiseDecay = 0.9) -> Method:
 def stevens(
     *,
     local: Local,
-    n_users: Users,
     largest_silo: LargestSilo,
     clip: ClipNorm,
     noise_multiplier: Noise,
