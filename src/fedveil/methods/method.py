@@ -83,42 +83,6 @@ class Method:
     public_counts: tuple[str, ...] = ()
     released: Literal["models", "statistics"] = "models"
 
-    @property
-    def parties(self) -> tuple[Role, ...]:
-        """The lines of a statement besides its readers': the server, one sender, and coalitions of a protocol."""
-        return Role.SERVER, Role.SILO, *self.protection.parties
-
-    @property
-    def shows_counts(self) -> bool:
-        """Whether silos and server are sent how many records each user has: weights by records in the open."""
-        return bool(self.weights.sends()) and not self.protection.weighs
-
-    @property
-    def draws(self) -> bool:
-        """Whether who takes part in a round is drawn, so that silos or clients must be told."""
-        return self.sampler.samples and self.sampler.rate < 1
-
-    def sends(self) -> tuple[Sent, ...]:
-        """Return every message of the setup and of a round, and who reads it."""
-        clip = (Sent(RoundClip, Role.SILO),) if self.bound.extra else ()
-        weights = self.weights.sends() if self.shows_counts else ()
-        return (*SETUP, *clip, *weights, *self.protection.sends(self))
-
-    @property
-    def kinds(self) -> frozenset[type]:
-        """What may be sent at all: the classes of :meth:`sends`."""
-        return frozenset(one.kind for one in self.sends())
-
-    @property
-    def uncovered(self) -> tuple[str, ...]:
-        """What of the composition itself depends on private data although no event accounts for it."""
-        if self.denominator == "expected" or self.sampler.fixed_size:
-            return ()
-        return (
-            "the sum is divided by the number of clients drawn in the round (method.denominator = 'actual'), which "
-            "is private under Poisson sampling: epsilon does not cover dividing by it",
-        )
-
     def __post_init__(self) -> None:
         for field, names in _DUTIES.items():
             if field == "local" and not self.local.own_noise:
@@ -134,10 +98,61 @@ class Method:
             for reason in getattr(self, field).refuses(self):
                 raise CompositionError(f"{self.name}: {reason}")
 
+    # --- what it sends and shows -------------------------------------------------------------------------------
+
     @property
-    def local_bound(self) -> Bound:
-        """The bound that is enforced in local training: none where parts are bounded once the partition is known."""
-        return self.protection.local_bound(self.bound)
+    def parties(self) -> tuple[Role, ...]:
+        """The lines of a statement besides its readers': the server, one sender, and coalitions of a protocol."""
+        return Role.SERVER, Role.SILO, *self.protection.parties
+
+    def sends(self) -> tuple[Sent, ...]:
+        """Return every message of the setup and of a round, and who reads it."""
+        clip = (Sent(RoundClip, Role.SILO),) if self.bound.extra else ()
+        weights = self.weights.sends() if self.shows_counts else ()
+        return (*SETUP, *clip, *weights, *self.protection.sends(self))
+
+    @property
+    def kinds(self) -> frozenset[type]:
+        """What may be sent at all: the classes of :meth:`sends`."""
+        return frozenset(one.kind for one in self.sends())
+
+    @property
+    def shows_counts(self) -> bool:
+        """Whether silos and server are sent how many records each user has: weights by records in the open."""
+        return bool(self.weights.sends()) and not self.protection.weighs
+
+    @property
+    def draws(self) -> bool:
+        """Whether who takes part in a round is drawn, so that silos or clients must be told."""
+        return self.sampler.samples and self.sampler.rate < 1
+
+    @property
+    def noise_known(self) -> bool:
+        """Whether the size of the noise on the sum is a public number: that of DP-SGD inside the silos is not."""
+        return self.channel.noise_known and not self.local.own_noise
+
+    def noise_std(self, n_silos: int, summed: int | None = None) -> float | None:
+        """Return the standard deviation, per coordinate, of the noise on the sum; None if unknown.
+
+        Args:
+            n_silos: |S|.
+            summed: how many silos the sum is over; None: all.
+        """
+        if not self.noise_known:
+            return None
+        return self.channel.noise_std(n_silos, n_silos if summed is None else summed)
+
+    @property
+    def uncovered(self) -> tuple[str, ...]:
+        """What of the composition itself depends on private data although no event accounts for it."""
+        if self.denominator == "expected" or self.sampler.fixed_size:
+            return ()
+        return (
+            "the sum is divided by the number of clients drawn in the round (method.denominator = 'actual'), which "
+            "is private under Poisson sampling: epsilon does not cover dividing by it",
+        )
+
+    # --- one round ---------------------------------------------------------------------------------------------
 
     def at_round(self, number: int, state: State = STATELESS) -> Method:
         """Return the method with the noise and the bound of a round, given what the server remembers before it."""
@@ -145,11 +160,6 @@ class Method:
         if self.noise_decay == 1:
             return self if bound is self.bound else replace(self, bound=bound)
         return replace(self, bound=bound, channel=self.channel.fallen(self.noise_decay ** (number - 1)))
-
-    def weigh(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
-        """Return the weight of each contribution that one party has, within what the moves of a unit are taken for."""
-        found = self.weights.within(groups, population)
-        return self.contribution.limited(found, groups, population.n_silos, self.weights)
 
     def clip_at(self, state: State) -> float | None:
         """Return C_t of the next round, given what the server remembers; None where the clip does not move."""
@@ -159,6 +169,16 @@ class Method:
         """Return the method in a round whose C_t another party says."""
         return replace(self, bound=self.bound.measured_in(length))
 
+    @property
+    def local_bound(self) -> Bound:
+        """The bound that is enforced in local training: none where parts are bounded once the partition is known."""
+        return self.protection.local_bound(self.bound)
+
+    def weigh(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
+        """Return the weight of each contribution that one party has, within what the moves of a unit are taken for."""
+        found = self.weights.within(groups, population)
+        return self.contribution.limited(found, groups, population.n_silos, self.weights)
+
     def divisor(self, n_silos: int, n_users: int) -> float:
         """Return what the sum is divided by; public numbers only, so that it reveals nothing.
 
@@ -166,6 +186,8 @@ class Method:
         number of users who take part, never the number who did.
         """
         return self.contribution.divisor(self.sampler.rate, n_silos, n_users)
+
+    # --- what is remembered from round to round ----------------------------------------------------------------
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
         """Return what the server remembers before the first round: the states of its stages, by stage and name."""
@@ -217,22 +239,6 @@ class Method:
     def model_of(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
         """Return the run's model after a round: the global model, or the average that is released instead."""
         return self.average.released(model, _unnamed(_AVERAGE, state))
-
-    @property
-    def noise_known(self) -> bool:
-        """Whether the size of the noise on the sum is a public number: that of DP-SGD inside the silos is not."""
-        return self.channel.noise_known and not self.local.own_noise
-
-    def noise_std(self, n_silos: int, summed: int | None = None) -> float | None:
-        """Return the standard deviation, per coordinate, of the noise on the sum; None if unknown.
-
-        Args:
-            n_silos: |S|.
-            summed: how many silos the sum is over; None: all.
-        """
-        if not self.noise_known:
-            return None
-        return self.channel.noise_std(n_silos, n_silos if summed is None else summed)
 
 
 _AVERAGE: Final = "average."
