@@ -109,6 +109,40 @@ def test_messages_of_clients_come_from_several_processes_too(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("_forked")
+def test_what_is_bounded_by_parts_is_bounded_once_in_every_process() -> None:
+    """Clients are dealt out by their work: were some clipped as a whole first, one's leaving would change all."""
+    prepared = prepare(
+        parse(
+            {
+                "name": "parts",
+                "rounds": 1,
+                "data": {"name": "digits", "n_users": 4, "allocation": {"law": "clients"}},
+                "model": {"name": "linear"},
+                "local": {"learning_rate": 1.0, "epochs": 1},
+                "trainer": {"name": "loop", "device": "cpu", "processes": 2},
+                "method": {"name": "paraaegis", "clip": 0.05, "noise_multiplier": 1.0},
+                "protection": {"name": "partial-encryption", "ratio": 0.1, "partition": "released"},
+            },
+            "test",
+        )
+    )
+    setting = prepared.setting
+    members = torch.arange(len(setting.cohort.groups))
+    job = TrainJob(
+        prepared.task.initial(),
+        setting.cohort,
+        members,
+        setting.weights[members],
+        setting.method.local_bound,
+        ExperimentRandomness(prepared.experiment.seed),
+        ("round", 1),
+    )
+    with workers.share_training(prepared) as shared:
+        together = shared.setting.trainer.sums(job)
+    assert torch.equal(together.total, setting.trainer.sums(job).total)
+
+
+@pytest.mark.usefixtures("_forked")
 def test_a_clip_that_moves_is_the_same_in_every_process(tmp_path: Path) -> None:
     """Every job says where the clip stands: shares that were clipped elsewhere would not add up to the same bits."""
     found = []

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as distributed
 
 from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob
-from fedveil.privacy.bounds import Bound
+from fedveil.privacy.bounds import Bound, Unbounded
 from fedveil.randomness import ExperimentRandomness
 
 
@@ -65,6 +65,7 @@ class DistributedTrainer:
             "members": len(job.members),
             "dimension": len(job.start),
             "apart": apart,
+            "bounded": job.bound.bounded,
             "unit": job.bound.unit,
         }
         _broadcast_json({"path": list(job.path), "round": self.round, **sizes}, device)
@@ -78,7 +79,11 @@ class DistributedTrainer:
 
 
 def serve(trainer: SplitTrainer, cohort: Cohort, bound: Bound, randomness: ExperimentRandomness) -> None:
-    """Train shares for process 0 until it stops; for all other processes."""
+    """Train shares for process 0 until it stops; for all other processes.
+
+    Updates are bounded where process 0 bounds its own, and nowhere else: in whose share an update is may depend on who
+    else takes part, so what becomes of it must not.
+    """
     device = cohort.device
     while header := _receive_json(device):
         start = torch.empty(header["dimension"], dtype=torch.float32, device=device)
@@ -87,7 +92,7 @@ def serve(trainer: SplitTrainer, cohort: Cohort, bound: Bound, randomness: Exper
         for tensor in (start, members, weights):
             distributed.broadcast(tensor, src=0)
         path = tuple(header["path"])
-        now = bound.measured_in(header["unit"])
+        now = bound.measured_in(header["unit"]) if header["bounded"] else Unbounded()
         job = TrainJob(start, cohort, members.cpu(), weights.cpu(), now, randomness, path)
         _share(trainer.at_round(header["round"]), job.apart() if header["apart"] else job)
 
