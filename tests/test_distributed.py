@@ -244,7 +244,7 @@ def shares(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "distributed", emulated)
         for emulated.rank in range(world):
-            found.append(distributed._share(trainer, job).total)
+            found.append(distributed._share(trainer, job, True).total)
     return found
 
 
@@ -265,6 +265,30 @@ def regression(features: int) -> Task:
     model = nn.Sequential(nn.Flatten(), nn.Linear(features, 1, bias=False))
     nn.init.zeros_(model[1].weight)
     return Task(model=model, loss=load_loss("squared_error"))
+
+
+def test_who_leaves_has_nobody_trained_on_another_machine() -> None:
+    """Machines may round unlike; the most work came first, so that who had most of it decided where all others were."""
+    sizes, width = [9, 5, 5, 4, 3, 3, 2, 1], 3
+    user = np.repeat(np.arange(len(sizes)), sizes).tolist()
+    cohort = table(np.ones((len(user), width)), np.ones(len(user)), [0] * len(user), user)
+    trainer = LoopTrainer(task=regression(width), local=LocalSgd(learning_rate=0.1, batch_size=2))
+
+    def trained(members: list[int], rank: int) -> set[int]:
+        emulated, ones = Emulated(2), torch.ones(len(members), dtype=torch.float64)
+        emulated.rank = rank
+        chosen, path = torch.tensor(members), ("round", 1)
+        job = TrainJob(torch.zeros(width), cohort, chosen, ones, Unbounded(), ExperimentRandomness(0), path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(distributed, "distributed", emulated)
+            norms = distributed._share(trainer, job, False).norms
+        return set(chosen[norms > 0].tolist())
+
+    everybody = list(range(len(sizes)))
+    for gone in everybody:
+        left = [one for one in everybody if one != gone]
+        for rank in (0, 1):
+            assert trained(left, rank) == trained(everybody, rank) - {gone}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

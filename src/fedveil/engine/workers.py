@@ -36,7 +36,7 @@ def share_training(prepared: Prepared) -> Iterator[Prepared]:
     if count == 1:
         yield prepared
         return
-    trainer = DistributedTrainer(inner=split_trainer(prepared))
+    trainer = DistributedTrainer(inner=split_trainer(prepared), alike=True)
     setting, threads = prepared.setting, torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -5,10 +5,12 @@ receive the model, the members and the weights, train their share and take part 
 between the processes, and only process 0 draws noise or writes files.
 
 With a clip bound the loop and the vectorised trainer truncate each contribution by itself and add exactly
-(:mod:`fedveil.privacy.bounds`): their sums do not depend on how members are dealt out, so these are dealt out by their
-work. The span trainer rounds the total of each silo, and here each process rounds its share of it. Its members are
-therefore dealt out by a hash of silo and user: removing one contribution changes the share of one process, whose
-rounding her margin pays for, and leaves every other share as it was (docs/theory/span-training.md).
+(:mod:`fedveil.privacy.bounds`): their sums do not depend on how members are dealt out among processes that compute
+alike, so these are dealt out by their work. Machines may round unlike: among them members are dealt out by a hash of
+silo and user, for removing one contribution must not have others trained elsewhere. The span trainer rounds the total
+of each silo, and here each process rounds its share of it: its members are always dealt out so. Removing one
+contribution changes the share of one process, whose rounding her margin pays for, and leaves every other share as it
+was (docs/theory/span-training.md).
 
 What may differ from one process is float32 rounding inside a contribution's training, and in the span up to half a
 grid unit a process.
@@ -26,7 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as distributed
 
-from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob
+from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, dealt_by_name
 from fedveil.privacy.bounds import Bound, Unbounded
 from fedveil.randomness import ExperimentRandomness
 
@@ -41,10 +43,12 @@ class DistributedTrainer:
     Args:
         inner: the trainer of round 1.
         round: the round that is trained.
+        alike: whether all processes are this program on this machine, with as many threads: they round alike.
     """
 
     inner: SplitTrainer
     round: int = 1
+    alike: bool = False
 
     @property
     def name(self) -> str:
@@ -66,12 +70,14 @@ class DistributedTrainer:
             "dimension": len(job.start),
             "apart": apart,
             "bounded": job.bound.bounded,
+            "alike": self.alike,
             "unit": job.bound.unit,
         }
         _broadcast_json({"path": list(job.path), "round": self.round, **sizes}, device)
         for tensor in (job.start, job.members, job.weights):
             distributed.broadcast(tensor.to(device), src=0)
-        return _share(self.inner.at_round(self.round), replace(job, start=job.start.to(device)), progress)
+        own = replace(job, start=job.start.to(device))
+        return _share(self.inner.at_round(self.round), own, self.alike, progress)
 
     def stop(self, cohort: Cohort) -> None:
         """Let the other processes return from :func:`serve`."""
@@ -94,12 +100,14 @@ def serve(trainer: SplitTrainer, cohort: Cohort, bound: Bound, randomness: Exper
         path = tuple(header["path"])
         now = bound.measured_in(header["unit"]) if header["bounded"] else Unbounded()
         job = TrainJob(start, cohort, members.cpu(), weights.cpu(), now, randomness, path)
-        _share(trainer.at_round(header["round"]), job.apart() if header["apart"] else job)
+        own = job.apart() if header["apart"] else job
+        _share(trainer.at_round(header["round"]), own, header["alike"])
 
 
-def _share(trainer: SplitTrainer, job: TrainJob, progress: Progress | None = None) -> Sums:
+def _share(trainer: SplitTrainer, job: TrainJob, alike: bool, progress: Progress | None = None) -> Sums:
     """Train this process's share of the members and add the shares of all processes up."""
-    share = trainer.dealt(job, distributed.get_rank(), distributed.get_world_size())
+    dealt = trainer.dealt if alike else dealt_by_name
+    share = dealt(job, distributed.get_rank(), distributed.get_world_size())
     sums = trainer.sums(job.of(share), progress)
     device = job.cohort.device
     norms = torch.zeros(len(job.members), dtype=torch.float64, device=device)

@@ -278,9 +278,10 @@ class SplitTrainer(ABC):
         return False
 
     def dealt(self, job: TrainJob, rank: int, world: int) -> Int64[Tensor, " share"]:
-        """Return the positions among the members that one of ``world`` processes trains, ascending.
+        """Return the positions among the members that one of ``world`` alike processes trains, ascending.
 
-        By steps, largest first: sums are exact, whoever adds them.
+        By steps, largest first: sums are exact, whoever adds them. Processes on several machines may round unlike, so
+        there it is :func:`dealt_by_name`: whose share an update is in must not depend on who else takes part.
         """
         steps = steps_per_member(self.local, job.cohort, job.members)
         return steps.argsort(descending=True, stable=True)[rank::world].sort().values
@@ -288,6 +289,16 @@ class SplitTrainer(ABC):
     @abstractmethod
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return the bounded sums; see :meth:`Trainer.sums`."""
+
+
+def dealt_by_name(job: TrainJob, rank: int, world: int) -> Int64[Tensor, " share"]:
+    """Return the positions among the members that one of ``world`` processes trains, ascending.
+
+    By a hash of silo and user, the same in all rounds: whose share a contribution is in never depends on who else takes
+    part.
+    """
+    words = contribution_seeds(job.cohort.groups, job.members, job.randomness, ("processes",))
+    return (words.remainder(world) == rank).nonzero().flatten()
 
 
 def steps_per_member(local: LocalStep, cohort: Cohort, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:

@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedveil.errors import ModelError
-from fedveil.local.counters import contribution_seeds
 from fedveil.local.shapes import undivided
 from fedveil.local.silo_sums import SiloSums
 from fedveil.local.span.features import Gram
@@ -38,7 +37,16 @@ from fedveil.local.span.sums import Lengths, coefficients, counts, round_to_grid
 from fedveil.local.steps import LocalSgd, as_sgd
 from fedveil.local.stillness import loss_unchanged
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Sums, TrainJob, Watch, steps_per_member
+from fedveil.local.trainer import (
+    Cohort,
+    Progress,
+    SplitTrainer,
+    Sums,
+    TrainJob,
+    Watch,
+    dealt_by_name,
+    steps_per_member,
+)
 from fedveil.privacy.bounds import Bound
 
 
@@ -71,13 +79,8 @@ class SpanTrainer(SplitTrainer):
             )
 
     def dealt(self, job: TrainJob, rank: int, world: int) -> Int64[Tensor, " share"]:
-        """Return the positions among the members that one of ``world`` processes trains, ascending.
-
-        By a hash of silo and user, the same in all rounds: whose share a contribution is in never depends on who else
-        takes part.
-        """
-        words = contribution_seeds(job.cohort.groups, job.members, job.randomness, ("processes",))
-        return (words.remainder(world) == rank).nonzero().flatten()
+        """Return :func:`dealt_by_name`: each process rounds the total of its share."""
+        return dealt_by_name(job, rank, world)
 
     @torch.no_grad()
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
