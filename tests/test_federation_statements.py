@@ -145,6 +145,22 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     world.close()
 
 
+@pytest.mark.parametrize(("first", "then", "fits"), [("span", "loop", False), ("loop", "span", True)])
+def test_what_was_trained_in_batches_is_not_stated_as_trained_alone(
+    tmp_path: Path, first: str, then: str, fits: bool
+) -> None:
+    """Whoever trains alone states nothing of batches; a coordinator could ask for the rounds in batches, and end so."""
+    secret: dict[str, Any] = {"privacy": {"insecure_seed": None}}
+    world = World(tmp_path, asked(rounds=1, trainer={"name": first}, **secret), population())
+    world.tell(world.terms())
+    world.tell(Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
+    assert world.charged(0) == [1]
+    (joined, *_) = world.tell(world.terms(asked(rounds=1, trainer={"name": then}, **secret)), session=2)
+    assert isinstance(joined, Joined) == fits
+    assert fits or joined.why.code is Code.OTHER_EXPERIMENT
+    world.close()
+
+
 def end_after_one_round(world: World, experiment: Experiment) -> Closing:
     prepared = prepare(experiment, FixedPopulation(share_of(world.held, 0)))
     stated = state(prepared, 1, Charged(charges=1, beside=(), event=prepared.guarantee.event))

@@ -15,6 +15,9 @@ from fedveil.files import parse_json, reading
 from fedveil.foreign import foreign
 from fedveil.privacy.ledger_lines import Entry
 
+ALONE: Final = "loop"
+"""The name of the trainer that computes contributions one after another."""
+
 _PLACE: Final = "the experiment of the terms"
 
 
@@ -104,6 +107,16 @@ def but_trainer(experiment: str) -> dict[str, Any]:
         document = _parsed(experiment)
     document.pop("trainer", None)
     return document
+
+
+def trains_alone(experiment: str) -> bool:
+    """Return whether an experiment computes each contribution by itself: then its statement has nothing of batches.
+
+    Raises:
+        IntegrityError: it is none.
+    """
+    with reading(_PLACE, IntegrityError):
+        return bool((_parsed(experiment).get("trainer") or {}).get("name") == ALONE)
 
 
 def _parsed(experiment: str) -> dict[str, Any]:

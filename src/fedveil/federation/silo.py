@@ -18,12 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.federation.allowance import Allowance, Outcome
-from fedveil.federation.attendance import but_trainer
+from fedveil.federation.attendance import but_trainer, trains_alone
 from fedveil.federation.binding import proposed
 from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError, told
@@ -345,14 +345,18 @@ class SiloParty:
         """Refuse to go on with a run of which anything was charged under another experiment.
 
         Its rounds were charged, and are stated at its end, as those of one. A membership that was renewed makes other
-        terms of the same experiment, and so the letters are read.
+        terms of the same experiment, and so the letters are read. Of trainers, which bound nothing, one matters: who
+        computes each contribution alone states nothing of batches, so no round may have been trained in some.
         """
-        before = self._ledger.asked(run.hex()) - {terms.digest.hex()}
-        if before and any(self._experiment(one) != but_trainer(terms.experiment) for one in before):
-            raise RefusalError(Code.OTHER_EXPERIMENT)
+        now, trained = terms.experiment, self._ledger.trained(run.hex())
+        for one in self._ledger.asked(run.hex()) - {terms.digest.hex()}:
+            text = self._experiment(one)
+            batched = one in trained and not trains_alone(text)
+            if but_trainer(text) != but_trainer(now) or (batched and trains_alone(now)):
+                raise RefusalError(Code.OTHER_EXPERIMENT)
 
-    def _experiment(self, terms: str) -> dict[str, Any]:
-        """Return the experiment of a letter that proposed what was charged, but its trainer, which bounds nothing."""
+    def _experiment(self, terms: str) -> str:
+        """Return the experiment of a letter that proposed what was charged."""
         data = read_content(self._state / TERMS / f"{terms}.letter", RunFolderError, largest=LARGEST_OPENING)
         known = (self._membership.coordinator, *(one.identity for one in self._membership.revoked))
         for identity in known:
@@ -360,7 +364,7 @@ class SiloParty:
                 letter = SignedMessage.open(
                     data, sender=SERVER, identity=identity, recipient=self._number, largest=LARGEST_OPENING
                 )
-                return but_trainer(only(letter.parts, Terms, SERVER).experiment)
+                return only(letter.parts, Terms, SERVER).experiment
         raise RefusalError(Code.OTHER_EXPERIMENT)
 
     def _seal(self, letter: SignedMessage, *parts: Part) -> bytes:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,7 @@ from fedveil.federation.store import RecordStore
 from fedveil.files import read_content, reading, replace_file
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Budget, Ledger
-from fedveil.privacy.ledger_lines import NoteKind, Origin
+from fedveil.privacy.ledger_lines import Entry, NoteKind, Origin
 from fedveil.protection.refusals import Code
 
 LEDGER: Final = "ledger.jsonl"
@@ -119,8 +120,11 @@ class SiloLedger:
 
     def asked(self, run: str) -> set[str]:
         """Return the terms, SHA-256 in hexadecimal, under which parts of a run were charged; "" where none is told."""
-        mine = [one for one in self._ledger.entries if one.run.partition("/")[0] == run]
-        return {"" if one.origin is None else one.origin.terms for one in mine}
+        return _terms(one for one in self._ledger.entries if one.run.partition("/")[0] == run)
+
+    def trained(self, run: str) -> set[str]:
+        """Return those of them under which rounds of training were charged."""
+        return _terms(one for one in self._ledger.entries if one.run == run)
 
     def charge(
         self, *, run: str, round: int, attempt: int, event: Event, budget: Budget | None, origin: Origin
@@ -237,6 +241,10 @@ def _missing(state: Path, ledger: Ledger, answers: RecordStore) -> list[str]:
     elif ledger.notes:
         known.append(_UNKNOWN)  # it was there before the first note was written
     return [head for head in known if not ledger.contains(head)]
+
+
+def _terms(entries: Iterable[Entry]) -> set[str]:
+    return {"" if one.origin is None else one.origin.terms for one in entries}
 
 
 _UNKNOWN: Final = "f" * 64
