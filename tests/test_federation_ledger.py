@@ -171,29 +171,44 @@ def test_peers_remember_where_the_coordinator_does_not(forgets: str, world: Worl
     )  # it was asked before anybody refused
 
 
-def test_peers_remember_the_last_session_where_its_rounds_are_masked(tmp_path: Path) -> None:
-    """Silo and coordinator go back together, to the middle of a session: peers heard of every charge in its round."""
+RECOVERS: dict[str, Any] = {"on_missing": "recover", "missing_silos": 1}
+
+
+@pytest.mark.parametrize(
+    ("more", "back", "noticed"),
+    [({}, 2, True), (RECOVERS, 2, True), (RECOVERS, 3, False)],
+    ids=["all", "recovering", "recovering, of the last round"],
+)
+def test_peers_remember_the_last_session_where_its_rounds_are_masked(
+    tmp_path: Path, more: dict[str, Any], back: int, noticed: bool
+) -> None:
+    """Silo and coordinator go back together, to the middle of a session: peers heard of every charge in its round.
+
+    Where a round recovers, they hear of a charge in the next one; of the last, the coordinator alone can tell.
+    """
     masked: dict[str, Any] = {
-        "protection": {"name": "secure-aggregation"},
+        "protection": {"name": "secure-aggregation", **more},
         "privacy": {"insecure_seed": None},
     }
-    world = World(tmp_path, asked(rounds=2, **masked), population())
+    rounds = 3 if more else 2
+    world = World(tmp_path, asked(rounds=rounds, **masked), population())
     heads, opened = tmp_path / HEADS, world.coordinate()
     world.coordinator = opened
-    while opened._rounds.number == 1:
+    while opened._rounds.number < back:
         world.exchange(opened)
     shutil.copytree(tmp_path / STATE, tmp_path / "early")
     earlier = heads.read_bytes()
     while opened.outcome is None:
         world.exchange(opened)
-    assert len(read_entries(tmp_path / STATE / LEDGER)) == 2
+    assert len(read_entries(tmp_path / STATE / LEDGER)) == rounds
     put_back(world, tmp_path / "early")
     world.silos[0] = world.silo(0)
     heads.write_bytes(earlier)
     said = stopped(world)
-    assert said is not None
-    assert "silo0 refuses (integrity)" in said
-    assert len(read_entries(tmp_path / STATE / LEDGER)) == 1
+    assert (said is not None) == noticed
+    if said is not None:
+        assert "silo0 refuses (integrity)" in said
+        assert len(read_entries(tmp_path / STATE / LEDGER)) == back - 1
     world.close()
 
 

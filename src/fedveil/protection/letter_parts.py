@@ -296,8 +296,8 @@ class Asked(Part):
     """A silo signs what it was asked in a round that has further exchanges, ahead of anything that opens a sum.
 
     Attributes:
-        signed: the head of its ledger, which has charged the round, and a signature of it with a digest that whoever
-            was asked the same can compute.
+        signed: the head of its ledger, and a signature of it with a digest that whoever was asked the same can compute.
+            The ledger has charged the round, unless what the silo gives follows in a later exchange.
     """
 
     signed: SignedHead = sent_as(_HEAD, Tells.NOTHING)
