@@ -8,8 +8,8 @@ Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all an
 noticed; nor are charges of which no other silo has heard yet, where the coordinator goes back with it, or lies: silos
 hear heads when a session begins, and in rounds under secure aggregation before their sum can open (where it recovers,
 of the rounds before). A membership with a smaller serial number than one under which the silo was served in the same
-federation is refused, as long as the ledger is the last one. A silo that leaves a federation takes its ledger to another; who is in two at once has two ledgers, and
-neither counts the other's charges.
+federation is refused, as long as the ledger is the last one. A silo that leaves a federation takes its ledger to
+another; who is in two at once has two ledgers, and neither counts the other's charges.
 
 Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head at its charge in every
 answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' words
