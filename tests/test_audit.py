@@ -231,6 +231,15 @@ def test_runs_that_cannot_be_audited_say_why(tmp_path: Path) -> None:
         audit(folder)
 
 
+def test_an_audit_that_could_leave_nothing_trains_nothing(
+    noiseless: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedveil.engine.audit.os.access", lambda path, mode: False)
+    with pytest.raises(RunFolderError, match="nothing can be written; audit a copy") as refused:
+        audit(noiseless)
+    assert "resume" not in str(refused.value)
+
+
 def test_an_audit_of_a_run_whose_members_are_unknown_is_refused(tmp_path: Path) -> None:
     folder = finished(tmp_path, rounds=1)
     rewrite(folder / "diagnostics.json", records_sha256="0" * 64)  # a table that has changed since

@@ -299,6 +299,11 @@ def test_exports_give_the_same_outputs(made: Path, tmp_path: Path) -> None:
     assert told["written"] == [str(tmp_path / "again.pt")]
 
 
+def test_an_export_that_cannot_be_written_says_so(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"absent/model.pt cannot be written: No such file or directory"):
+        export_torch(fv.load(made), tmp_path / "absent" / "model.pt")
+
+
 @pytest.mark.slow
 def test_onnx_gives_the_same_outputs(made: Path, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
@@ -308,6 +313,8 @@ def test_onnx_gives_the_same_outputs(made: Path, tmp_path: Path) -> None:
     for count in (1, 7, len(X)):
         (outputs,) = session.run(None, {"features": X[:count]})
         assert np.allclose(outputs, read.predictor.outputs(X[:count]), atol=1e-5)
+    with pytest.raises(BundleError, match=r"absent/model.onnx cannot be written: No such file or directory"):
+        export_onnx(read, tmp_path / "absent" / "model.onnx")
 
 
 @pytest.mark.parametrize(

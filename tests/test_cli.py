@@ -137,6 +137,31 @@ def test_schema_is_drafted_from_a_public_sample(tmp_path: Path) -> None:
     assert "[features]\nage = " in target.read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonsense"], "No such command 'nonsense'; `fedveil --help`"),
+        (["federation", "nonsense"], "No such command 'nonsense'; `fedveil federation --help`"),
+        (["run"], "Missing argument 'PRESET_OR_TOML'; `fedveil run --help`"),
+        (["plan", "--users", "0"], "Invalid value for '--users': 0 is not in the range x>=1; `fedveil plan"),
+        (["plan", "--usrs", "3"], "No such option: --usrs"),
+        (["--log-level", "loud", "presets"], "Invalid value for '--log-level': 'loud' is not one of"),
+    ],
+)
+def test_a_command_that_is_called_otherwise_says_so_in_one_line(words: list[str], said: str) -> None:
+    found = ended(*words)
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith(f"fedveil: {said}")
+    assert found.err.count("\n") == 1
+
+
+def test_a_group_alone_shows_its_help() -> None:
+    found = ended("federation")
+    assert found.code == 2
+    assert "Founder" in found.out or "founder" in found.out
+    assert found.err == ""
+
+
 def test_a_mistake_is_one_paragraph_and_exit_code_2(toml: Path) -> None:
     assert "method.clip" in ended("run", str(toml), "--set", "method.clip=0").mistake
     assert "no such key" in ended("run", str(toml), "--set", "method.clipping=1").mistake

@@ -27,6 +27,7 @@ from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.run import StopTraining
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, DataError, RunFolderError
+from fedveil.methods.uldp import uldp_sgd
 from fedveil.population import arrays
 from fedveil.registry import find, names
 
@@ -739,6 +740,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no model at all": (bad_train(model=3), "a torch.nn.Module or a name is needed, not int"),
     "a name that is no model": (bad_train(model="mlpp"), "no model named 'mlpp'"),
     "arrays and no population": (bad_train(held=X), "people: a population is needed .*not ndarray"),
+    "a composition": (
+        bad_train(method=uldp_sgd(clip=0.5, noise_multiplier=1.0)),
+        r"not Method; a composition of your own is run by a name, .* entry point: fedveil.method\(NAME\)",
+    ),
+    "a builder": (bad_train(method=uldp_sgd), "not a builder; a composition of your own is run by a name"),
     "a method that was not called": (bad_train(method=fv.uldp_avg), r"call it: fedveil.uldp_avg\(...\)"),
     "a key that a method lacks": (
         lambda folder: fv.uldp_avg(clipp=1.0),

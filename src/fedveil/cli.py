@@ -24,6 +24,9 @@ from fedveil.foreign import LogFormat, LogLevel, show_log
 _BUG: Final = 70
 """Exit code of what nobody foresaw."""
 
+_Misuse: Final[Any] = typer.BadParameter.__base__
+"""What click raises where a command is not called as it can be; see :class:`_Lazy`."""
+
 
 class Interrupted(FedveilError):
     """Ctrl-C, with what goes on where it was."""
@@ -227,10 +230,23 @@ def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, and a bug ends with exit code 70."""
     atexit.register(gc.freeze)  # no last collection of what ends anyway: with torch it takes a second
     try:
-        app()
+        code = app(standalone_mode=False)
     except FedveilError as error:
-        Terminal(stderr=True).print(f"fedveil: {error}", style="bold red", highlight=False)
-        raise SystemExit(error.exit_code) from None
+        _say(str(error))
+        code = error.exit_code
+    except _Misuse as error:
+        if said := " ".join(error.format_message().split()):  # nothing where the help of a group stands
+            asked = error.ctx.command_path if error.ctx else "fedveil"
+            _say(f"{said.rstrip('.')}; `{asked} --help` says what it takes")
+        code = error.exit_code
+    except typer.Abort:
+        _say("an answer was asked for, and the input ended")
+        code = 1
     except Exception:
         traceback.print_exc()
-        raise SystemExit(_BUG) from None
+        code = _BUG
+    raise SystemExit(code or 0)
+
+
+def _say(mistake: str) -> None:
+    Terminal(stderr=True).print(f"fedveil: {mistake}", style="bold red", highlight=False)

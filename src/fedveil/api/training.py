@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from torch import nn
 
+from fedveil.api import methods
 from fedveil.api.callbacks import Callback, Watch
 from fedveil.api.methods import MethodChoice
 from fedveil.api.objective import LossLike, MetricLike, Objective, objective
@@ -138,10 +140,12 @@ def _check(people: Any, method: Any) -> None:
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
     if not isinstance(method, MethodChoice):
+        own = getattr(methods, getattr(method, "__name__", ""), None) is method
         what = (
             f"call it: fedveil.{method.__name__}(...)"
-            if callable(method)
-            else f"not {type(method).__name__}; a composition of your own has a builder, and is fedveil.method(NAME)"
+            if own
+            else f"not {'a builder' if inspect.isroutine(method) else type(method).__name__}; a composition of your "
+            "own is run by a name, which its builder gets from an entry point: fedveil.method(NAME)"
         )
         raise ConfigError(f"method: a chosen method is needed, such as fedveil.uldp_avg_w(clip=0.5): {what}")
 

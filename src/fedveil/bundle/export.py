@@ -23,7 +23,7 @@ def export_onnx(bundle: Bundle, path: Path) -> Path:
 
     Raises:
         ConfigError: the extra ``onnx`` is not installed.
-        BundleError: the model has a part that ONNX has no word for.
+        BundleError: the model has a part that ONNX has no word for, or the file cannot be written.
     """
     try:
         import_module("onnx")
@@ -47,6 +47,8 @@ def export_onnx(bundle: Bundle, path: Path) -> Path:
     except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
         why = foreign(str(error.__cause__ or error).splitlines()[0])
         raise BundleError(f"{bundle.path}: the model cannot be written as ONNX: {why}") from error
+    except OSError as error:
+        raise BundleError(f"{path} cannot be written: {error.strerror}") from None
     finally:
         log.setLevel(level)
     return path
@@ -59,7 +61,8 @@ def export_torch(bundle: Bundle, path: Path) -> Path:
         BundleError: the file cannot be written.
     """
     try:
-        torch.save(bundle.tensors(), path)
-    except (OSError, RuntimeError) as error:
-        raise BundleError(f"{path} cannot be written: {foreign(str(error))}") from None
+        with open(path, "wb") as stream:
+            torch.save(bundle.tensors(), stream)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be written: {error.strerror}") from None
     return path

@@ -15,6 +15,7 @@ lower bound on epsilon follows, for the unit that the run's own statement protec
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -86,7 +87,8 @@ def audit(
 
     Raises:
         RunFolderError: no run folder, a run that has no model or statement yet, or one whose members are unknown: it
-            does not say which records it was trained on, or those at hand are others.
+            does not say which records it was trained on, or those at hand are others; or a folder where nothing can be
+            written, before anything is trained.
         ConfigError: more canaries than units, or too many for the memory; code that is not named.
         DataError: the records that the run was trained on are not here.
     """
@@ -96,6 +98,10 @@ def audit(
             raise RunFolderError(
                 f"{path}: has no {name}: an audit needs a run that ended; `fedveil resume {path}` ends it"
             )
+    if not os.access(path, os.W_OK):
+        raise RunFolderError(
+            f"{path}: audit.json and report.html are left there, and nothing can be written; audit a copy of the folder"
+        )
     check_code(experiment, code, path)
     statement = read_statement(folder / "privacy.json")
     prepared = prepare(experiment)
