@@ -198,6 +198,24 @@ def test_foreign_and_changed_requests_are_refused(parties: Parties, tmp_path: Pa
         assert Request.read(path) == one, what
 
 
+@pytest.mark.parametrize("name", ["so/uth", "../south", "", "a" * 61, "s\u00fcd", "-south", "south\n"])
+def test_a_name_that_no_membership_has_is_refused_before_anything_is_made(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at most 60 letters, digits") as refused:
+        join_as_silo(tmp_path / "south", tmp_path / "charter.toml", name=name, passphrase=None)
+    assert len(str(refused.value).splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_keys_that_nobody_has_admitted_are_not_replaced(parties: Parties) -> None:
+    folder = parties.root / "west"
+    request = join_as_silo(folder, parties.founder / "charter.toml", name="west", passphrase=None)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(ConfigError, match="no membership was accepted here"):
+        rotate(folder, None)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    admit(parties.founder, folder / "west.request", request.fingerprint)
+
+
 def test_a_key_is_replaced_by_its_owner_alone(parties: Parties) -> None:
     root = parties.root
     stranger = join_as_silo(

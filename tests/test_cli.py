@@ -162,6 +162,13 @@ def test_a_group_alone_shows_its_help() -> None:
     assert found.err == ""
 
 
+@pytest.mark.parametrize("file", ["statistics.toml", "inference.toml"])
+def test_a_release_has_its_report_from_resume(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("")
+    for command in (("report", tmp_path), ("compare", tmp_path)):
+        assert f"`fedveil resume {tmp_path}` writes its report again" in ended(*command).mistake
+
+
 def test_a_mistake_is_one_paragraph_and_exit_code_2(toml: Path) -> None:
     assert "method.clip" in ended("run", str(toml), "--set", "method.clip=0").mistake
     assert "no such key" in ended("run", str(toml), "--set", "method.clipping=1").mistake

@@ -283,6 +283,13 @@ def test_every_placeholder_is_filled_and_nothing_is_overwritten(tmp_path: Path) 
         assert not re.search(r"@[A-Z]+@", path.read_text()), path
     with pytest.raises(ConfigError, match="exists already"):
         write_deployment(tmp_path / "deploy", Hosting(**ANSWERS, image=IMAGE))
+    for wrong, right in (
+        ({"memory": "lots"}, "such as 8G"),
+        ({"image": "python:3.12"}, "64 hexadecimal digits"),
+    ):
+        with pytest.raises(ConfigError, match=right):
+            write_deployment(tmp_path / "wrong", Hosting(**ANSWERS | wrong))
+    assert not (tmp_path / "wrong").exists()
     made = write_deployment(tmp_path / "hosts", Hosting(**ANSWERS))
     assert {path.name for path in made} == set(SERVICES)
 

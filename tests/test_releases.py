@@ -140,7 +140,7 @@ def refusal(folder: Path, **changes: Any) -> str:
         ({"release": 'f = { kind = "cross", columns = ["sick", "sick"] }'}, "named twice"),
         ({"release": 'f = { kind = "cross", columns = ["sick", "age"] }'}, "'age' is a number"),
         ({"release": 'f = { kind = "joint", columns = ["sick", "age"] }'}, "must be one of"),
-        ({"statistics": 'silos = "uniform"\nby = ["ward", "ward"]'}, "belongs to one group"),
+        ({"statistics": 'silos = "uniform"\nby = ["ward", "ward"]'}, "named twice; name it once"),
         ({"statistics": 'silos = "uniform"\nby = ["age"]'}, "groups are declared categories"),
         ({"statistics": 'silos = "uniform"\nby = ["ward", "sick", "silo"]'}, "at most 2"),
         ({"statistics": 'silos = "uniform"\ncombine = "ever"'}, "OR over silos"),

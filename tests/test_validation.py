@@ -36,6 +36,8 @@ class Document(Strict):
     columns: dict[str, Annotated[Number | Words, Field(discriminator="kind")]]
     lines: tuple[Line, ...] = ()
     first: Line | None = None
+    bins: Annotated[int, Field(ge=2)] | str = 2
+    levels: Annotated[tuple[Annotated[float, Field(lt=1)], ...], Field(min_length=1)] = (0.5,)
 
 
 GOOD: dict[str, Any] = {"columns": {"age": {"kind": "number", "lower": 0}}}
@@ -44,7 +46,10 @@ GOOD: dict[str, Any] = {"columns": {"age": {"kind": "number", "lower": 0}}}
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"colums": {}}, "colums: no such key; known here: columns, first, lines; did you mean 'columns'?"),
+        (
+            {"colums": {}},
+            "colums: no such key; known here: bins, columns, first, levels, lines; did you mean 'columns'?",
+        ),
         ({"columns": {"age": {"kind": "number"}}}, "columns.age.lower: is required"),
         (
             {"columns": {"age": {"kind": "number", "lower": 0, "low": 1}}},
@@ -65,6 +70,9 @@ GOOD: dict[str, Any] = {"columns": {"age": {"kind": "number", "lower": 0}}}
         ),
         ({"columns": {"a": {}}}, "columns.a.kind: is required"),
         ({"first": 3}, "first: must be a table, not 3"),
+        ({"bins": 1}, "bins: must be >= 2, not 1"),
+        ({"levels": [2]}, "levels.0: must be < 1, not 2"),
+        ({"levels": []}, "levels: needs 1 or more entries, not 0"),
     ],
 )
 def test_a_problem_is_told_by_its_path_and_the_keys_that_are_known_there(

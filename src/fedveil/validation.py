@@ -102,21 +102,31 @@ def explained(error: ValidationError, document: Any) -> str:
         error: what its validation raised.
         document: the type that it was read as: a pydantic model or a dataclass.
     """
-    return "; ".join(dict.fromkeys(_told(error.errors(include_url=False), document, ())))
+    found = list(_told(error.errors(include_url=False), document, ()))
+    ranged = {place for place, kind, _ in found if kind in _LIMITS}
+    inside = {place.rpartition(".")[0] for place, _, _ in found}
+    told = (
+        f"{place}: {said}" if place else said
+        for place, kind, said in found
+        # of a value that fits one of several types, but not its range, the other types say nothing of use; and of a
+        # list's entries that are refused pydantic says besides that they are not there
+        if not (kind.endswith("_type") and place in ranged) and not (kind == "too_short" and place in inside)
+    )
+    return "; ".join(dict.fromkeys(told))
 
 
-def _told(problems: Sequence[Any], document: Any, above: tuple[str, ...]) -> Iterator[str]:
+def _told(problems: Sequence[Any], document: Any, above: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    """Give the path, the kind and the words of every problem."""
     for problem in problems:
         path, known = _place(document, problem["loc"])
         context = problem.get("ctx", {})
         inner = context.get("error")
         if "discriminator" in context:  # the key by which the kinds of a table are told apart
-            path = (*path, str(context["discriminator"]).removesuffix("()").strip("'"))
+            path = (*path, str(context["discriminator"]).removesuffix("()").strip("'_"))
         if isinstance(inner, WrongSectionError):
             yield from _told(inner.problems, inner.section, (*above, *path))
         else:
-            place, said = ".".join((*above, *path)), _plain(problem, known)
-            yield f"{place}: {said}" if place else said
+            yield ".".join((*above, *path)), problem["type"], _plain(problem, known)
 
 
 def _place(document: Any, found: Sequence[str | int]) -> tuple[tuple[str, ...], list[str]]:

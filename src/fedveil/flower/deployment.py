@@ -40,6 +40,11 @@ _VALUES: Final = {
     "PROGRAM": r"/[A-Za-z0-9._/-]+",
     "IMAGE": r"[a-z0-9][a-z0-9._:/-]{0,252}@sha256:[0-9a-f]{64}",
 }
+_RIGHT: Final = {
+    "MEMORY": "a whole number with M or G, such as 8G",
+    "PROGRAM": "the whole path, such as /opt/fedveil/bin/fedveil",
+    "IMAGE": "NAME@sha256: and 64 hexadecimal digits, which `docker buildx imagetools inspect NAME` prints",
+}
 _WHEEL: Final = re.compile(r"([A-Za-z0-9._]+)-([A-Za-z0-9._!+]+)(-[A-Za-z0-9._]+){3,4}\.whl")
 
 
@@ -83,7 +88,8 @@ def write_deployment(folder: Path, hosting: Hosting) -> tuple[Path, ...]:
         )
     for name, value in values.items():
         if not re.fullmatch(_VALUES[name], value):
-            raise ConfigError(f"{name.lower()} = {value!r}: does not fit into a service's file")
+            right = _RIGHT.get(name, f"must match {_VALUES[name]}")
+            raise ConfigError(f"{name.lower()} = {value!r}: does not fit into a service's file: {right}")
     containers = CONTAINERS if hosting.image is not None else ()
     made = {folder / name: _filled(name, values) for name in (*SERVICES, *containers)}
     if containers:

@@ -37,6 +37,8 @@ EVEN = 0.7
 _BETTER = {"accuracy": 1, "balanced_accuracy": 1, "auc": 1, "c_index": 1, "r2": 1, "mae": -1, "loss": -1}
 """Whether more of a metric is better (1) or less (-1)."""
 
+_RELEASES = ("statistics.toml", "inference.toml")
+
 _KindT = TypeVar("_KindT", bound=Document)
 
 
@@ -107,6 +109,11 @@ def load_run(folder: Path) -> RunData:
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a run folder: there is no such folder.")
     toml = folder / "experiment.toml"
+    if any((folder / name).is_file() for name in _RELEASES):
+        raise RunFolderError(
+            f"{folder} is a release, which trained no model: `fedveil resume {folder}` writes its report again, and "
+            f"`fedveil show {folder}` prints it"
+        )
     for path in (toml, folder / "metrics.jsonl"):
         if not path.exists():
             raise RunFolderError(

@@ -33,7 +33,7 @@ def _once(columns: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse a column that is named twice: its groups would overlap, and an overlap doubles what a person moves."""
     for name in columns:
         if columns.count(name) > 1:
-            raise ValueError(f"'{name}' is named twice; a record belongs to one group")
+            raise ValueError(f"'{name}' is named twice; name it once")
     return columns
 
 

@@ -9,6 +9,7 @@ the present one. ``tests/test_ceremony.py`` searches all files of all parties, a
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ from fedveil.flower.coordinator_host.link_folder import LinkSettings
 from fedveil.flower.folders import CoordinatorSettings, SiloSettings
 from fedveil.flower.founding.certificates import new_node_key, new_server_key, node_public
 from fedveil.flower.founding.founder import COORDINATOR, MEMBERSHIP
-from fedveil.flower.founding.requests import Request
+from fedveil.flower.founding.requests import NAME, Request
+from fedveil.foreign import foreign
 
 IDENTITY: Final = "identity.key"
 NODE: Final = "node.key"
@@ -70,10 +72,15 @@ def join_as_silo(
         policy: what the drafted policy allows.
 
     Raises:
-        ConfigError: the folder exists, or the charter is none.
+        ConfigError: the folder exists, the charter is none, or the name is none that a membership has.
     """
     if name == COORDINATOR:
         raise ConfigError(f"a silo cannot be named '{COORDINATOR}'")
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(
+            f"--name {foreign(name)}: at most 60 letters, digits, '.', '_' and '-', the first a letter or digit; it is "
+            "the silo's name in the membership, and in the name of its request"
+        )
     pinned = _settle(folder, charter)
     SiloSettings(name=name, coordinator=f"{pinned.host}:{pinned.port}").write(folder / "silo.toml")
     (folder / "policy.toml").write_text(
@@ -92,7 +99,15 @@ def rotate(folder: Path, passphrase: Passphrase | None) -> Request:
     Args:
         folder: the silo's.
         passphrase: of the identity keys, the present one and the next.
+
+    Raises:
+        ConfigError: no membership was accepted: nobody knows the present keys yet, so nothing is there to replace.
     """
+    if not (folder / MEMBERSHIP).is_file():
+        raise ConfigError(
+            f"{folder}: no membership was accepted here, and a rotation replaces the keys of one; join in a new folder "
+            "for other keys"
+        )
     name = SiloSettings.read(folder / "silo.toml").name
     for stem in (IDENTITY, NODE):
         (folder / (stem + NEXT)).unlink(missing_ok=True)

@@ -23,6 +23,9 @@ from fedveil.files import read_toml, reading
 from fedveil.validation import validated
 
 Role = Literal["silo", "coordinator"]
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
+"""What a party may be called: it is part of a file's name."""
+
 _SIGNED_AS: Final = b"fedveil/2/request"
 _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Text = Annotated[str, Field(max_length=10_000)]
@@ -34,7 +37,7 @@ class _Document(BaseModel):
 
     schema_version: Literal[1]
     role: Role
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
+    name: Annotated[str, Field(pattern=NAME)]
     charter: _Key
     identity: _Key
     transport: _Text
