@@ -189,3 +189,27 @@ def test_paths_of_tables_are_relative_to_the_document(tmp_path: Path) -> None:
     (experiment,) = load_study(str(path)).experiments
     assert experiment.data.table is not None
     assert experiment.data.table.files == (tmp_path / "a.csv",)
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ("experiment = 3", "experiment: must be a table, not 3"),
+        ("variants = ['a']\n[experiment]\nrounds = 1", "variants: must be a table, not a list"),
+        ("[experiment]\nrounds = 1\n[variants]\na = 3", "variants.a: must be a table, not 3"),
+        (
+            "[experiment]\nrounds = 1\n[scenarios.a]\nvariants = 3",
+            "scenarios.a.variants: must be a table, not 3",
+        ),
+        ("[experiment]\nrounds = 1\n[quick]\nvariants = [3]", "quick.variants.0: must be text, not 3"),
+        (
+            "[experiment]\nrounds = 1\n[quick]\nrounds = 1",
+            "quick.rounds: no such key; known here: experiment",
+        ),
+        ("[experiment]\nrounds = 1\n[variant.a]", "did you mean 'variants'"),
+    ],
+)
+def test_a_study_of_another_shape_is_refused_by_its_path(tables: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(tables)
+    with pytest.raises(ConfigError, match=rf"study.toml: .*{re.escape(said)}"):
+        load_study(str(tmp_path / "study.toml"))

@@ -18,14 +18,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel, ConfigDict
 
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.experiments.release_document import kind_in
 from fedveil.errors import ConfigError, meant
 from fedveil.files import read_toml
+from fedveil.validation import validated
 
-_TABLES = {"title", "experiment", "scenarios", "variants", "quick"}
+_Tables: TypeAlias = dict[str, dict[str, Any]]
+
+
+class _Scenario(BaseModel):
+    """What is laid over an experiment; its own table lies over single variants."""
+
+    model_config = ConfigDict(extra="allow")
+
+    variants: _Tables = {}
+
+
+class _Quick(BaseModel):
+    """Which part of a study is its small scale, and what is laid over that."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    scenarios: list[str] | None = None
+    variants: list[str] | None = None
+    experiment: dict[str, Any] = {}
+
+
+class _Document(BaseModel):
+    """The tables of a study; what they hold is checked of every experiment, once they are laid over one another."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    title: str = ""
+    experiment: dict[str, Any]
+    scenarios: dict[str, _Scenario] = {}
+    variants: _Tables = {}
+    quick: _Quick = _Quick()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +124,7 @@ def _read(name_or_path: str) -> tuple[Path, str, dict[str, Any]]:
     if "experiment" not in document:
         document = {"experiment": document}
         name = str(document["experiment"].get("name", name))
-    unknown = sorted(set(document) - _TABLES)
-    if unknown:
-        raise ConfigError(
-            f"{path.name}: {unknown[0]}: no such table; known here: {', '.join(sorted(_TABLES))}"
-        )
+    validated(_Document, document, path.name)
     return path, name, document
 
 
