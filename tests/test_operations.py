@@ -198,7 +198,7 @@ def test_exit_codes_are_those_of_the_page(error: type[FedveilError], code: int) 
 def test_a_bug_ends_with_a_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> None:
+    def fail(*, standalone_mode: bool) -> None:
         raise RuntimeError("nobody foresaw this")
 
     monkeypatch.setattr(cli, "app", fail)
