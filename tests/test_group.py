@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from fedveil.errors import PrivacyError
+from fedveil.errors import CompositionError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
@@ -307,3 +307,12 @@ def test_a_silo_sees_by_what_it_keeps_that_a_user_has_records_elsewhere_and_the_
     method = uldp_group(local=local, clip=1.0, noise_multiplier=5.0, group_size=2)
     guarantee = derive(method, PublicFacts(n_silos=2, n_users=3, silo_records=(10, 10)))
     assert any("a silo learns of it by which of its own stay" in one for one in guarantee.uncovered)
+
+
+@pytest.mark.parametrize(
+    "other", [{"momentum": 0.9}, {"weight_decay": 0.1}, {"decay": 0.99}, {"steps": 1}, {"batch_size": None}]
+)
+def test_what_dp_sgd_would_not_do_is_refused_and_not_left_out(other):
+    local = LocalSgd(**{"batch_size": 4, **other})
+    with pytest.raises(CompositionError, match="plain steps at one rate"):
+        uldp_group(local=local, clip=1.0, noise_multiplier=1.0, group_size=2)

@@ -87,12 +87,14 @@ def uldp_group(
     Flags keep at most k = ``group_size`` records of a user over all silos.
 
     Raises:
-        CompositionError: a local step that DP-SGD does not have (momentum, weight decay, no batch size).
+        CompositionError: a local step that DP-SGD does not have (momentum, weight decay, a rate that falls, a pass that
+            stops early, no batch size).
     """
-    if local.batch_size is None or local.momentum or local.weight_decay:
+    plain = not (local.momentum or local.weight_decay) and local.decay == 1 and local.steps is None
+    if local.batch_size is None or not plain:
         raise CompositionError(
-            "uldp-group: DP-SGD takes Poisson batches and plain steps; "
-            "give local.batch_size, and neither momentum nor weight_decay"
+            "uldp-group: DP-SGD takes Poisson batches and plain steps at one rate; "
+            "give local.batch_size, and neither momentum, weight_decay, decay nor steps"
         )
     return Method(
         name=f"uldp-group-{group_size}",
