@@ -26,7 +26,7 @@ from fedveil.engine.experiments.choice import own_keys
 from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.run import StopTraining
 from fedveil.engine.setup import prepare
-from fedveil.errors import ConfigError, DataError, RunFolderError
+from fedveil.errors import ConfigError, DataError, PrivacyError, RunFolderError
 from fedveil.methods.uldp import uldp_sgd
 from fedveil.population import arrays
 from fedveil.registry import find, names
@@ -740,6 +740,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no model at all": (bad_train(model=3), "a torch.nn.Module or a name is needed, not int"),
     "a name that is no model": (bad_train(model="mlpp"), "no model named 'mlpp'"),
     "arrays and no population": (bad_train(held=X), "people: a population is needed .*not ndarray"),
+    "a callback that is in no list": (bad_train(callbacks=fv.Progress()), r"a list is needed, \[Progress"),
+    "settings that are no tables": (bad_train(settings=3), "settings: tables by name are needed"),
     "a composition": (
         bad_train(method=uldp_sgd(clip=0.5, noise_multiplier=1.0)),
         r"not Method; a composition of your own is run by a name, .* entry point: fedveil.method\(NAME\)",
@@ -873,3 +875,21 @@ def test_what_is_printed_of_people_and_of_a_result_is_a_line_of_public_numbers(t
     assert repr(trained).startswith("Result(epsilon=")
     assert "\n" not in repr(trained)
     assert len(repr(trained)) < 300
+
+
+def test_what_is_handed_over_as_something_else_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="population: features is required: for every record"):
+        people(features=None)
+    with pytest.raises(ConfigError, match="tables: files is a list"):
+        fv.tables("schema.toml", "north.csv")
+    result = train(tmp_path, "linear", method=fv.fedavg(), rounds=1)
+    table = tmp_path / "north.csv"
+    table.write_text("patient")
+    with pytest.raises(ConfigError, match=r"a page is written as \.html"):
+        result.report(table)
+    assert table.read_text() == "patient"
+    with pytest.raises(RunFolderError, match=r"absent/r.html cannot be written"):
+        result.report(tmp_path / "absent" / "r.html")
+    assert result.report(tmp_path / "r.html").read_text() == result.report().read_text()
+    with pytest.raises(PrivacyError, match=r"no line of 'server'; there are .*Role.READER"):
+        result.statement.against("server")

@@ -178,6 +178,8 @@ class Watch:
     """The observer of a run that tells callbacks what each may know."""
 
     def __init__(self, prepared: Prepared, callbacks: Sequence[Any], *, public_test: bool) -> None:
+        if not isinstance(callbacks, Sequence):
+            raise ConfigError(f"callbacks: a list is needed, [{type(callbacks).__name__}(...)]")
         for one in callbacks:
             if not isinstance(one, Callback):
                 what = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +22,7 @@ from fedveil.engine.run_folder.diagnostics import baseline_of
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.population.records import Population
 from fedveil.privacy.statement import Statement, show_epsilon
+from fedveil.report.document import refuse_no_page, write_document
 from fedveil.report.page import write_report
 from fedveil.statistics.evaluation.evaluated import Evaluated
 
@@ -137,6 +137,15 @@ class Result:
         return write_bundle(Path(path), source)
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the self-contained report into the run folder, and a copy of it to ``path`` if that is given."""
+        """Write the self-contained report into the run folder, and a copy of it to ``path`` if that is given.
+
+        Raises:
+            ConfigError: a path that is no page's: the file may be a table.
+            RunFolderError: one of them cannot be written.
+        """
+        if path is not None:
+            refuse_no_page(Path(path))
         written = write_report(self.folder)
-        return written if path is None else Path(shutil.copyfile(written, path))
+        if path is None:
+            return written
+        return write_document(Path(path), written.read_text(encoding="utf-8"))

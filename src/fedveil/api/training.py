@@ -198,6 +198,11 @@ def _server(server: Optimizer | None) -> dict[str, Any]:
 def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:
     if settings is None:
         return document
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            "settings: tables by name are needed, such as {'trainer': {'device': 'cpu'}}, not "
+            f"{type(settings).__name__}"
+        )
     known = sorted(set(Experiment.model_fields) - _NOT_LAID_OVER)
     for table in settings:
         if table not in known:

@@ -212,8 +212,11 @@ def tables(
         seed: of the hold-out.
 
     Raises:
+        ConfigError: one file where a list of them is needed.
         DataError: a table that does not fit the schema; names file, record and column.
     """
+    if isinstance(files, str | Path):
+        raise ConfigError(f"tables: files is a list, [{str(files)!r}], one a silo or with a silo column")
     schema_file = Path(schema).absolute()
     source = TableSource(
         schema_file=schema_file,
@@ -267,6 +270,14 @@ def _range(task: Task, given: Any) -> tuple[float, float] | None:
     return lower, upper
 
 
+_REQUIRED: Final = {
+    "features": "what is known of it",
+    "targets": "what is predicted",
+    "user": "whose record it is",
+    "silo": "who holds it",
+}
+
+
 def _columns(features: Any, targets: Any, user: Any, silo: Any) -> dict[str, Any]:
     """Return the four columns; those that a data set brings with its records are read from it."""
     if isinstance(features, Dataset):
@@ -285,10 +296,7 @@ def _columns(features: Any, targets: Any, user: Any, silo: Any) -> dict[str, Any
         columns = {"features": features, "targets": targets, "user": user, "silo": silo}
     for name, column in columns.items():
         if column is None:
-            what = {"targets": "what is predicted", "user": "whose record it is", "silo": "who holds it"}[
-                name
-            ]
-            raise ConfigError(f"population: {name} is required: for every record, {what}")
+            raise ConfigError(f"population: {name} is required: for every record, {_REQUIRED[name]}")
     return columns
 
 

@@ -176,9 +176,15 @@ class Statement:
         """Return the epsilon against a party that has a line, and against readers (None: nothing is guaranteed).
 
         Raises:
-            KeyError: it has no line.
+            PrivacyError: it has no line; names those that have one.
         """
-        return {**{d.role: d.epsilon for d in self.trust}, Role.READER: self.epsilon}[role]
+        lines = {**{d.role: d.epsilon for d in self.trust}, Role.READER: self.epsilon}
+        if role not in lines:
+            known = ", ".join(str(one) for one in lines)
+            raise PrivacyError(
+                f"statement: no line of {role!r}; there are {known}, of fedveil.privacy.claims"
+            )
+        return lines[role]
 
     def sentences(self) -> tuple[str, ...]:
         """Return the statement in plain English, the claim first. Figures are rounded up, never down.

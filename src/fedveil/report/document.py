@@ -134,6 +134,16 @@ def document(*, title: str, kicker: str, lead: str, sections: Sequence[Section])
     )
 
 
+def refuse_no_page(path: Path) -> None:
+    """Refuse a file that is called as no page is.
+
+    Raises:
+        ConfigError: another suffix than a page's: the file may be a table or an experiment.
+    """
+    if path.suffix not in (".html", ".htm"):
+        raise ConfigError(f"{path}: a page is written as .html")
+
+
 def write_document(path: Path, text: str) -> Path:
     """Write a page whole or not at all.
 
@@ -141,8 +151,7 @@ def write_document(path: Path, text: str) -> Path:
         ConfigError: another suffix than a page's: the file may be a table or an experiment.
         RunFolderError: the file cannot be written (a full disk, say); an older page stays as it was.
     """
-    if path.suffix not in (".html", ".htm"):
-        raise ConfigError(f"{path}: a page is written as .html")
+    refuse_no_page(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         draft.write_text(text, encoding="utf-8", newline="\n")
