@@ -299,6 +299,11 @@ def test_exports_give_the_same_outputs(made: Path, tmp_path: Path) -> None:
     assert told["written"] == [str(tmp_path / "again.pt")]
 
 
+def test_a_run_folder_is_told_from_a_bundle(trained: fv.Result) -> None:
+    with pytest.raises(BundleError, match=r"is a run folder; `fedveil bundle .* makes a bundle of it"):
+        fv.load(trained.folder)
+
+
 def test_an_export_that_cannot_be_written_says_so(made: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"absent/model.pt cannot be written: No such file or directory"):
         export_torch(fv.load(made), tmp_path / "absent" / "model.pt")

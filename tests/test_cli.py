@@ -117,6 +117,8 @@ def test_plan_needs_no_data_and_meets_a_target(tmp_path: Path, monkeypatch: pyte
     assert as_json("plan", "--accountant", "rdp", "--group", "2")["left_out"] == ["uldp-group-2"]
     for wrong in (("--rate", "50"), ("--rate", "nan"), ("--client-rate", "0")):  # of 50 all were planned for
         assert "a probability above 0 and at most 1" in ended("plan", *wrong).mistake
+    assert "sigma = nan: a finite number >= 0" in ended("plan", "--sigma", "nan").mistake
+    assert "Invalid value for '--group': 0" in ended("plan", "--group", "0").mistake
 
 
 @pytest.mark.parametrize("command", ["presets", "methods", "data"])

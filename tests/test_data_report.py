@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomlkit
 
-from fedveil.errors import DataError
+from fedveil.errors import ConfigError, DataError
 from fedveil.population.data_report import DataReport, data_report
 from fedveil.population.schema import Schema
 from fedveil.population.tables import read_tables
@@ -220,6 +220,12 @@ def test_a_target_of_one_class_says_so_twice(tmp_path: Path) -> None:
         "the same value in every record",
         "1 of 2 declared classes have no record here",
     ]
+
+
+def test_a_file_that_is_named_twice_is_refused_as_by_a_run(tmp_path: Path) -> None:
+    look(tmp_path, rows())
+    with pytest.raises(ConfigError, match="two files would both be silo 't'"):
+        data_report(schema(silo=None), [tmp_path / "t.csv", tmp_path / "t.csv"])
 
 
 def test_more_people_than_declared_are_found(tmp_path: Path) -> None:

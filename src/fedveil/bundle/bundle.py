@@ -230,6 +230,8 @@ def load_bundle(path: str | Path, model: nn.Module | str | None = None) -> Bundl
         BundleError: missing, damaged or changed; names the file.
     """
     path = Path(path)
+    if (path / "experiment.toml").is_file():
+        raise BundleError(f"{path} is a run folder; `fedveil bundle {path} -o NEW.zip` makes a bundle of it")
     files = read_files(path)
     for name in (manifest.NAME, _WEIGHTS, "privacy.json"):
         if name not in files:

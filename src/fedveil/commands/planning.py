@@ -32,7 +32,7 @@ def plan_command(
         typer.Option(help="target: find the least sigma for the rounds, or the most rounds for --sigma"),
     ] = None,
     group_size: Annotated[
-        list[int] | None, typer.Option("--group", help="k of uldp-group; may be repeated")
+        list[int] | None, typer.Option("--group", min=1, help="k of uldp-group; may be repeated")
     ] = None,
     records: Annotated[int, typer.Option(min=1, help="records per silo (uldp-group)")] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="batch size (uldp-group)")] = 64,

@@ -71,6 +71,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon > 0:
             raise ConfigError(f"epsilon = {self.epsilon}: a target must be above 0")
+        for sigma in self.noise_multipliers:
+            if not 0 <= sigma < math.inf:
+                raise ConfigError(f"sigma = {sigma}: a finite number >= 0 is needed")
         for rate in (*self.sampling_rates, *self.client_sampling_rates):
             if not 0 < rate <= 1:
                 raise ConfigError(f"rate = {rate}: users are drawn with a probability above 0 and at most 1")

@@ -80,6 +80,7 @@ def data_report(schema: Schema, files: Sequence[Path]) -> DataReport:
         files: as for a run; without a silo column each is a silo, named by the file's stem.
 
     Raises:
+        ConfigError: two files that would be one silo.
         DataError: a file that cannot be read or lacks a column. No cell is an error.
     """
     tables = read_whole(schema, files)

@@ -270,7 +270,12 @@ def _refuse_first(path: Path, column: str, wrong: Int64[np.ndarray, "k"], proble
         )
 
 
-def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, test_share: float) -> None:
+def check_files(schema: Schema, files: Sequence[Path]) -> None:
+    """Refuse no files at all, and two that would be one silo.
+
+    Raises:
+        ConfigError: says what would be right.
+    """
     if not files:
         raise ConfigError("no table is named; give one file per silo, or one with a silo column")
     stems = [path.stem for path in files]
@@ -279,6 +284,10 @@ def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, tes
         raise ConfigError(
             f"two files would both be silo '{twice[0]}'; without a silo column each file names a silo"
         )
+
+
+def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, test_share: float) -> None:
+    check_files(schema, files)
     if test is None and not 0 < test_share < 1:
         raise ConfigError(
             f"the share of records held out for testing must be between 0 and 1, not {test_share}"

@@ -18,6 +18,7 @@ from jaxtyping import UInt64
 from fedveil.population.columns import Column, Numbers, State, joined, numbers_of, places_of
 from fedveil.population.schema import Category, Date, Feature, Label, Schema, Survival
 from fedveil.population.table_reader import TableReader
+from fedveil.population.tables import check_files
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,8 +52,10 @@ def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
     """Read all columns of a schema, whatever their cells hold.
 
     Raises:
+        ConfigError: two files that would be one silo, which a run refuses.
         DataError: a file that cannot be read or lacks a column.
     """
+    check_files(schema, files)
     user: list[str | None] = []
     silo: list[str | None] = []
     parts: dict[str, list[Column]] = {name: [] for name in (*schema.target_columns, *schema.features)}
