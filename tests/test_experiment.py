@@ -109,6 +109,12 @@ def test_assignments_are_toml_values_or_bare_words(text: str, expected: dict[str
     assert parse_assignment(text) == expected
 
 
+@pytest.mark.parametrize("text", ["evaluation.by=[ward]", "rounds=[1", "method.clip={start=}"])
+def test_a_list_or_table_whose_quotation_marks_a_shell_took_says_so(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no TOML value; a shell takes quotation marks away"):
+        parse_assignment(text)
+
+
 @pytest.mark.parametrize("text", ["rounds", "=3", ""])
 def test_an_assignment_without_key_or_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected KEY=VALUE"):

@@ -164,6 +164,11 @@ def parse_assignment(text: str) -> dict[str, Any]:
         parsed = parse_toml(f"value = {value}", "--set", ConfigError)["value"]
     except ConfigError:
         parsed = value.strip()
+        if parsed.startswith(("[", "{")):
+            raise ConfigError(
+                f"--set {text}: {parsed} is no TOML value; a shell takes quotation marks away unless others stand "
+                """around them, for instance --set 'evaluation.by=["ward"]'"""
+            ) from None
     if not value.strip():
         _check_path(path)
         parsed = None
