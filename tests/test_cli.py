@@ -178,6 +178,7 @@ def test_a_mistake_is_one_paragraph_and_exit_code_2(toml: Path) -> None:
     assert "not a run folder" in ended("resume", str(toml.parent)).mistake
     assert "no benchmark 'nonsense'" in ended("bench", "nonsense").mistake
     assert "no data set 'nonsense'" in ended("data", "nonsense").mistake
+    assert "did you mean 'digits'?" in ended("data", "digit").mistake
     assert not (toml.parent / "runs").exists()
 
 

@@ -127,6 +127,7 @@ def refusal(folder: Path, **changes: Any) -> str:
         ({"release": 'age = { show = ["max"] }'}, "quantiles = [0.01, 0.99]"),
         ({"release": 'age = { show = ["distinct"] }'}, "declare categories"),
         ({"release": 'age = { show = ["total"] }'}, "no figure 'total'"),
+        ({"release": 'age = { show = ["quantile"] }'}, "did you mean 'quantiles'?"),
         ({"release": 'age = { show = ["histogram"], bins = "auto" }'}, "bins that depend on the records"),
         ({"release": 'age = { show = ["histogram"], edges = [0, 5, 5] }'}, "edges: at least two numbers"),
         ({"release": 'age = { show = ["histogram"], bins = 4, edges = [0, 5] }'}, "not both"),

@@ -10,7 +10,7 @@ import typer
 from fedveil.commands.options import OUT, Json, tell
 from fedveil.console import print_json, rows_table
 from fedveil.engine.experiments.study import preset_text, presets
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, meant
 from fedveil.population.catalogue import catalogue
 from fedveil.population.catalogue.files import store
 from fedveil.population.draft import draft_schema
@@ -43,7 +43,7 @@ def stages_command(
 ) -> None:
     """List the stages of every kind, the package that brings each, and the keys that it takes in its table."""
     if kind is not None and kind not in _STAGES:
-        raise ConfigError(f"no kind of stage '{kind}'; there are: {', '.join(_STAGES)}")
+        raise ConfigError(f"no kind of stage '{kind}'; there are: {', '.join(_STAGES)}{meant(kind, _STAGES)}")
     rows = [
         {"table": SECTIONS[each][0], "name": one.name, **_told(one)}
         for each in _STAGES
@@ -66,9 +66,8 @@ def data_command(
     """List the data sets with their terms; with a name, download what is missing and check it."""
     listed = [entry for entry in catalogue(folder) if name in (None, entry.name)]
     if not listed:
-        raise ConfigError(
-            f"no data set '{name}'; there are: {', '.join(entry.name for entry in catalogue(folder))}"
-        )
+        known = [entry.name for entry in catalogue(folder)]
+        raise ConfigError(f"no data set '{name}'; there are: {', '.join(known)}{meant(str(name), known)}")
     if name is not None:
         for file in listed[0].files:
             store(folder).path(file)

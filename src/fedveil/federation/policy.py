@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedveil.engine.experiments.experiment import Experiment, asked_for
 from fedveil.engine.releases.asks import Asks
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, meant
 from fedveil.federation.document import versions
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER
@@ -132,7 +132,9 @@ class Policy(BaseModel):
     def _known(cls, releases: tuple[str, ...]) -> tuple[str, ...]:
         for name in releases:
             if name not in RELEASES:
-                raise ValueError(f"no figure '{name}'; there are: {', '.join(RELEASES)}")
+                raise ValueError(
+                    f"no figure '{name}'; there are: {', '.join(RELEASES)}{meant(name, RELEASES)}"
+                )
         return releases
 
     @classmethod

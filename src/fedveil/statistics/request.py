@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from fedveil.errors import meant
 from fedveil.statistics.limits import MOST_GROUPINGS, Columns, SiloWeights
 from fedveil.statistics.strategy import MOST_ORDERED
 
@@ -80,7 +81,7 @@ class ColumnRelease(_Part):
             if name in _REFUSED:
                 raise ValueError(f"'{name}' is refused: {_REFUSED[name]}")
             if name not in SHOWN:
-                raise ValueError(f"no figure '{name}'; there are: {', '.join(SHOWN)}")
+                raise ValueError(f"no figure '{name}'; there are: {', '.join(SHOWN)}{meant(name, SHOWN)}")
         return show
 
     @model_validator(mode="after")
