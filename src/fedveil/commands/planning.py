@@ -42,7 +42,7 @@ def plan_command(
         list[float] | None,
         typer.Option("--client-rate", help="dp-fed: share of the clients; may be repeated"),
     ] = None,
-    accountant: Annotated[str, typer.Option(help="pld or rdp")] = "pld",
+    accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-2017")] = "pld",
     over: Annotated[
         str | None,
         typer.Option(

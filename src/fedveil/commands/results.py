@@ -63,7 +63,7 @@ def spent_command(
     delta: Annotated[
         float | None, typer.Option(help="delta of the sum; default: that of the runs, if it is the same")
     ] = None,
-    accountant: Annotated[str, typer.Option(help="pld or rdp")] = "pld",
+    accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-2017")] = "pld",
     as_json: Json = False,
 ) -> None:
     """Say what several runs over the same people cost together."""
