@@ -51,7 +51,7 @@ def installed() -> str:
 def imported() -> list[str]:
     """Every name of Flower's that fedveil imports, with its module."""
     names = set()
-    for path in Path(str(fedveil.flower.__file__)).parent.glob("*.py"):
+    for path in Path(str(fedveil.flower.__file__)).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
                 names |= {f"{node.module}:{alias.name}" for alias in node.names}
