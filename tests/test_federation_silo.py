@@ -6,11 +6,13 @@ import errno
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -111,6 +113,15 @@ def terms(world: World, **changes: Any) -> Terms:
 
 def task(world: World, number: int = 1, value: float = 0.0, length: int = 4) -> tuple[Part, ...]:
     return Model(values=np.full(length, value, dtype=np.float32)), Task(round=number)
+
+
+@contextmanager
+def unkept() -> Iterator[None]:
+    """A disk that takes charges, and no answer."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RecordStore, "_replace", Mock(side_effect=full))
+        yield
 
 
 def vector(parts: tuple[Part, ...]) -> np.ndarray:
@@ -227,7 +238,7 @@ def test_a_refused_offer_of_another_run_leaves_the_one_that_goes_on(tmp_path: Pa
 
 
 def test_the_budget_counts_a_round_that_is_paid_twice(tmp_path: Path) -> None:
-    """A run that fits when it is joined must fit at every round too: what a lost answer costs again is not free."""
+    """A run that fits when it is joined must fit at every round too: what was not kept costs again."""
     experiment = asked(rounds=3)
     secure = experiment.model_copy(
         update={"privacy": experiment.privacy.model_copy(update={"insecure_seed": None})}
@@ -241,11 +252,10 @@ def test_the_budget_counts_a_round_that_is_paid_twice(tmp_path: Path) -> None:
         world.tell(world.terms(secure))
         world.tell(*task(world), number=1)
         world.tell(*task(world, number=2), number=2)
-        kept = next((folder / "state-0" / "answers").iterdir())
-        content = kept.read_bytes()
-        assert isinstance(world.tell(*task(world, number=3), number=3)[0], Relay)
-        kept.write_bytes(content)
-        answer = world.tell(*task(world, number=3), number=4)
+        with unkept():
+            assert cause(world.tell(*task(world, number=3), number=3)) == "storage"
+        world.tell(world.terms(secure), session=2)
+        answer = world.tell(*task(world, number=3), session=2, number=1)
         assert (cause(answer) == "budget") if refused else isinstance(answer[0], Relay)
         assert len(read_entries(folder / "state-0" / LEDGER)) == (3 if refused else 4)
         world.close()
@@ -414,15 +424,14 @@ def test_a_state_that_was_put_back_is_noticed(world: World, tmp_path: Path) -> N
 
 
 def test_new_noise_is_never_free(world: World, tmp_path: Path) -> None:
-    """Without its last answer a silo cannot repeat it: it draws again, and pays again."""
+    """What it could not keep, and so did not send, a silo cannot repeat: it draws again, and pays again."""
     world.tell(terms(world))
     world.tell(*task(world), number=1)
     world.tell(*task(world, number=2), number=2)
-    kept = next((tmp_path / "state-0" / "answers").iterdir())
-    content = kept.read_bytes()
-    world.tell(*task(world, number=3), number=3)
-    kept.write_bytes(content)
-    assert isinstance(world.tell(*task(world, number=3), number=4)[0], Relay)
+    with unkept():
+        assert cause(world.tell(*task(world, number=3), number=3)) == "storage"
+    world.tell(terms(world), session=2)
+    assert isinstance(world.tell(*task(world, number=3), session=2, number=1)[0], Relay)
     charges = [(entry.round, entry.attempt) for entry in read_entries(tmp_path / "state-0" / LEDGER)]
     assert charges == [(1, 0), (2, 0), (3, 0), (3, 1)]
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.federation.audit.run_record import RoundPlace
+from fedveil.federation.errors import RefusalError
 from fedveil.federation.heads import HeadsSeen, check_heads, sign_heads
+from fedveil.federation.kept import KeptMarks, Mark
 from fedveil.federation.silo_ledger import SiloLedger
-from fedveil.federation.store import ModelStore, RecordStore
+from fedveil.federation.store import ModelStore, RecordStore, RoundRecord
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.letter_parts import Heads, SignedHead
 from fedveil.protection.protocol import Place
+from fedveil.protection.refusals import Code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,7 @@ class Books:
         budget: what the ledger may hold; None: anything.
         heads: what it has heard of the other silos' ledgers.
         records: what it gave to the last round of each run.
+        marks: which answers it had kept.
         models: the last model of the run, where the silos alone have it.
     """
 
@@ -41,6 +45,7 @@ class Books:
     budget: Budget | None
     heads: HeadsSeen
     records: RecordStore
+    marks: KeptMarks
     models: ModelStore
 
     @property
@@ -66,6 +71,31 @@ class Books:
     def charged(self) -> list[int]:
         """Return the rounds of the part that were charged; one that was charged twice is there twice."""
         return [entry.round for entry in self.ledger.ledger.entries if entry.run == self.name]
+
+    def last(self) -> RoundRecord | None:
+        """Return what the silo keeps of the last round of the part; None before the first.
+
+        Raises:
+            RefusalError: it had kept, and so may have sent, a later answer, which is not there any more.
+            RunFolderError: the files are damaged, or cannot be read.
+        """
+        last, mark = self.records.read(self.place), self.marks.last(self.place)
+        if mark is not None and not mark.fits(last, self.ledger.ledger):
+            raise RefusalError(
+                Code.REPLACED,
+                detail=f"{self.records.folder}: lacks the last answer that this silo had kept of run {self.name}, "
+                "and may have sent: it was lost, or put back from an old copy. Drawn again, the round would show the "
+                "other silos' vectors in two sums: put back the folder as it was last, or begin another run",
+            )
+        return last
+
+    def mark(self, record: RoundRecord) -> None:
+        """Note that what the silo gives to a round is on its disk; only then may any of it leave.
+
+        Raises:
+            RunFolderError: the disk is full, say; nothing may be sent.
+        """
+        self.marks.put(self.place, Mark.of(record))
 
     def speak(self, session: bytes, place: Place) -> tuple[SignedHead, ...]:
         """Return the heads of all silos' ledgers as they were heard, and this one's own, signed for a session.

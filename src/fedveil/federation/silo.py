@@ -29,6 +29,7 @@ from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError, told
 from fedveil.federation.grammar import opens, outside
 from fedveil.federation.heads import HEADS, HeadsSeen
+from fedveil.federation.kept import KEPT, KeptMarks
 from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.own.session import OwnSession
@@ -270,6 +271,7 @@ class SiloParty:
             budget=self._policy.budget,
             heads=self._heads,
             records=self._store,
+            marks=KeptMarks(self._state / KEPT),
             models=ModelStore(self._state / MODELS, letter.run),
         )
         place = Place(

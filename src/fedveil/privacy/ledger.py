@@ -127,6 +127,10 @@ class Ledger:
         """Whether the ledger has ended with this digest at some time, or somebody answers for what it does not have."""
         return digest in self._digests or any(digest in note.missing for note in self._notes)
 
+    def position(self, digest: str) -> int:
+        """Return how many lines the ledger had when it ended with this digest; -1 if it never has."""
+        return self._digests.index(digest) if digest in self._digests else -1
+
     def spent(self) -> Event:
         """Return the composition of everything charged so far."""
         return compose(self._spent)

@@ -1,8 +1,8 @@
 """A silo in one session of a run: it reads the parts of letters, and plays rounds from what it keeps on its disk.
 
-What a silo gives to a round is charged first, then kept, and only then leaves (:attr:`Place.keep`). Where the silos
-alone have the models, they make the server's step: a round has ended for a silo once the next model is on its disk, and
-the coordinator sees that all have the same by a tag that tells nothing of it.
+What a silo gives to a round is charged first, then kept, then marked as kept, and only then leaves
+(:attr:`Place.keep`). Where the silos alone have the models, they make the server's step: a round has ended for a silo
+once the next model is on its disk, and the coordinator sees that all have the same by a tag that tells nothing of it.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class OwnSession:
 
         A round that was charged and not kept (a crash between the two) is charged again: new noise is never free. So is
         one that the protocol does not repeat: whose users are drawn anew in every session, or that may be summed over
-        other silos.
+        other silos. One that was kept and is not there any more is refused (:meth:`~.books.Books.last`).
         """
         books, repeats, plan = self._books, self._agreement.repeats, self.work.plan
         if not 1 <= task.round <= plan.rounds:
@@ -226,7 +226,7 @@ class OwnSession:
             raise RefusalError(Code.RUN_OVER)
         asked = self._terms + task.encode() + self.told.encode()
         request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
-        last = books.records.read(books.place)
+        last = books.last()
         charged = books.charged()
         _check_state(charged, 0 if last is None else last.round, repeats)
         if repeats and last is not None and task.round == last.round:
@@ -259,12 +259,13 @@ class OwnSession:
         return workload.give(self._place.number)
 
     def _keep(self, given: Any) -> None:
-        """Put what the silo gives to the round on its disk, before anything of it leaves."""
+        """Put what the silo gives to the round on its disk, and a mark of it, before anything of it leaves."""
         content = self._agreement.pack(given)
         assert self._record is not None
         if content != self._record.given:
             self._record = replace(self._record, given=content)
             self._books.records.write(self._books.place, self._record)
+        self._books.mark(self._record)
 
     def _check_follows(self, last: RoundRecord | None, number: int) -> None:
         """Refuse a round that does not follow the last one: the next, or a later one that was played without the silo.

@@ -1,0 +1,184 @@
+"""An answer that a silo had kept, and that is not there any more, is not drawn again: the run is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.federation.books import Books
+from fedveil.federation.kept import KEPT, KeptMarks, Mark
+from fedveil.federation.store import RecordStore, RoundRecord
+from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger import Ledger
+from fedveil.protection.letter_parts import Refused, Relay
+from fedveil.protection.refusals import Code
+from tests.federation_world import RUN, World
+from tests.test_federation_silo import asked, population, task, terms, vector
+
+ANSWERS = "state-0/answers"
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Any:
+    """Noise from the operating system: a sum that is drawn twice is drawn differently."""
+    secure = asked()
+    privacy = secure.privacy.model_copy(update={"insecure_seed": None})
+    made = World(tmp_path, secure.model_copy(update={"privacy": privacy}), population())
+    yield made
+    made.close()
+
+
+def charged(world: World) -> list[int]:
+    return world.charged(0)
+
+
+def put_back(world: World, lost: bool) -> Any:
+    """Play round 2 between a copy of the answers and its return; return what was sent, and what is answered then."""
+    answers, copy = world.folder / ANSWERS, world.folder / "copy"
+    world.tell(world.terms(world.experiment))
+    world.tell(*task(world), number=1)
+    shutil.copytree(answers, copy)
+    sent = vector(world.tell(*task(world, number=2), number=2))
+    shutil.rmtree(answers)
+    if not lost:
+        copy.rename(answers)
+    world.restart()
+    world.tell(world.terms(world.experiment), session=2)
+    return sent, world.tell(*task(world, number=2), session=2, number=1)
+
+
+def refused(parts: Any) -> Code:
+    (part,) = parts
+    assert isinstance(part, Refused), part
+    return part.why.code
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["an old copy", "lost"])
+def test_a_silo_whose_answers_went_back_draws_no_second_sum(
+    world: World, lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, answer = put_back(world, lost)
+    assert refused(answer) is Code.REPLACED
+    assert charged(world) == [1, 2]
+    if not lost:
+        assert "lacks the last answer" in caplog.text
+        assert "put back the folder as it was last" in caplog.text
+
+
+def test_without_the_marks_two_sums_of_one_round_go_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the marks are for: the other silos' vectors would be in both sums, and their users charged for one."""
+    monkeypatch.setattr(Books, "mark", lambda *_: None)
+    sent, answer = put_back(world, lost=False)
+    assert (vector(answer) != sent).any()
+    assert charged(world) == [1, 2, 2]
+
+
+def test_a_round_that_was_not_kept_is_drawn_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.tell(world.terms(world.experiment))
+    world.tell(*task(world), number=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordStore, "_replace", Mock(side_effect=FULL))
+        assert refused(world.tell(*task(world, number=2), number=2)) is Code.STORAGE
+    world.restart()
+    world.tell(world.terms(world.experiment), session=2)
+    assert isinstance(world.tell(*task(world, number=2), session=2, number=1)[0], Relay)
+    assert charged(world) == [1, 2, 2]
+
+
+def test_a_round_that_was_kept_and_not_marked_is_repeated_and_marked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.tell(world.terms(world.experiment))
+    world.tell(*task(world), number=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(KeptMarks, "put", Mock(side_effect=RunFolderError("no room")))
+        assert refused(world.tell(*task(world, number=2), number=2)) is Code.STORAGE
+    world.restart()
+    world.tell(world.terms(world.experiment), session=2)
+    assert isinstance(world.tell(*task(world, number=2), session=2, number=1)[0], Relay)
+    assert charged(world) == [1, 2]
+    record = RecordStore(world.folder / ANSWERS).read(RUN)
+    assert record is not None
+    assert KeptMarks(world.folder / "state-0" / KEPT).last(RUN) == Mark.of(record)
+
+
+def test_a_mark_fits_its_answer_and_later_ones(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.jsonl", unit="user") as ledger:
+        heads = []
+        for number in (1, 2):
+            ledger.charge(run="r", round=number, attempt=0, event=GaussianEvent(noise_multiplier=5.0))
+            heads.append(bytes.fromhex(ledger.head.digest))
+        first, second = (
+            RoundRecord(round=1, request=bytes(32), binding=bytes(32), head=head, given=b"four")
+            for head in heads
+        )
+        assert Mark.of(first).fits(first, ledger)
+        assert Mark.of(first).fits(second, ledger)
+        assert not Mark.of(second).fits(first, ledger)
+        assert not Mark.of(second).fits(None, ledger)
+        assert not Mark(Mark.of(first).head, 5).fits(first, ledger)  # the second step of an answer is missing
+        assert not Mark("a" * 64, 4).fits(
+            RoundRecord(round=1, request=bytes(32), binding=bytes(32), head=b"b" * 32), ledger
+        )
+
+
+@pytest.mark.parametrize("broken", ["write", "fsync"])
+def test_marks_survive_a_torn_line_and_a_full_disk(
+    tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks, one, two = KeptMarks(tmp_path / KEPT), Mark("a" * 64, 1), Mark("b" * 64, 2)
+    assert marks.last(RUN) is None
+    marks.put(RUN, one)
+    path = next((tmp_path / KEPT).iterdir())
+    assert path.stat().st_mode & 0o777 == 0o600
+    if broken == "write":
+        path.write_bytes(path.read_bytes() + b"bbbb")  # a crash within a line
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", Mock(side_effect=FULL))
+            with pytest.raises(RunFolderError, match="nothing was sent"):
+                marks.put(RUN, two)
+    assert marks.last(RUN) == one
+    marks.put(RUN, two)
+    marks.put(RUN, two)
+    assert marks.last(RUN) == two
+    assert path.read_bytes() == b"a" * 64 + b" 1\n" + b"b" * 64 + b" 2\n"
+
+
+@pytest.mark.parametrize("damage", [bytes.upper, lambda line: line.replace(b" ", b""), lambda _: b"\n"])
+def test_a_damaged_mark_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    marks = KeptMarks(tmp_path / KEPT)
+    marks.put(RUN, Mark("a" * 64, 1))
+    path = next((tmp_path / KEPT).iterdir())
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(IntegrityError, match="line 1: damaged"):
+        marks.last(RUN)
+
+
+def test_each_round_is_marked_by_one_flush(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.tell(terms(world))
+    world.tell(*task(world), number=1)
+    flushed: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fsync)
+        world.tell(*task(world, number=2), number=2)
+    marked = [at for at, path in enumerate(flushed) if f"/{KEPT}" in path]
+    assert len(marked) == 1
+    assert max(at for at, path in enumerate(flushed) if "/answers" in path) < marked[0]
