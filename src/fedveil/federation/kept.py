@@ -139,7 +139,7 @@ def _append(path: Path, line: bytes, length: int) -> None:
     """Add a line to a file of some length, durably; one that may not be on the disk is taken back."""
     with path.open("ab", buffering=0) as stream:
         try:
-            if stream.write(line) != len(line):
+            if os.write(stream.fileno(), line) != len(line):
                 raise OSError(None, "the disk is full")
             os.fsync(stream.fileno())
         except OSError:
