@@ -13,14 +13,19 @@ from unittest.mock import Mock
 import pytest
 
 from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.federation import silo
 from fedveil.federation.books import Books
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.errors import told
 from fedveil.federation.kept import KEPT, KeptMarks, Mark
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger
 from fedveil.protection.letter_parts import Refused, Relay
-from fedveil.protection.refusals import Code
-from tests.federation_world import RUN, World
+from fedveil.protection.refusals import Code, Refusal
+from tests.federation_world import RUN, World, small_keys
+from tests.test_federation_grammar import ALL, CASES, IDS, held_by
+from tests.test_federation_grammar import asked as asked_of
 from tests.test_federation_silo import asked, population, task, terms, vector
 
 ANSWERS = "state-0/answers"
@@ -82,6 +87,52 @@ def test_without_the_marks_two_sums_of_one_round_go_out(
     sent, answer = put_back(world, lost=False)
     assert (vector(answer) != sent).any()
     assert charged(world) == [1, 2, 2]
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_under_every_protection_the_run_is_refused_before_a_charge(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silo 0's host dies once its second answer, or step of one, is marked; its answers of before are put back."""
+    small_keys(monkeypatch)
+    world = World(tmp_path, asked_of(rounds=2, **CASES[name]), held_by(name), ALL)
+    coordinator = world.coordinate()
+    answered_twice(world, coordinator)
+    coordinator.close()
+    world.restart()
+    before = charged(world)
+    codes: list[Code] = []
+    monkeypatch.setattr(silo, "told", lambda error: noted(codes, error))
+    world.play()
+    assert Code.REPLACED in codes
+    assert charged(world) == before
+    world.close()
+
+
+def noted(codes: list[Code], error: Exception) -> Refusal:
+    why = told(error)
+    codes.append(why.code)
+    return why
+
+
+def answered_twice(world: World, coordinator: CoordinatorParty) -> None:
+    """Carry letters until silo 0 has marked twice, and put back the answers that it had before that."""
+    answers, copy = world.folder / ANSWERS, world.folder / "copy"
+    for _ in range(100):
+        for number, data in coordinator.letters():
+            if number == 0 and answers.exists():
+                shutil.rmtree(copy, ignore_errors=True)
+                shutil.copytree(answers, copy)
+            reply = world.party(number).receive(data)
+            marks = sum(
+                len(path.read_bytes().splitlines()) for path in world.folder.glob(f"state-0/{KEPT}/*")
+            )
+            if marks == 2:
+                shutil.rmtree(answers)
+                copy.rename(answers)
+                return
+            coordinator.receive(number, reply)
+    raise AssertionError("no two answers")
 
 
 def test_a_round_that_was_not_kept_is_drawn_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

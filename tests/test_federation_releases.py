@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protection.letter_parts import Closing, Part, Phase
 from fedveil.protection.messages import SERVER
+from fedveil.protection.refusals import Code, Refusal
 from fedveil.statistics import strategy
 from tests import test_inference_runs, test_releases
 from tests.commands import as_json
@@ -402,6 +404,21 @@ def test_a_release_is_asked_for_again_after_a_crash_and_answered_alike(tmp_path:
     assert [one.given for one in again if one] == [one.given for one in given if one] != []
     assert len(read_entries(world.run.path / "ledger.jsonl")) == 1
     assert all(len(world.charges(silo)) == 1 for silo in SILOS)
+
+
+def test_a_release_is_not_drawn_again_without_its_answer(tmp_path: Path) -> None:
+    world = Hospitals(tmp_path, statistics(tmp_path, protection='name = "none"'))
+    party = world.coordinator()
+    for exchange in range(3):  # nonces, terms, and the task, whose answers are lost
+        for number, data in party.letters():
+            reply = world.silos[number].receive(data)
+            if exchange < 2:
+                party.receive(number, reply)
+    party.close()
+    shutil.rmtree(world.silos[0]._store.folder)
+    assert Refusal(Code.REPLACED).sentence in (world.play() or "")
+    assert len(world.charges(SILOS[0])) == 1
+    world.close()
 
 
 # --- what a silo tells beside its message -------------------------------------------------------------------
