@@ -3,11 +3,13 @@
 Records are counted from 1, without the header, in every error. No error repeats a value.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -71,7 +73,7 @@ class TableReader:
     @classmethod
     def by_schema(
         cls, schema: Schema, path: Path, columns: Sequence[str], *, tolerant: bool, binned: bool = False
-    ) -> Self:
+    ) -> TableReader:
         """Open these columns of a file as a schema says that it is written.
 
         Raises:
