@@ -378,7 +378,7 @@ def test_as_many_releases_as_a_file_may_tell_of_take_no_gigabytes() -> None:
     assert _interval(1e4, Counter({sampled: 1})) > 5e7 / (1 << 21)
     with pytest.raises(PrivacyError, match="composes at most 1048576; use accountant 'rdp'"):
         PLD.epsilon(SelfComposedEvent(event=sampled, count=10**7), DELTA)
-    shifts = tuple(range(20_001))
+    shifts = tuple(map(float, range(20_001)))
     mixture = MixtureOfGaussiansEvent(
         noise_multiplier=1.0, sensitivities=shifts, probabilities=(1 / 20_001,) * 20_001
     )

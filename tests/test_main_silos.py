@@ -137,7 +137,7 @@ def test_the_server_learns_no_counts_and_its_line_is_that_of_readers() -> None:
     assert any("who made it is trusted" in line and "abab" in line for line in prepared.uncovered)
     by_count = prepare(asked(method={"name": "uldp-avg-w", "power": "main"}), FixedPopulation(population()))
     assert not any("who made it" in line for line in by_count.uncovered)
-    assert by_count.epsilon_of(by_count.guarantee.against(Role.SERVER), 1) == np.inf
+    assert by_count.epsilon_with(Role.SERVER, 1, ()) == np.inf
 
 
 def test_a_pair_that_trains_in_no_round_has_no_length() -> None:

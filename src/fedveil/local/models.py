@@ -299,7 +299,7 @@ def build_model(
     return model
 
 
-def _built(name: str, factory: ModelFactory, input_shape: Shape, n_outputs: int) -> nn.Module:
+def _built(name: str, factory: ModelFactory, input_shape: Shape, n_outputs: int) -> object:
     """Call somebody else's factory; it is given public numbers alone, so what it raises tells of no record."""
     try:
         return factory(input_shape, n_outputs)

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from safetensors import SafetensorError
@@ -30,7 +29,7 @@ class PublicModel:
     content: bytes
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path) -> PublicModel:
         """Read a file.
 
         Raises:
