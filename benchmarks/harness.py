@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+import fedveil
 from benchmarks.curves import Place
 
 
@@ -154,13 +155,16 @@ def load(name: str) -> Callable[[bool], Iterator[Row]]:
     return rows
 
 
-def report(name: str, rows: Iterable[Row]) -> dict[str, object]:
+def report(name: str, rows: Iterable[Row], *, quick: bool) -> dict[str, object]:
     """Return what ``fedveil bench NAME --json`` prints.
 
-    Every row goes to standard error as soon as it is measured: a benchmark that breaks off loses none.
+    Every row goes to standard error as soon as it is measured: a benchmark that breaks off loses none. ``load`` is how
+    many other processes were running or waiting for a processor, on average of the minute before the first row: times
+    that were taken on a busy machine say so.
     """
-    measured = []
+    load, measured = round(os.getloadavg()[0], 1), []
     for row in rows:
         print(json.dumps(asdict(row)), file=sys.stderr, flush=True)
         measured.append(asdict(row))
-    return {"schema_version": 1, "name": name, "machine": machine(), "rows": measured}
+    described = {**machine(), "fedveil": fedveil.__version__, "load": load}
+    return {"schema_version": 2, "name": name, "quick": quick, "machine": described, "rows": measured}

@@ -233,4 +233,4 @@ def told(cell: Cell, found: Coverage, peer: tuple[float | None, float | None]) -
 
 if __name__ == "__main__":
     place = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    print(json.dumps(report("inference", simulated(cells(), int(sys.argv[1]), place)), indent=1))
+    print(json.dumps(report("inference", simulated(cells(), int(sys.argv[1]), place), quick=False), indent=1))

@@ -54,7 +54,9 @@ def test_the_page_of_a_benchmark_has_its_curves_and_every_figure(tmp_path: Path)
         )
         for users in (10, 100, 1000)
     ]
-    result = report("weighting", [*rows, Row(case="fitted slope", unit="ms per user", ours=20.0)])
+    result = report(
+        "weighting", [*rows, Row(case="fitted slope", unit="ms per user", ours=20.0)], quick=False
+    )
     assert json.loads(json.dumps(result))["rows"][0]["place"]["x"] == 10
     page = write_page(result, tmp_path / "page.html").read_text()
     assert "Paillier: 0.1 s + 20 ms for each" in page
@@ -62,7 +64,7 @@ def test_the_page_of_a_benchmark_has_its_curves_and_every_figure(tmp_path: Path)
 
 
 def test_a_benchmark_without_curves_has_no_page(tmp_path: Path) -> None:
-    result = report("plain", [Row(case="one", unit="s", ours=1.0)])
+    result = report("plain", [Row(case="one", unit="s", ours=1.0)], quick=True)
     with pytest.raises(ValueError, match="plain measured no curve"):
         write_page(result, tmp_path / "page.html")
     assert not list(tmp_path.iterdir())

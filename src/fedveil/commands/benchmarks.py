@@ -53,7 +53,7 @@ def run_benchmark(name: str, *, quick: bool, page: Path | None) -> dict[str, Any
         raise ConfigError(f"no benchmark '{name}'; {there}")
     sys.path.insert(0, str(folder.parent))
     harness = import_module("benchmarks.harness")
-    document: dict[str, Any] = harness.report(name, harness.load(name)(quick))
+    document: dict[str, Any] = harness.report(name, harness.load(name)(quick), quick=quick)
     if page is not None:
         try:
             import_module("benchmarks.curves").write_page(document, page)
