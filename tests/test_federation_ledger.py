@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import stat
 from collections.abc import Iterator
@@ -331,12 +332,15 @@ def test_a_head_that_could_not_be_written_is_not_taken_for_noted(
 ) -> None:
     heads, (first, second) = HeadsSeen(tmp_path / HEADS, bytes(32)), (bytes([n]) * 32 for n in (1, 2))
     heads.hear({"north": first})
+    write = os.write
 
-    def full(*_: object) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        if len(data) > 20:
+            return write(descriptor, data[:20])
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", full)
+        patch.setattr(os, "write", full)
         with pytest.raises(RunFolderError, match="No space left"):
             heads.hear({"north": second})
     heads.hear({"north": second})

@@ -1,4 +1,4 @@
-"""Files: read within limits, and replaced whole and durably, or not at all.
+"""Files: read within limits, replaced whole and durably, or not at all, and added to in the same way.
 
 Claim: whatever stands in a file that is read here, in its place or under its name (a folder, a queue, a device), what
 follows is a value or one error of this project that names the file: no document is read without end, none is nested or
@@ -17,7 +17,7 @@ import struct
 import tomllib
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -267,6 +267,51 @@ def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
+
+
+def append_file(target: Path, content: bytes, *, flush: bool = True) -> None:
+    """Add to the end of a file by its name, as :func:`append` does; a file that it makes keeps its name too.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    exists = target.exists()
+    with target.open("ab", buffering=0) as stream:
+        append(stream.fileno(), content, flush=flush)
+    if not exists:
+        sync_folder(target.parent)
+
+
+def append(descriptor: int, content: bytes, *, flush: bool = True) -> None:
+    """Add to the end of a file, which ends as before where that fails.
+
+    Claim: after the return the file is what it was and the content, and survives a crash of the host. After an error
+    (a full disk) it is what it was, in this process and for whoever reads it. After a crash before the return, or where
+    not even taking back succeeds, it is what it was and any part of the content: readers of lines take a last one
+    without its end for none.
+
+    Conditions: nobody else writes the file, and the disk keeps what was fsynced.
+
+    Args:
+        descriptor: of the file, opened for appending.
+        content: what is added.
+        flush: False leaves it to the system when the content reaches the disk: it survives the end of this process, and
+            whoever needs more flushes the file before it acts on that.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    length = os.fstat(descriptor).st_size
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        if flush:
+            os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(descriptor, length)
+        raise
 
 
 def folders_with(folder: Path, *names: str) -> str:

@@ -38,7 +38,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.errors import RefusalError
-from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file
+from fedveil.files import LARGEST_FILE, append_file, parse_json, read_content, reading, replace_file
 from fedveil.protection.letter_parts import Heads, SignedHead
 from fedveil.protection.protocol import Roster
 from fedveil.protection.refusals import Code
@@ -196,8 +196,7 @@ class HeadsSeen:
         try:
             if self._whole and self._lines <= 2 * held and self._path.exists():
                 self._whole = self._durable = False  # until all is written
-                with self._path.open("ab") as stream:
-                    stream.writelines(_line(self._charter, *one) for one in new)
+                append_file(self._path, b"".join(_line(self._charter, *one) for one in new), flush=False)
                 self._lines += len(new)
             else:
                 every = [_line(*key, head) for key, seen in self._all.items() for head in seen]

@@ -16,16 +16,14 @@ Tests: ``tests/test_federation_kept.py``.
 
 from __future__ import annotations
 
-import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.store import RoundRecord
-from fedveil.files import LARGEST_FILE, read_content, replace_file, sync_folder
+from fedveil.files import LARGEST_FILE, append_file, read_content, replace_file, sync_folder
 from fedveil.privacy.ledger import Ledger
 
 KEPT: Final = "kept"
@@ -90,16 +88,7 @@ class KeptMarks:
             IntegrityError: the file is damaged.
             RunFolderError: it cannot be read.
         """
-        lines = self._content(place).split(b"\n")[:-1]
-        if not lines:
-            return None
-        found = _LINE.fullmatch(lines[-1])
-        if found is None:
-            raise IntegrityError(
-                f"{self._path(place)}, line {len(lines)}: damaged; what was answered is unknown, so this run cannot go "
-                "on here; restore the file as it was last"
-            )
-        return Mark(found[1].decode(), int(found[2]))
+        return _last(self._path(place), self._content(place))
 
     def put(self, place: bytes, mark: Mark) -> None:
         """Write a mark, and return once it is on disk; one that is the last already is not written again.
@@ -112,13 +101,13 @@ class KeptMarks:
             IntegrityError: the file is damaged.
             RunFolderError: the disk is full, say; nothing may be sent.
         """
-        if self.last(place) == mark:
-            return
         path, content = self._path(place), self._content(place)
+        if _last(path, content) == mark:
+            return
         line = f"{mark.head} {mark.length}\n".encode()
         try:
             if content.endswith(b"\n"):
-                _append(path, line, len(content))
+                append_file(path, line)
                 return
             if not self.folder.is_dir():
                 self.folder.mkdir(mode=0o700)
@@ -135,14 +124,14 @@ class KeptMarks:
         return self.folder / place.hex()
 
 
-def _append(path: Path, line: bytes, length: int) -> None:
-    """Add a line to a file of some length, durably; one that may not be on the disk is taken back."""
-    with path.open("ab", buffering=0) as stream:
-        try:
-            if os.write(stream.fileno(), line) != len(line):
-                raise OSError(None, "the disk is full")
-            os.fsync(stream.fileno())
-        except OSError:
-            with suppress(OSError):
-                os.truncate(path, length)
-            raise
+def _last(path: Path, content: bytes) -> Mark | None:
+    lines = content.split(b"\n")[:-1]
+    if not lines:
+        return None
+    found = _LINE.fullmatch(lines[-1])
+    if found is None:
+        raise IntegrityError(
+            f"{path}, line {len(lines)}: damaged; what was answered is unknown, so this run cannot go on here; restore "
+            "the file as it was last"
+        )
+    return Mark(found[1].decode(), int(found[2]))

@@ -21,7 +21,7 @@ import portalocker
 from portalocker import LockFlags
 
 from fedveil.errors import BudgetError, IntegrityError, PrivacyError, RunFolderError
-from fedveil.files import CLOSED_IN_CHILDREN, LARGEST_FILE, check_file, read_content, sync_folder
+from fedveil.files import CLOSED_IN_CHILDREN, LARGEST_FILE, append, check_file, read_content, sync_folder
 from fedveil.privacy.accountant import Accountant
 from fedveil.privacy.events import Adjacency, Event, atoms, compose
 from fedveil.privacy.ledger_lines import (
@@ -212,8 +212,7 @@ class Ledger:
     def _write(self, line: Line, failed: str) -> None:
         data, digest = write_line(line, self._digests[-1])
         try:
-            _write_all(self._file, data)
-            os.fsync(self._file)
+            append(self._file, data)
         except OSError as error:
             self.close()
             raise RunFolderError(
@@ -305,19 +304,13 @@ def _read_all(descriptor: int) -> bytes:
         return stream.read()
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 def _repair(descriptor: int, content: bytes, complete: int) -> bool:
     """Cut a torn last line off, or give the last line its newline; return whether anything was repaired."""
     if complete < len(content):
         os.ftruncate(descriptor, complete)
-    elif content and not content.endswith(b"\n"):
-        _write_all(descriptor, b"\n")
-    else:
-        return False
-    os.fsync(descriptor)
-    return True
+        os.fsync(descriptor)
+        return True
+    if content and not content.endswith(b"\n"):
+        append(descriptor, b"\n")
+        return True
+    return False

@@ -33,7 +33,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +52,7 @@ from fedveil.engine.run_folder.documents import SCHEMA_VERSION, RoundRow, read_l
 from fedveil.errors import RunFolderError
 from fedveil.files import (
     LARGEST_FILE,
+    append_file,
     check_file,
     folders_with,
     parse_json,
@@ -258,10 +258,7 @@ class RunFolder:
         """Add one line per row to a file of lines, durably."""
         path = self.path / name
         try:
-            with open(path, "ab") as stream:
-                stream.writelines((json.dumps(row, allow_nan=False) + "\n").encode() for row in rows)
-                stream.flush()
-                os.fsync(stream.fileno())
+            append_file(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
 
