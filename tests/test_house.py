@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import pkgutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 import fedveil
+from fedveil.engine.placement import beside_others
 from fedveil.errors import FedveilError
+from fedveil.federation.attendance import trains_alone
+from fedveil.local import choice
+from fedveil.local.trainer import Progress, SplitTrainer, Sums, TrainJob
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
 from fedveil.methods.derive import derive
@@ -117,6 +124,44 @@ def test_a_ladder_is_noticed() -> None:
         assert ladders("elsewhere.py", ast.parse(line)) == 1, line
     assert ladders("methods/gaussian_shares.py", ast.parse(lines[0])) == 0
     assert ladders("elsewhere.py", ast.parse("isinstance(value, int)")) == 0
+
+
+def trainers_by_name(tree: ast.Module) -> list[str]:
+    """Where code compares a value with the name of a trainer: what a trainer is should be asked as a fact of it."""
+    return [
+        ast.unparse(node)
+        for node in walked(tree)
+        if isinstance(node, ast.Compare)
+        for other in (node.left, *node.comparators)
+        if any(isinstance(one, ast.Constant) and one.value in choice._TRAINERS for one in ast.walk(other))
+    ]
+
+
+def test_no_code_but_the_choice_asks_for_a_trainer_by_its_name() -> None:
+    assert trainers_by_name(ast.parse('x.get("name") == "loop"; name in ("span", "vmap")'))
+    found = {file: trainers_by_name(tree) for file, tree in trees().items() if file != "local/choice.py"}
+    assert {file: lines for file, lines in found.items() if lines} == {}
+
+
+def test_a_trainer_that_says_nothing_counts_as_one_that_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One from outside, and one that nobody knows: statements have the sentence of batches, and keep it."""
+
+    class Silent(SplitTrainer):
+        name = "silent"
+
+        def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
+            raise NotImplementedError
+
+    monkeypatch.setattr(choice, "_TRAINERS", {**choice._TRAINERS, Silent.name: Silent})
+    trainer, device = Silent(task=Mock(), local=Mock()), torch.device("cuda")
+    for name in (Silent.name, "auto", "nobody's"):
+        assert not choice.computes_alone(name)
+        assert not trains_alone(json.dumps({"trainer": {"name": name}}))
+        (sentence,) = beside_others(name, "several", trainer, device)
+        assert "in batches" in sentence
+    assert not trains_alone("{}")
+    assert beside_others(Silent.name, "this", trainer, device)
+    assert trains_alone('{"trainer": {"name": "loop"}}')
 
 
 def _more(found: dict[str, int], known: dict[str, int]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import torch
 
 from fedveil.engine.experiments.sections import Device
 from fedveil.errors import ConfigError, ModelError
+from fedveil.local.choice import computes_alone
 from fedveil.local.dpsgd import DpSgdTrainer
 from fedveil.local.trainer import Cohort, SplitTrainer
 
@@ -67,7 +68,7 @@ def beside_others(
         device: where it computes.
     """
     if machines == "several":
-        if name == "loop":
+        if computes_alone(name):
             return ()
         who, where = "a silo's ", "on a CUDA device or by compiled kernels, should it have such,"
     elif not trainer.side_by_side or (device.type == "cpu" and not trainer.generated):

@@ -13,10 +13,8 @@ from fedveil.errors import IntegrityError
 from fedveil.federation.audit.run_record import NOTHING, RoundPlace
 from fedveil.files import parse_json, reading
 from fedveil.foreign import foreign
+from fedveil.local.choice import computes_alone
 from fedveil.privacy.ledger_lines import Entry
-
-ALONE: Final = "loop"
-"""The name of the trainer that computes contributions one after another."""
 
 _PLACE: Final = "the experiment of the terms"
 
@@ -116,7 +114,7 @@ def trains_alone(experiment: str) -> bool:
         IntegrityError: it is none.
     """
     with reading(_PLACE, IntegrityError):
-        return bool((_parsed(experiment).get("trainer") or {}).get("name") == ALONE)
+        return computes_alone(str((_parsed(experiment).get("trainer") or {}).get("name")))
 
 
 def _parsed(experiment: str) -> dict[str, Any]:

@@ -77,6 +77,14 @@ def choose_trainer(
     return _TRAINERS[name](task=task, local=local)
 
 
+def computes_alone(name: str) -> bool:
+    """Return whether the trainer with this name says that it computes each contribution by itself.
+
+    No other name does: ``auto`` may choose any trainer, and one that says nothing of it counts as one that batches.
+    """
+    return name in _TRAINERS and not _TRAINERS[name].side_by_side
+
+
 def records_together(task: Task, cohort: Cohort) -> bool:
     """Return whether gradients of single records may be computed side by side; else DP-SGD computes one at a time.
 
@@ -124,10 +132,10 @@ def _linear(task: Task) -> bool:
 
 
 def _alone(name: str, task: Task, local: LocalStep, cohort: Cohort) -> bool:
-    """Return whether a trainer leaves contributions alone; the loop computes one at a time."""
+    """Return whether a trainer leaves contributions alone."""
     if name == "span":  # the trainer refuses models that are not linear by itself
         return not _linear(task) or _span_alone(task, local, cohort)
-    return name == "loop" or _vmap_alone(task, local, cohort)
+    return computes_alone(name) or _vmap_alone(task, local, cohort)
 
 
 def _span_alone(task: Task, local: LocalStep, cohort: Cohort) -> bool:
