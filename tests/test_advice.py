@@ -34,7 +34,7 @@ def test_noise_that_nothing_outweighs_asks_for_people_and_not_for_another_clip()
     said = advice(rows(most=9.9), 20)
     assert said is not None
     assert "1 times as far as people can" in said
-    assert "No clip and no rate" in said
+    assert "No clip and no learning rate" in said
     assert "No clip" not in (advice(rows(most=10.1), 20) or "")
 
 
@@ -48,7 +48,7 @@ def test_updates_that_are_not_heard_ask_for_a_clip_that_follows() -> None:
     said = advice(rows(), 20)
     assert said is not None
     assert "clip = { start = 0.1 }" in said
-    assert "fill at most 10%" in said  # S^2 = 3 * 100 * sqrt(2 / 10,000)
+    assert "reach at most 10%" in said  # S^2 = 3 * 100 * sqrt(2 / 10,000)
     assert "at least 4.9 times" in said
     followed = rows(clip=0.2)
     assert "The clip follows" in (advice(followed, 20) or "")
@@ -149,7 +149,7 @@ def test_a_run_says_it_once_while_it_trains_and_at_its_end(
 ) -> None:
     result = made(tmp_path, steps=0.1, callbacks=[fv.Progress()])
     assert result.advice is not None
-    assert "It takes" in result.advice or "it takes" in result.advice
+    assert "more people, fewer parameters or a larger epsilon" in result.advice.lower()
     printed = capsys.readouterr().out
     assert printed.count("noise") == 1
     assert advice_of(result.folder) == result.advice

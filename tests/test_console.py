@@ -272,7 +272,7 @@ def test_a_run_between_institutions_refused_before_its_first_round_fails(
             federation_commands._run(home, folder, as_json=bool(silent))
 
 
-@pytest.mark.parametrize(("budget", "said"), [("9", "yes"), ("0.01", "no"), ("", "no budget is set")])
+@pytest.mark.parametrize(("budget", "said"), [("9", "yes"), ("0.01", "no"), ("", "no privacy.budget is set")])
 def test_check_says_whether_a_run_is_within_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, said: str
 ) -> None:

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[list[list[str]], str, str, str]] = {
         changed({(0, "patient"): "007", (1, "patient"): "7"}),
         "guarantee",
         "patient",
-        "2 ids differ in their form",
+        "2 ids differ only in how they are written",
     ),
     "case and blanks": (
         changed({(0, "patient"): "A b", (1, "patient"): "ab"}),
@@ -103,13 +103,13 @@ CASES: dict[str, tuple[list[list[str]], str, str, str]] = {
         [*rows(), ["q", *rows()[0][1:]]],
         "guarantee",
         "patient",
-        "records that equal one of another id in every feature and target: 1",
+        "records that agree with one of another id in every feature and the target: 1",
     ),
     "copies": (
         [*rows(), rows()[0], rows()[0]],
         "model",
         "records",
-        "records that repeat another one, its person and silo included: 2",
+        "records that repeat another one, including its person and silo: 2",
     ),
     "no id": (changed({(0, "patient"): ""}), "run", "patient", "records without an id: 1"),
     "no silo": (changed({(0, "hospital"): "NA"}), "run", "hospital", "records that name no silo: 1"),
@@ -209,7 +209,7 @@ def test_a_feature_that_is_a_number_or_one_of_many_classes_in_other_words_is_fou
         report = data_report(schema(target=target, features=features), [path.with_name("u.csv")])
         said += [(one.where, one.found) for one in report.findings]
     assert said == [
-        ("heat", "it and what is predicted lie on one line"),
+        ("heat", "it is a linear function of what is predicted"),
         ("code", "each of its values is found with one class alone"),
     ]
 
@@ -245,7 +245,7 @@ def test_a_header_alone_and_a_table_of_dates_are_looked_through(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("outside", "found"),
     [
-        ("error", ("run", "2.5% of the targets lie outside of the declared bounds")),
+        ("error", ("run", "2.5% of the targets lie outside the declared bounds")),
         ("clip", None),
     ],
 )
@@ -266,8 +266,8 @@ def test_the_command_says_for_whom_it_is_and_writes_a_page(tmp_path: Path) -> No
     page = tmp_path / "page.html"
     asked = ("check-data", tmp_path / "schema.toml", tmp_path / "t.csv")
     said = output(*asked, "--page", page)
-    assert "for whoever holds them" in said
-    assert "records (bears on the model): records that repeat another one" in said
+    assert "as private as the records" in said
+    assert "records (affects the model): records that repeat another one" in said
     assert "as private as the records" in page.read_text()
     assert as_json(*asked)["findings"][0]["where"] == "records"
 
@@ -276,7 +276,7 @@ def test_another_case_of_a_declared_value_is_counted(tmp_path: Path) -> None:
     table = [[*row[:3], row[3].upper(), *row[4:]] for row in rows()]
     (finding,) = look(tmp_path, table).findings
     assert (finding.where, finding.bears_on) == ("sex", "run")
-    assert finding.found.endswith("; 40 differ from a declared value in case alone")
+    assert finding.found.endswith("; 40 differ from a declared value only in case")
     assert "(also)" in finding.effect
     (finding,) = look(tmp_path, table, schema(invalid="bin")).findings
     assert finding.bears_on == "model"

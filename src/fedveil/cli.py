@@ -62,68 +62,70 @@ class Command:
 COMMANDS: Final = {
     "run": Command(
         "training:run_command",
-        "Train: one experiment, or every experiment of a preset, and end with a table and a report.",
+        "Train one experiment, or every experiment of a preset; print a table and write a report.",
     ),
     "resume": Command(
         "training:resume_command",
-        "Go on with an interrupted run from its last complete round, or with an interrupted release.",
+        "Continue an interrupted run from its last complete round, or an interrupted release.",
     ),
     "check": Command(
-        "training:check_command", "Check data, model, configuration and budget, before any training."
+        "training:check_command", "Check data, model, configuration and budget without training."
     ),
     "check-data": Command(
         "data:check_data_command",
-        "Look through tables that you hold, before a run: people, ids, duplicates, columns, classes; for you alone.",
+        "Inspect tables that you hold: people, ids, duplicates, columns, classes. What it prints is private.",
     ),
     "sweep": Command(
         "training:sweep_command",
-        "Run a grid over any keys; the same command again goes on where it was interrupted.",
+        "Run a grid over any keys; repeat the command to continue an interrupted sweep.",
     ),
     "plan": Command(
         "planning:plan_command",
-        "Say what a federation would guarantee before any data exists: sigma, epsilon, rounds, per method.",
+        "Calculate what each method would guarantee, from public numbers alone: sigma, epsilon, rounds.",
     ),
     "stats": Command(
         "statistics:stats_command",
-        "Count people over silos: one release of tables with intervals, inside one budget.",
+        "Count people across silos: one release of tables with intervals, within one budget.",
     ),
     "infer": Command(
         "inference:infer_command",
-        "Estimate effects over silos: one regression with intervals, inside one budget.",
+        "Estimate effects across silos: one regression with intervals, within one budget.",
     ),
     "show": Command(
         "statistics:show_command",
-        "Read what was released again, or figures that follow from it: free, and no record is touched.",
+        "Print released figures again, or figures that follow from them: free of charge, and no record is read.",
     ),
-    "spent": Command("results:spent_command", "Say what several runs over the same people cost together."),
-    "report": Command("results:report_command", "Write the self-contained report of a run again."),
+    "spent": Command(
+        "results:spent_command", "Calculate what several runs over the same people cost together."
+    ),
+    "report": Command("results:report_command", "Write a run's self-contained report again."),
     "compare": Command(
         "results:compare_command",
-        "Put runs side by side, with the standard deviation over seeds: a table, and a page of privacy-utility curves.",
+        "Compare runs: a table with the standard deviation over seeds, and a page of privacy-utility curves.",
     ),
     "bundle": Command(
         "bundles:bundle_command",
-        "Put a run's model, schema, statement and ledger into one folder or zip, to be used elsewhere.",
+        "Pack a run's model, schema, statement and ledger into one folder or zip, for use elsewhere.",
     ),
     "predict": Command("bundles:predict_command", "Predict for every record of a table."),
     "export": Command("bundles:export_command", "Write a bundle's model for other programs."),
-    "sign": Command("bundles:sign_command", "Sign a bundle that you made, or have checked."),
+    "sign": Command("bundles:sign_command", "Sign a bundle that you made or have checked."),
     "verify": Command(
         "verification:verify_command",
-        "Check a run, a bundle or an exported ledger: bytes, signatures, chains, epsilon; list what cannot be checked.",
+        "Verify a run, bundle or exported ledger (bytes, signatures, chains, epsilon); list what cannot be checked.",
     ),
     "audit": Command(
         "audit:audit_command",
-        "Attack a run: membership inference, and a lower bound on epsilon that may refute its claim.",
+        "Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one.",
     ),
     "presets": Command("lists:presets_command", "List the presets, or print one."),
     "methods": Command(
         "lists:methods_command",
-        "List the methods, the package that brings each, and the keys that it takes in the table `method`.",
+        "List the methods, with the package that provides each and its keys in the table `method`.",
     ),
     "stages": Command(
         "lists:stages_command",
-        "List the stages of every kind, the package that brings each, and the keys that it takes in its table.",
+        "List the stages of every kind, with the package that provides each and the keys of its table.",
     ),
     "data": Command(
         "lists:data_command",
@@ -135,11 +137,11 @@ COMMANDS: Final = {
     ),
     "bench": Command(
         "benchmarks:bench_command",
-        "Measure, against peers, in one run (from a checkout: benchmarks/ is not installed).",
+        "Run a benchmark against its peers (from a checkout: benchmarks/ is not installed).",
     ),
     "reproduce": Command(
         "reproduction:reproduce_command",
-        "Make a published table again, run by run; what a result file has is not run again.",
+        "Reproduce a published table, run by run; runs already in the result file are not repeated.",
     ),
     "federation": Command(
         "federation:federation",
@@ -147,11 +149,11 @@ COMMANDS: Final = {
     ),
     "status": Command(
         "operations:status_command",
-        "Say how a party on this host does: served or not, run and round, certificates, membership, budget.",
+        "Show the state of a party on this host: service, run and round, certificates, membership, budget.",
     ),
     "health": Command(
         "operations:health_command",
-        "End with exit code 0 if the party is served and its certificates and membership are valid, with 1 if not.",
+        "Exit with code 0 if the party is serving and its certificates and membership are valid, otherwise 1.",
     ),
     "deploy": Command("operations:deploy", "Write files for service managers, containers and proxies."),
     "coordinator": Command(
@@ -160,7 +162,7 @@ COMMANDS: Final = {
     ),
     "link": Command(
         "link:link_command",
-        "Serve the coordinator's link as another user of its host, with the TLS key and no other key.",
+        "Serve the coordinator's link under its own user account, which holds the TLS key and no other key.",
     ),
     "silo": Command(
         "silo:silo",
@@ -214,10 +216,10 @@ app = typer.Typer(
 def _root(
     version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
     log_level: Annotated[
-        LogLevel, typer.Option(help="how much this process tells on standard error of what goes on")
+        LogLevel, typer.Option(help="how much is logged to standard error")
     ] = LogLevel.WARNING,
     log_format: Annotated[
-        LogFormat, typer.Option(help="lines for people, or one JSON object a line")
+        LogFormat, typer.Option(help="lines for people, or one JSON object per line")
     ] = LogFormat.TEXT,
 ) -> None:
     show_log(log_level, log_format)

@@ -16,14 +16,15 @@ from fedveil.report.page import write_report
 
 
 def audit_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run that ended")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run that has ended")],
     canaries: Annotated[
-        int, typer.Option(min=0, help="units of the one-run audit, which trains once more; 0 leaves it out")
+        int,
+        typer.Option(min=0, help="units inserted in the one-run audit, which trains once more; 0 skips it"),
     ] = 200,
     code: Code = None,
     as_json: Json = False,
 ) -> None:
-    """Attack a run: membership inference, and a lower bound on epsilon that may refute its claim."""
+    """Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one."""
     found = audit(folder, canaries=canaries, code=code or ())
     report = write_report(folder)
     if as_json:

@@ -22,7 +22,7 @@ def bench_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure, against peers, in one run (from a checkout: benchmarks/ is not installed)."""
+    """Run a benchmark against its peers (from a checkout: benchmarks/ is not installed)."""
     document = run_benchmark(name, quick=quick, page=page)
     if as_json:
         print_json(document)

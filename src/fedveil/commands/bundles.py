@@ -19,18 +19,18 @@ from fedveil.errors import ConfigError
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="a bundle: a folder or a .zip")]
 Network = Annotated[
     str | None,
-    typer.Option("--model", help="package.module:factory that the bundle names: says that its code may run"),
+    typer.Option("--model", help="package.module:factory that the bundle names: allows its code to run"),
 ]
 
 
 def bundle_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder, or a new .zip")],
-    about: Annotated[str, typer.Option(help="what the model is for, and for whom: for its card")] = "",
+    about: Annotated[str, typer.Option(help="for the model card: what the model is for, and for whom")] = "",
     code: Code = None,
     as_json: Json = False,
 ) -> None:
-    """Put a run's model, schema, statement and ledger into one folder or zip, to be used elsewhere."""
+    """Pack a run's model, schema, statement and ledger into one folder or zip, for use elsewhere."""
     made = bundle_run(run, output, about=about, code=code or ())
     tell(as_json, {"bundle": made}, f"bundle: {made}")
 
@@ -77,7 +77,7 @@ def sign_command(
     new: Annotated[bool, typer.Option("--new-key", help="make the key first")] = False,
     as_json: Json = False,
 ) -> None:
-    """Sign a bundle that you made, or have checked."""
+    """Sign a bundle that you made or have checked."""
     if new:
         IdentityKey.generate().save(key)
     elif not key.exists():

@@ -40,13 +40,13 @@ def tell_request(path: Path, fingerprint: str, as_json: bool) -> None:
 
 @coordinator.command("join")
 def join_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="made here: the coordinator's folder")],
-    charter: Annotated[Path, typer.Option(help="as the founder handed it out")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder, created here")],
+    charter: Annotated[Path, typer.Option(help="the charter that the founder handed out")],
     descriptor: Descriptor = None,
     unprotected: Unprotected = False,
     as_json: Json = False,
 ) -> None:
-    """Make the coordinator's keys here, and the request to be admitted."""
+    """Make the coordinator's keys and the request for admission, on the coordinator's own host."""
     asked = join_as_coordinator(folder, charter, passphrase=Asked(descriptor).chosen(unprotected))
     tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
 
@@ -55,7 +55,7 @@ def join_command(
 def accept_command(
     folder: Folder,
     sealed: Annotated[
-        Path, typer.Argument(metavar="MEMBERSHIP", help="as it was sealed, server.crt beside it")
+        Path, typer.Argument(metavar="MEMBERSHIP", help="the sealed membership, with server.crt beside it")
     ],
     fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
     descriptor: Descriptor = None,

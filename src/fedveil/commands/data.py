@@ -22,7 +22,7 @@ def check_data_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Look through tables that you hold, before a run: people, ids, duplicates, columns, classes; for you alone."""
+    """Inspect tables that you hold: people, ids, duplicates, columns, classes. What it prints is private."""
     report = data_report(read_schema(schema), tables)
     written = None if page is None else write_data_page(report, page)
     if as_json:
@@ -41,7 +41,7 @@ def print_report(report: DataReport) -> None:
     OUT.print(f"all silos: {report.records} records of {report.people} people, {report.n_users} declared")
     for one in report.findings:
         OUT.print(
-            f"{one.where} (bears on the {one.bears_on}): {one.found}. {one.effect[0].upper()}{one.effect[1:]}."
+            f"{one.where} (affects the {one.bears_on}): {one.found}. {one.effect[0].upper()}{one.effect[1:]}."
         )
     if not report.findings:
-        OUT.print("Nothing was found that changes the guarantee, the model or the run.")
+        OUT.print("Nothing was found that affects the guarantee, the model or the run.")

@@ -54,19 +54,19 @@ Founder = Annotated[Path, typer.Argument(metavar="DIR", help="the founder's fold
 @federation.command("found")
 def found_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="made here: the founder's, to be kept offline")
+        Path, typer.Argument(metavar="DIR", help="the founder's folder, created here; keep it offline")
     ],
-    host: Annotated[str, typer.Option(help="the coordinator, as silos reach it")],
-    name: Annotated[str, typer.Option(help="of the federation")] = "federation",
+    host: Annotated[str, typer.Option(help="host name or address by which silos reach the coordinator")],
+    name: Annotated[str, typer.Option(help="name of the federation")] = "federation",
     schema: Annotated[
         Path, typer.Option(help="the public schema of all tables; it names the list of users by its sha256")
     ] = Path("schema.toml"),
-    port: Annotated[int, typer.Option(min=1, max=65535, help="its one port")] = 9443,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="the coordinator's only port")] = 9443,
     descriptor: Descriptor = None,
     unprotected: Unprotected = False,
     as_json: Json = False,
 ) -> None:
-    """Make the founder's keys and the charter that everybody who may join is handed; nobody else's key is made."""
+    """Make the founder's keys and the charter for all who may join; nobody else's key is made here."""
     chosen = Asked(descriptor).chosen(unprotected)
     charter = found(folder, name=name, schema=schema, host=host, port=port, passphrase=chosen)
     told = f"hand out: {folder / CHARTER}", f"fingerprint of the charter: {charter.fingerprint}"
@@ -76,11 +76,11 @@ def found_command(
 @federation.command("admit")
 def admit_command(
     folder: Founder,
-    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="as the party made it")],
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="the request file that the party made")],
     fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the party's operator reads them out")],
     as_json: Json = False,
 ) -> None:
-    """Admit a party whose operator read you its request's fingerprint; it belongs to the next membership."""
+    """Admit a party whose operator read you its request's fingerprint; it joins with the next membership."""
     asked = admit(folder, request, fingerprint)
     tell(as_json, {"admitted": asked.name}, f"admitted: {asked.role} {asked.name}")
 
@@ -88,11 +88,11 @@ def admit_command(
 @federation.command("revoke")
 def revoke_command(
     folder: Founder,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="of the silo, or coordinator")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the silo, or `coordinator`")],
     reason: Annotated[str, typer.Option(help="for all members to read")],
     as_json: Json = False,
 ) -> None:
-    """Take a party out of the next membership, and its key out of all: it left, or its key was lost."""
+    """Remove a party from the next membership and revoke its key: it left, or its key was lost."""
     one = revoke(folder, name, reason)
     told = f"revoked: {name}, since {one.since}; seal, and hand out the membership"
     tell(as_json, {"revoked": name, "since": one.since}, told)
@@ -110,7 +110,7 @@ def seal_command(
     descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
-    """Seal who was admitted as the next membership, and certify the coordinator's TLS key anew."""
+    """Seal all admitted parties as the next membership, and certify the coordinator's TLS key anew."""
     made = seal(folder, Asked(descriptor), days, above)
     sealed = folder / "sealed"
     tell(
@@ -124,11 +124,13 @@ def seal_command(
 
 @federation.command("demo")
 def demo_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="made here")],
-    rounds: Annotated[int, typer.Option(min=1, help="of the experiment")] = 10,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="of the coordinator; silos have none")] = 9443,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder, created here")],
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of the experiment")] = 10,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="the coordinator's port; silos open none")
+    ] = 9443,
 ) -> None:
-    """Found four made-up hospitals in the shape of Heart Disease, play all parties here, and run an experiment."""
+    """Found a federation of four made-up hospitals, run all parties on this host, and run an experiment."""
     made = write_demonstration(folder, rounds=rounds, port=port)
     home = CoordinatorFolder(made.provisioned.coordinator)
     end_by_terminate()
@@ -161,10 +163,10 @@ def run_command(
         ),
     ] = None,
     home: Annotated[Path, typer.Option("--home", help="the coordinator's folder")] = Path("."),
-    resume: Annotated[Path | None, typer.Option("--resume", help="go on with this run folder")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="continue the run in this folder")] = None,
     as_json: Json = False,
 ) -> None:
-    """Submit a run to the coordinator, watch it, and end with its statement, run folder and report."""
+    """Submit a run to the coordinator, follow it, and print its statement, run folder and report."""
     coordinator = CoordinatorFolder(home)
     if (experiment is None) == (resume is None):
         raise ConfigError("give an experiment to run, or --resume and the folder of a run")

@@ -27,12 +27,12 @@ def infer_command(
         bool, typer.Option("--plan", help="predict every interval; no record is read, nothing is charged")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="pay for a regression that was begun or made already")
+        bool, typer.Option("--again", help="pay again for a regression that was begun or released already")
     ] = False,
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Estimate effects over silos: one regression with intervals, inside one budget."""
+    """Estimate effects across silos: one regression with intervals, within one budget."""
     document = read_releases(file, InferenceDocument)
     prepared = prepare_inference(document)
     if plan:

@@ -20,7 +20,7 @@ from fedveil.flower.release import check_release
 def link_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the link's folder")],
 ) -> None:
-    """Serve the coordinator's link as another user of its host, with the TLS key and no other key."""
+    """Serve the coordinator's link under its own user account, which holds the TLS key and no other key."""
     found = LinkFolder(folder)
     end_by_terminate()
     os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(found / "flower")})

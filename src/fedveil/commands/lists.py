@@ -32,7 +32,7 @@ def presets_command(
 
 
 def methods_command(as_json: Json = False) -> None:
-    """List the methods, the package that brings each, and the keys that it takes in the table `method`."""
+    """List the methods, with the package that provides each and its keys in the table `method`."""
     rows = [{"method": one.name, **_told(one)} for one in entries("methods")]
     tell(as_json, {"methods": rows}, rows_table(rows))
 
@@ -41,7 +41,7 @@ def stages_command(
     kind: Annotated[str | None, typer.Argument(help=f"one of: {', '.join(_STAGES)}; default: all")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the stages of every kind, the package that brings each, and the keys that it takes in its table."""
+    """List the stages of every kind, with the package that provides each and the keys of its table."""
     if kind is not None and kind not in _STAGES:
         raise ConfigError(f"no kind of stage '{kind}'; there are: {', '.join(_STAGES)}{meant(kind, _STAGES)}")
     rows = [

@@ -32,11 +32,11 @@ def _group() -> None:
 def status_command(
     folder: Folder,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="as Prometheus reads it, for a collector of text files")
+        bool, typer.Option("--metrics", help="in Prometheus text format, for a textfile collector")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say how a party on this host does: served or not, run and round, certificates, membership, budget."""
+    """Show the state of a party on this host: service, run and round, certificates, membership, budget."""
     found = party_status(folder, served=says_yes(folder, "/live"))
     if metrics:
         OUT.print(as_metrics(found), end="")
@@ -47,7 +47,7 @@ def status_command(
 
 
 def health_command(folder: Folder) -> None:
-    """End with exit code 0 if the party is served and its certificates and membership are valid, with 1 if not."""
+    """Exit with code 0 if the party is serving and its certificates and membership are valid, otherwise 1."""
     try:
         party_status(folder, served=False)
     except ConfigError as error:
@@ -60,12 +60,12 @@ def health_command(folder: Folder) -> None:
 
 @deploy.command("write")
 def write_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="made if it is missing")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder, created if it is missing")],
     port: Annotated[int, typer.Option(min=1, max=65535, help="the one port that silos reach")] = 9443,
     behind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="the coordinator's link, behind the proxy")
     ] = "127.0.0.1:9444",
-    memory: Annotated[str, typer.Option(help="the most that a party takes")] = "8G",
+    memory: Annotated[str, typer.Option(help="memory limit of a party")] = "8G",
     program: Annotated[str, typer.Option(help="path of fedveil on the host")] = "/opt/fedveil/bin/fedveil",
     image: Annotated[
         str | None,

@@ -18,12 +18,14 @@ OUT: Final = Terminal()
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 Source = Annotated[str, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")]
-Listed = Annotated[bool, typer.Option("--transcript", help="list every message of a protocol")]
+Listed = Annotated[
+    bool, typer.Option("--transcript", help="list every message of the protocol (transcript.jsonl)")
+]
 Code = Annotated[
     list[str] | None,
     typer.Option("--code", help="package.module:name that the run folder names: says that its code may run"),
 ]
-Runs = Annotated[Path, typer.Option("--runs", help="folder that run folders are made in")]
+Runs = Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")]
 
 
 def tell(as_json: bool, document: Mapping[str, Any], *told: object) -> None:

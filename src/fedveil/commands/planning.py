@@ -51,11 +51,11 @@ def plan_command(
             "each share under encryption leaves and sends",
         ),
     ] = None,
-    parameters: Annotated[int, typer.Option(min=1, help="d, of the model (--over)")] = 1000,
+    parameters: Annotated[int, typer.Option(min=1, help="d, the number of model parameters (--over)")] = 1000,
     page: Annotated[Path, typer.Option(help="where the table and plot are written")] = Path("plan.html"),
     as_json: Json = False,
 ) -> None:
-    """Say what a federation would guarantee before any data exists: sigma, epsilon, rounds, per method."""
+    """Calculate what each method would guarantee, from public numbers alone: sigma, epsilon, rounds."""
     sigmas = tuple(noise_multiplier or (() if epsilon else (5.0,)))
     planned = Plan(
         n_users=users,

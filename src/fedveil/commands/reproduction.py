@@ -19,20 +19,22 @@ from fedveil.reproduction.table import load_table, table_names
 
 
 def reproduce_command(
-    name: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="which; none: list them")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="which table; none: list them")
+    ] = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="runs a cell; default: what the table asks for")
+        int | None, typer.Option("--seeds", min=1, help="runs per cell; default: what the table asks for")
     ] = None,
     results: Annotated[Path, typer.Option("--results", help="folder of the result files")] = Path("results"),
-    runs: Annotated[Path, typer.Option("--runs", help="folder that run folders are made in")] = Path(
+    runs: Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")] = Path(
         "runs/reproduce"
     ),
     write: Annotated[
-        Path | None, typer.Option("--page", help="write the page of all result files here, and train nothing")
+        Path | None, typer.Option("--page", help="write the page of all result files here; train nothing")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a published table again, run by run; what a result file has is not run again."""
+    """Reproduce a published table, run by run; runs already in the result file are not repeated."""
     folder = ResultFolder(results)
     if write is not None:
         if name is not None:

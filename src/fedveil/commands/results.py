@@ -21,7 +21,7 @@ from fedveil.report.tradeoff import write_tradeoff
 def report_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")], as_json: Json = False
 ) -> None:
-    """Write the self-contained report of a run again."""
+    """Write a run's self-contained report again."""
     path = write_report(folder)
     tell(as_json, {"report": path}, f"report: {path}")
 
@@ -34,7 +34,7 @@ def compare_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put runs side by side, with the standard deviation over seeds: a table, and a page of privacy-utility curves."""
+    """Compare runs: a table with the standard deviation over seeds, and a page of privacy-utility curves."""
     if against is not None:
         written = write_tradeoff(_run_folders(folders), against, page)
         tell(as_json, {"page": written}, f"comparison: {written}")
@@ -66,7 +66,7 @@ def spent_command(
     accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-2017")] = "pld",
     as_json: Json = False,
 ) -> None:
-    """Say what several runs over the same people cost together."""
+    """Calculate what several runs over the same people cost together."""
     found = spent_by(folders, delta, accountant)
     rows = [
         {"run": path.name, "charges": charges, "epsilon": epsilon} for path, charges, epsilon in found.runs

@@ -31,21 +31,21 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")
 
 @silo.command("join")
 def join_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="made here: the silo's folder")],
-    name: Annotated[str, typer.Option(help="of the silo")],
-    charter: Annotated[Path, typer.Option(help="as the founder handed it out")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder, created here")],
+    name: Annotated[str, typer.Option(help="name of the silo")],
+    charter: Annotated[Path, typer.Option(help="the charter that the founder handed out")],
     descriptor: Descriptor = None,
     unprotected: Unprotected = False,
     as_json: Json = False,
 ) -> None:
-    """Make a silo's keys here, a drafted policy, and the request to be admitted."""
+    """Make a silo's keys, a draft policy and the request for admission, on the silo's own host."""
     asked = join_as_silo(folder, charter, name=name, passphrase=Asked(descriptor).chosen(unprotected))
     tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
 
 @silo.command("rotate")
 def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
-    """Make new keys, used once a membership that names them is accepted, and the request to replace the old."""
+    """Make new keys and the request to replace the old ones; they are used once a membership names them."""
     asked = rotate(folder, Asked(descriptor))
     tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
@@ -53,7 +53,9 @@ def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json 
 @silo.command("accept")
 def accept_command(
     folder: Folder,
-    sealed: Annotated[Path, typer.Argument(metavar="MEMBERSHIP", help="as the founder sealed it")],
+    sealed: Annotated[
+        Path, typer.Argument(metavar="MEMBERSHIP", help="the membership file that the founder sealed")
+    ],
     fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
     descriptor: Descriptor = None,
     as_json: Json = False,
@@ -73,7 +75,7 @@ def accept_command(
 
 @silo.command("serve")
 def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
-    """Serve as a silo: the guard with table and keys, and the carrier that brings it letters; no port is opened."""
+    """Serve as a silo: the guard, with table and keys, and its carrier of messages; no port is opened."""
     home = SiloFolder(folder, Asked(descriptor))
     end_by_terminate()
     limit_memory(home)
@@ -89,11 +91,11 @@ def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
 def migrate_command(
     folder: Folder,
     target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="made here, to be carried to the other host")
+        Path, typer.Argument(metavar="TARGET", help="folder, created here, to be carried to the other host")
     ],
     as_json: Json = False,
 ) -> None:
-    """Move a silo that is not served into a new folder: keys, settings and all that it remembers, but no table."""
+    """Move a stopped silo into a new folder: keys, settings and all it remembers, but no table."""
     beside = migrate(SiloFolder(folder), target)
     carried = f"carry to the other host: {target}, and the table that silo.toml names ({', '.join(beside)})"
     tell(as_json, {"folder": target, "beside": beside}, carried, f"{folder} is no silo's any more")
@@ -108,7 +110,7 @@ def leave_command(
     descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
-    """Leave the federation on this host: write the ledger, then delete membership, keys and what could be repeated."""
+    """Leave the federation: write the ledger, then delete membership, keys and stored messages."""
     leave(SiloFolder(folder, Asked(descriptor)), output)
     told = f"ledger: {output}; {folder} keeps it, and is served no more"
     tell(as_json, {"export": output}, told, "the founder now revokes this silo, and seals")
@@ -121,7 +123,7 @@ def export_command(
     descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
-    """Write the ledger as one signed file for an auditor, who checks it by `fedveil verify`."""
+    """Write the ledger as one signed file for an auditor, who checks it with `fedveil verify`."""
     home = SiloFolder(folder, Asked(descriptor))
     membership = home.membership
     made = export_ledger(
@@ -144,7 +146,7 @@ def adopt_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a ledger that lost lines, and answer for them: what they charged is not counted any more."""
+    """Continue with a ledger that lost lines, on your responsibility: what they charged is no longer counted."""
     missing = adopt(SiloFolder(folder) / "state", reason, tuple(head or ()))
     told = f"adopted; {missing} missing heads are answered for. More was spent than this ledger tells."
     tell(as_json, {"missing": missing}, told)

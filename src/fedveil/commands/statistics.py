@@ -26,7 +26,7 @@ from fedveil.statistics.released import read_released
 
 Here = Annotated[
     bool,
-    typer.Option("--these-people", help="intervals for these people, without the spread of a population"),
+    typer.Option("--these-people", help="intervals for these very people, without sampling variation"),
 ]
 
 
@@ -36,13 +36,13 @@ def stats_command(
         bool, typer.Option("--plan", help="predict every error bar; no record is read, nothing is charged")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="pay for cells that a stored release has already")
+        bool, typer.Option("--again", help="pay again for cells that a stored release already has")
     ] = False,
     here: Here = False,
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Count people over silos: one release of tables with intervals, inside one budget."""
+    """Count people across silos: one release of tables with intervals, within one budget."""
     document = read_releases(file, ReleaseDocument)
     prepared = prepare_release(document)
     if plan:
@@ -95,7 +95,7 @@ def show_command(
     here: Here = False,
     as_json: Json = False,
 ) -> None:
-    """Read what was released again, or figures that follow from it: free, and no record is touched."""
+    """Print released figures again, or figures that follow from them: free of charge, and no record is read."""
     evaluated = read_evaluated(folder)
     if evaluated is not None:
         _show_evaluated(evaluated, bool(crossed or levels), here, as_json)

@@ -37,9 +37,9 @@ class Chosen:
 
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", help="KEY=VALUE laid over every experiment; KEY= takes KEY away"),
+        typer.Option("--set", help="KEY=VALUE overrides a key of every experiment; KEY= removes it"),
     ] = None
-    quick: Annotated[bool, typer.Option("--quick", help="the preset's small scale: about a minute")] = False
+    quick: Annotated[bool, typer.Option("--quick", help="the preset's small version: about a minute")] = False
     scenario: Annotated[
         list[str] | None, typer.Option("--scenario", help="only this scenario (may be repeated)")
     ] = None
@@ -68,7 +68,7 @@ def run_command(
     transcript: Listed = False,
     as_json: Json = False,
 ) -> None:
-    """Train: one experiment, or every experiment of a preset, and end with a table and a report."""
+    """Train one experiment, or every experiment of a preset; print a table and write a report."""
     study = load_study(source, chosen.selection)
     if transcript and all(one.protection.name == "none" for one in study.experiments):
         raise ConfigError(
@@ -96,7 +96,7 @@ def resume_command(
     code: Code = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with an interrupted run from its last complete round, or with an interrupted release."""
+    """Continue an interrupted run from its last complete round, or an interrupted release."""
     if (folder / STATE).exists():
         raise ConfigError(f"{folder}: a run between institutions: `fedveil federation run --resume {folder}`")
     kind = kind_of(folder)
@@ -114,7 +114,7 @@ def check_command(
     chosen: Chosen,
     as_json: Json = False,
 ) -> None:
-    """Check data, model, configuration and budget, before any training."""
+    """Check data, model, configuration and budget without training."""
     study = load_study(source, chosen.selection)
     populations = Populations()
     held = dict.fromkeys(one.data.table for one in study.experiments if one.data.table is not None)
@@ -127,11 +127,7 @@ def check_command(
         looked = {"data": [report.to_json() for report in reports]}
         print_json({"study": study.name, "experiments": rows} | looked)
     else:
-        shown = [
-            row
-            | {"to server": epsilon_text(row["to server"]), "within budget": _within(row["within budget"])}
-            for row in rows
-        ]
+        shown = _shown(rows)
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
 
 
@@ -143,10 +139,10 @@ def sweep_command(
     ],
     chosen: Chosen,
     runs: Runs = Path("runs/sweep"),
-    processes: Annotated[int, typer.Option(min=1, help="runs at a time, a process each")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Run a grid over any keys; the same command again goes on where it was interrupted."""
+    """Run a grid over any keys; repeat the command to continue an interrupted sweep."""
     axes = [Axis.read(text) for text in over]
     grid = points(source, chosen.selection, axes)
     rows = []
@@ -198,8 +194,16 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _within(budget: bool | None) -> str:
-    return "no budget is set" if budget is None else "yes" if budget else "no"
+def _shown(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of figures in words, without what no experiment asked for."""
+    noises = ("noise of bounds", "noise of test metric (sd)")
+    unasked = {key for key in noises if all(row[key] is None for row in rows)}
+    within = {None: "no privacy.budget is set", True: "yes", False: "no"}
+    told = [
+        row | {"to server": epsilon_text(row["to server"]), "within budget": within[row["within budget"]]}
+        for row in rows
+    ]
+    return [{key: value for key, value in row.items() if key not in unasked} for row in told]
 
 
 def _fresh(path: Path) -> Path:

@@ -32,17 +32,17 @@ def verify_command(
         typer.Option(help="public key that must have signed a bundle or an export (may be repeated)"),
     ] = None,
     charter: Annotated[
-        Path | None, typer.Option(help="charter of the federation, as you were handed it: of a run")
+        Path | None, typer.Option(help="to verify a run: the federation's charter, as it was handed to you")
     ] = None,
     membership: Annotated[
-        Path | None, typer.Option(help="sealed membership that silo and coordinator belong to: of an export")
+        Path | None, typer.Option(help="to verify an export: the sealed membership of silo and coordinator")
     ] = None,
     ledger: Annotated[
         list[Path] | None, typer.Option(help="ledger that a silo of the run exported (may be repeated)")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a run, a bundle or an exported ledger: bytes, signatures, chains, epsilon; list what cannot be checked."""
+    """Verify a run, bundle or exported ledger (bytes, signatures, chains, epsilon); list what cannot be checked."""
     found = _verified(made, trust or [], (charter, membership), ledger or [])
     rows = [{"check": one.name, "outcome": one.outcome, "": one.detail} for one in found.checks]
     checks = [asdict(one) for one in found.checks]

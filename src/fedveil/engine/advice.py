@@ -48,24 +48,27 @@ def advice(rows: Sequence[RoundRow], rounds: int) -> str | None:
     if found.most is not None and found.noise * done >= found.most:
         times = f"{found.noise * done / found.most:.2g} times"
         return (
-            f"After all {rounds} rounds noise will have moved the model {times} as far as people can, were all their "
-            "updates as long as the clip and of one mind. No clip and no rate changes that: it takes more people, "
-            "fewer parameters or a larger epsilon."
+            f"After all {rounds} rounds the noise will have moved the model {times} as far as people can, even if all "
+            "their updates were as long as the clip and agreed. No clip and no learning rate changes that; more "
+            "people, fewer parameters or a larger epsilon would."
         )
     spread = 3 * found.noise**2 * math.sqrt(2 / found.parameters)
     people = math.sqrt(max(0.0, found.model**2 - found.noise**2) + spread)
     if found.noise * done < _LEAST * people:
         return None
     times = f"at least {found.noise / people:.2g} times"
-    said = f"In {last.round} rounds noise has moved the model {times} as far as people"
+    said = f"In {last.round} rounds the noise has moved the model {times} as far as people's updates have"
     if found.most is None:
-        return f"{said}. It takes more people, fewer parameters or a larger epsilon."
+        return f"{said}. More people, fewer parameters or a larger epsilon would help."
     share = f"at most {min(1.0, people / found.most):.0%}"
-    said += f", whose updates fill {share} of what the clip allows, or disagree"
+    said += f"; these reach {share} of what the clip allows, because they are short or disagree"
     if len({row.clip for row in rows}) > 1:
-        return f"{said}. The clip follows their length; it takes more people, fewer parameters or a larger epsilon."
+        return (
+            f"{said}. The clip follows their length; more people, fewer parameters or a larger epsilon would "
+            "help."
+        )
     return (
-        f"{said}. Where they are shorter than the clip, a smaller one takes noise away and nothing else: "
-        "method.clip = { start = 0.1 } lets it follow their median inside the same epsilon, and more local steps make "
-        "them longer. Where they disagree, it takes more people or fewer parameters."
+        f"{said}. If they are shorter than the clip, a smaller clip removes noise and nothing else: "
+        "method.clip = { start = 0.1 } makes it follow their median length within the same epsilon, and more local "
+        "steps make them longer. If they disagree, more people or fewer parameters help."
     )

@@ -87,7 +87,7 @@ def of_people(tables: WholeTable, people: set[str]) -> Iterator[Finding]:
             bears_on="run",
             where=user,
             found=f"records without an id: {nameless}",
-            effect="a run refuses them: without an id nobody's records can be bounded together; leave them out",
+            effect="a run refuses them, because it bounds all records of a person together; leave them out",
         )
     nowhere = sum(where is None for where in tables.silo)
     if nowhere:
@@ -102,10 +102,10 @@ def of_people(tables: WholeTable, people: set[str]) -> Iterator[Finding]:
         yield Finding(
             bears_on="guarantee",
             where=user,
-            found=f"{sum(map(len, forms))} ids differ in their form alone (leading zeros, case, blanks, marks) and may "
-            f"be {len(forms)} people",
-            effect="each form counts as a person of its own: one of k forms has a k-th of the protection that is "
-            "stated; write every id in one way, at every silo",
+            found=f"{sum(map(len, forms))} ids differ only in how they are written (leading zeros, case, blanks, "
+            f"marks) and may be {len(forms)} people",
+            effect="each spelling counts as a person of its own, so someone with k spellings has a k-th of the stated "
+            "protection; write every id in one way, at every silo",
         )
     if len(people) > tables.schema.n_users:
         yield Finding(
@@ -120,8 +120,8 @@ def of_people(tables: WholeTable, people: set[str]) -> Iterator[Finding]:
             bears_on="model",
             where=user,
             found=f"one person has {counts.max() / len(tables):.0%} of the records",
-            effect="what is learned from her is bounded like anybody's, so most of these records hardly count; if the "
-            "id stands for many people (unknown, a ward), the guarantee is for all of them together",
+            effect="her contribution is bounded like anybody's, so most of these records hardly count; if the id "
+            "stands for many people (unknown, a ward), the guarantee is for all of them together",
         )
 
 
@@ -132,9 +132,9 @@ def of_records(tables: WholeTable) -> Iterator[Finding]:
         yield Finding(
             bears_on="model",
             where="records",
-            found=f"records that repeat another one, its person and silo included: {again}",
-            effect="a record that is there k times weighs k times, and may be both trained and tested on; the "
-            "guarantee holds all the same. Leave the copies out unless they are measurements of their own",
+            found=f"records that repeat another one, including its person and silo: {again}",
+            effect="a record that occurs k times counts k times, and may be both trained and tested on; the guarantee "
+            "still holds. Remove the copies unless each is a measurement of its own",
         )
     _, user = numbered([who or "" for who in tables.user])
     distinct = np.unique(np.stack((tables.contents, user.astype(np.uint64)), axis=1), axis=0)
@@ -143,9 +143,9 @@ def of_records(tables: WholeTable) -> Iterator[Finding]:
         yield Finding(
             bears_on="guarantee",
             where=tables.schema.user,
-            found=f"records that equal one of another id in every feature and target: {shared}",
-            effect="if they are one person under two ids, each id is protected and not the person; if they are not, "
-            "nothing is wrong",
+            found=f"records that agree with one of another id in every feature and the target: {shared}",
+            effect="if they are one person under two ids, each id is protected on its own rather than the person; if "
+            "not, nothing is wrong",
         )
 
 
@@ -167,9 +167,9 @@ def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Fin
                 found=f"{one.missing:.1%} of the cells are missing",
                 effect=binned
                 + (
-                    "the schema does not say what a missing value is: declare `missing`, or leave the records out"
+                    "the schema does not say how to treat missing values: declare `missing`, or leave the records out"
                     if feature is not None
-                    else "what is predicted must be there: leave the records out"
+                    else "the target must be present: leave these records out"
                 ),
             )
         elif one.missing > MOSTLY_MISSING:
@@ -177,7 +177,8 @@ def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Fin
                 bears_on="model",
                 where=one.name,
                 found=f"{one.missing:.0%} of the cells are missing",
-                effect="the feature is a constant for most; missing = 'indicator' shows the model that it is missing",
+                effect="the feature is constant for most records; missing = 'indicator' shows the model where"
+                " it is missing",
             )
         if one.invalid and not (isinstance(feature, Category) and feature.unknown == "zero"):
             again = tables.otherwise[one.name]
@@ -185,22 +186,22 @@ def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Fin
                 bears_on=stops,
                 where=one.name,
                 found=f"{one.invalid:.1%} of the cells do not fit the declaration ({one.kind})"
-                + (f"; {again} differ from a declared value in case alone" if again else ""),
-                effect=binned + f"mend the cells or the declaration: {_MENDED[one.kind]}",
+                + (f"; {again} differ from a declared value only in case" if again else ""),
+                effect=binned + f"correct the cells or the declaration: {_MENDED[one.kind]}",
             )
         if feature is None and one.outside and refused:
             yield Finding(
                 bears_on="run",
                 where=one.name,
-                found=f"{one.outside:.1%} of the targets lie outside of the declared bounds",
-                effect="a run refuses them: mend the cells or the bounds, or declare outside = 'clip'",
+                found=f"{one.outside:.1%} of the targets lie outside the declared bounds",
+                effect="a run refuses them: correct the cells or the bounds, or declare outside = 'clip'",
             )
         elif one.outside > OFTEN_CLIPPED:
             yield Finding(
                 bears_on="model",
                 where=one.name,
-                found=f"{one.outside:.0%} of the values lie outside of the declared bounds",
-                effect="they are clipped to the bounds; wider ones, from what is known of the domain, tell them apart",
+                found=f"{one.outside:.0%} of the values lie outside the declared bounds",
+                effect="they are clipped to the bounds; wider bounds, from domain knowledge, would tell them apart",
             )
         if len(tables) > 1 and one.distinct == 1 and not one.missing and not one.invalid:
             yield Finding(
@@ -208,7 +209,7 @@ def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Fin
                 where=one.name,
                 found="the same value in every record",
                 effect="nothing can be learned from it here"
-                + ("" if feature is not None else ": a model that always says it is always right"),
+                + ("" if feature is not None else ": a model that always gives this answer is always right"),
             )
         if feature is not None:
             yield from _outcome(tables, one.name)
@@ -217,14 +218,14 @@ def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Fin
                     bears_on="model",
                     where=one.name,
                     found="one value in all records of a person, and another one for everybody else",
-                    effect="if it is an id, the model learns who somebody is and nothing for anybody new: take it out; "
-                    "the guarantee holds all the same",
+                    effect="if it is an id, the model learns who somebody is, which helps with nobody new: remove it; "
+                    "the guarantee still holds",
                 )
 
 
 def _outcome(tables: WholeTable, name: str) -> Iterator[Finding]:
     """Whether a feature may be the outcome, by its name or because it tells two classes apart alone."""
-    effect = "if it is known only after what is predicted, the model will look excellent and be useless: take it out"
+    effect = "if it becomes known only after what is predicted, the model will look excellent and be useless: remove it"
     if named_like_an_outcome(name):
         yield Finding(bears_on="model", where=name, found="the name sounds like an outcome", effect=effect)
     positive, known = _positive(tables)
@@ -247,7 +248,7 @@ def _told_of_more(tables: WholeTable, values: Float64[np.ndarray, "n"]) -> str:
     """Return in which way a feature gives away a number, or more than two classes; empty where it does not."""
     target = tables.schema.target
     if isinstance(target, Amount) and repeats(values, _values(tables.columns[target.column])):
-        return "it and what is predicted lie on one line"
+        return "it is a linear function of what is predicted"
     if isinstance(target, Label):
         column = tables.columns[target.column]
         known = column.state == State.VALID
@@ -295,8 +296,8 @@ def of_target(tables: WholeTable) -> Iterator[Finding]:
             bears_on="model",
             where=target.column,
             found=f"silos without any record of some class: {', '.join(sorted(partial))}",
-            effect="if it is not recorded there, their records teach the model that it does not occur: leave them out; "
-            "if it really does not occur, nothing is wrong",
+            effect="if the class is not recorded there, their records teach the model that it does not occur: leave "
+            "them out; if it really does not occur there, nothing is wrong",
         )
     least, most = min(classes.values()) / total, max(classes.values()) / total
     if 0 < least < RARE / len(classes):
@@ -304,8 +305,8 @@ def of_target(tables: WholeTable) -> Iterator[Finding]:
             bears_on="model",
             where=target.column,
             found=f"the rarest class has {least:.1%} of the records, the most frequent {most:.1%}",
-            effect=f"a model that always says the most frequent one has accuracy {most:.3f}: judge by auc or "
-            "balanced_accuracy, and try declared model.class_weights or the focal loss",
+            effect=f"always answering with the most frequent one has accuracy {most:.3f}: judge by auc or "
+            "balanced_accuracy, and try model.class_weights (declared, not counted) or the focal loss",
         )
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # a page needs the figures of a report, and nothing that read
     from fedveil.population.data_report import DataReport
 
 FOR_WHOM = (
-    "Made from these tables alone, for whoever holds them. It is as private as the records: no guarantee covers it, "
-    "and it leaves the house with nobody. A person who has another id elsewhere is not seen here."
+    "These figures are exact and as private as the records: no guarantee covers them, so show them only to those who "
+    "may read the tables. A person who has another id in a table that is not among these is not recognised here."
 )
 
 
@@ -45,9 +45,11 @@ def data_page(report: DataReport) -> str:
 
 def _findings(report: DataReport) -> Markup:
     if not report.findings:
-        return notice("Nothing was found that changes the guarantee, the model or the run.", kind="note")
+        return notice("Nothing was found that affects the guarantee, the model or the run.", kind="note")
     rows = [[one.where, one.found, one.effect, f"the {one.bears_on}"] for one in report.findings]
-    return table(["where", "found", "what it does", "bears on"], rows, caption="The guarantee comes first")
+    return table(
+        ["where", "found", "effect and remedy", "affects"], rows, caption="The guarantee comes first"
+    )
 
 
 def _silos(report: DataReport) -> Markup:
@@ -76,5 +78,7 @@ def _columns(report: DataReport) -> Markup:
         [one.name, one.kind, share(one.missing), share(one.invalid), share(one.outside), show(one.distinct)]
         for one in report.columns
     ]
-    header = ["column", "kind", "missing", "does not fit", "outside of the bounds", "different values"]
-    return table(header, rows, caption="Shares of the records; figures of private records")
+    header = ["column", "kind", "missing", "does not fit", "outside the bounds", "distinct values"]
+    return table(
+        header, rows, caption="Shares of the records. Private: computed from the records without noise"
+    )
