@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedveil.commands.link import end_by_terminate, imported
-from fedveil.commands.options import OUT, Json, tell
-from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
+from fedveil.commands.options import OUT, Json, grouped, tell
+from fedveil.commands.passphrase import Asked, Descriptor, NewKey
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.founding.joining import accept, join_as_coordinator
 from fedveil.flower.release import check_release
@@ -39,15 +39,15 @@ def tell_request(path: Path, fingerprint: str, as_json: bool) -> None:
 
 
 @coordinator.command("join")
+@grouped
 def join_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder, created here")],
     charter: Annotated[Path, typer.Option(help="the charter that the founder handed out")],
-    descriptor: Descriptor = None,
-    unprotected: Unprotected = False,
+    key: NewKey,
     as_json: Json = False,
 ) -> None:
     """Make the coordinator's keys and the request for admission, on the coordinator's own host."""
-    asked = join_as_coordinator(folder, charter, passphrase=Asked(descriptor).chosen(unprotected))
+    asked = join_as_coordinator(folder, charter, passphrase=key.passphrase())
     tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +13,8 @@ import typer
 from fedveil.commands.coordinator import open_party
 from fedveil.commands.figures import print_statement
 from fedveil.commands.link import end_by_terminate
-from fedveil.commands.options import OUT, Json, tell
-from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
+from fedveil.commands.options import OUT, Json, grouped, tell
+from fedveil.commands.passphrase import Asked, Descriptor, NewKey
 from fedveil.commands.released import RELEASES, kind_of
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.engine.run_folder.documents import read_statement
@@ -51,24 +52,37 @@ federation = typer.Typer(
 Founder = Annotated[Path, typer.Argument(metavar="DIR", help="the founder's folder")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chartered:
+    """The options that a charter is written from."""
+
+    host: Annotated[str, typer.Option(help="host name or address by which silos reach the coordinator")]
+    name: Annotated[str, typer.Option(help="name of the federation")] = "federation"
+    schema: Annotated[
+        Path, typer.Option(help="the public schema of all tables; it names the list of users by its sha256")
+    ] = Path("schema.toml")
+    port: Annotated[int, typer.Option(min=1, max=65535, help="the coordinator's only port")] = 9443
+
+
 @federation.command("found")
+@grouped
 def found_command(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="the founder's folder, created here; keep it offline")
     ],
-    host: Annotated[str, typer.Option(help="host name or address by which silos reach the coordinator")],
-    name: Annotated[str, typer.Option(help="name of the federation")] = "federation",
-    schema: Annotated[
-        Path, typer.Option(help="the public schema of all tables; it names the list of users by its sha256")
-    ] = Path("schema.toml"),
-    port: Annotated[int, typer.Option(min=1, max=65535, help="the coordinator's only port")] = 9443,
-    descriptor: Descriptor = None,
-    unprotected: Unprotected = False,
+    chartered: Chartered,
+    key: NewKey,
     as_json: Json = False,
 ) -> None:
     """Make the founder's keys and the charter for all who may join; nobody else's key is made here."""
-    chosen = Asked(descriptor).chosen(unprotected)
-    charter = found(folder, name=name, schema=schema, host=host, port=port, passphrase=chosen)
+    charter = found(
+        folder,
+        name=chartered.name,
+        schema=chartered.schema,
+        host=chartered.host,
+        port=chartered.port,
+        passphrase=key.passphrase(),
+    )
     told = f"hand out: {folder / CHARTER}", f"fingerprint of the charter: {charter.fingerprint}"
     tell(as_json, {"charter": folder / CHARTER, "fingerprint": charter.fingerprint}, *told)
 

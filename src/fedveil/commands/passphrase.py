@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 import sys
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final
@@ -21,9 +22,6 @@ from fedveil.files import read_content
 Descriptor = Annotated[
     int | None,
     typer.Option("--passphrase-fd", min=0, help="read the passphrase from this open file descriptor"),
-]
-Unprotected = Annotated[
-    bool, typer.Option("--no-passphrase", help="protect the key's file by its mode alone")
 ]
 _LONGEST: Final = 4096
 _SHORTEST: Final = 12
@@ -70,17 +68,33 @@ class Asked:
             raise ConfigError(f"a passphrase has at most {_LONGEST} bytes")
         return found.rstrip(b"\r\n")
 
-    def chosen(self, unprotected: bool) -> bytes | None:
-        """Return the passphrase for a new key's file; None where its mode alone shall protect it.
+    def chosen(self) -> bytes:
+        """Return the passphrase for a new key's file.
 
         Raises:
             ConfigError: too short, or typed in differently twice.
         """
-        if unprotected:
-            return None
         found = self()
         if len(found) < _SHORTEST:
             raise ConfigError(f"a passphrase has at least {_SHORTEST} characters; take five random words")
         if self._descriptor is None and sys.stdin.isatty() and getpass.getpass("again: ").encode() != found:
             raise ConfigError("the two passphrases differ")
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewKey:
+    """The options by which the file of a new key is protected."""
+
+    descriptor: Descriptor = None
+    unprotected: Annotated[
+        bool, typer.Option("--no-passphrase", help="protect the key's file by its mode alone")
+    ] = False
+
+    def passphrase(self) -> bytes | None:
+        """Return the passphrase of the file; None where its mode alone shall protect it.
+
+        Raises:
+            ConfigError: too short, or typed in differently twice.
+        """
+        return None if self.unprotected else Asked(self.descriptor).chosen()

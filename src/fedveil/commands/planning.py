@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json, tell
+from fedveil.commands.options import OUT, Json, grouped, tell
 from fedveil.console import print_json, rows_table
 from fedveil.engine.planning import Plan, plan_rows, ratio_rows, read_over, travel_rows, unsupported
 from fedveil.report.plan import write_plan
 
 
-def plan_command(
-    users: Annotated[int, typer.Option(min=1, help="|U|, the public number of users")] = 100,
-    silos: Annotated[int, typer.Option(min=1, help="|S|")] = 5,
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """The options that describe what is planned."""
+
+    users: Annotated[int, typer.Option(min=1, help="|U|, the public number of users")] = 100
+    silos: Annotated[int, typer.Option(min=1, help="|S|")] = 5
     rounds: Annotated[
         int | None, typer.Option(min=1, help="T; 50 unless --epsilon and --sigma are given")
-    ] = None,
+    ] = None
     noise_multiplier: Annotated[
         list[float] | None,
         typer.Option("--sigma", help="noise multiplier; may be repeated; 5 without --epsilon"),
-    ] = None,
+    ] = None
     sampling_rate: Annotated[
         list[float] | None, typer.Option("--rate", help="user sampling rate q; may be repeated")
-    ] = None,
-    delta: Annotated[float, typer.Option(min=0, max=1)] = 1e-5,
+    ] = None
+    delta: Annotated[float, typer.Option(min=0, max=1)] = 1e-5
     epsilon: Annotated[
         float | None,
         typer.Option(help="target: find the least sigma for the rounds, or the most rounds for --sigma"),
-    ] = None,
+    ] = None
     group_size: Annotated[
         list[int] | None, typer.Option("--group", min=1, help="k of uldp-group; may be repeated")
-    ] = None,
-    records: Annotated[int, typer.Option(min=1, help="records per silo (uldp-group)")] = 1000,
-    batch_size: Annotated[int, typer.Option(min=1, help="batch size (uldp-group)")] = 64,
-    epochs: Annotated[int, typer.Option(min=1, help="local epochs (uldp-group)")] = 1,
-    colluding_silos: Annotated[int, typer.Option(min=0)] = 0,
+    ] = None
+    records: Annotated[int, typer.Option(min=1, help="records per silo (uldp-group)")] = 1000
+    batch_size: Annotated[int, typer.Option(min=1, help="batch size (uldp-group)")] = 64
+    epochs: Annotated[int, typer.Option(min=1, help="local epochs (uldp-group)")] = 1
+    colluding_silos: Annotated[int, typer.Option(min=0)] = 0
     client_rate: Annotated[
         list[float] | None,
         typer.Option("--client-rate", help="dp-fed: share of the clients; may be repeated"),
-    ] = None,
-    accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-2017")] = "pld",
+    ] = None
+    accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-2017")] = "pld"
+
+    @property
+    def plan(self) -> Plan:
+        """The same as the plan takes it."""
+        sigmas = tuple(self.noise_multiplier or (() if self.epsilon else (5.0,)))
+        return Plan(
+            n_users=self.users,
+            n_silos=self.silos,
+            rounds=50 if self.rounds is None and not (self.epsilon and sigmas) else self.rounds,
+            noise_multipliers=sigmas,
+            sampling_rates=tuple(self.sampling_rate or (1.0,)),
+            delta=self.delta,
+            epsilon=self.epsilon,
+            group_sizes=tuple(self.group_size or (2, 8)),
+            records_per_silo=self.records,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            colluding_silos=self.colluding_silos,
+            accountant=self.accountant,
+            client_sampling_rates=tuple(self.client_rate or ()),
+        )
+
+
+@grouped
+def plan_command(
+    asked: Planned,
     over: Annotated[
         str | None,
         typer.Option(
@@ -56,31 +86,15 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Calculate what each method would guarantee, from public numbers alone: sigma, epsilon, rounds."""
-    sigmas = tuple(noise_multiplier or (() if epsilon else (5.0,)))
-    planned = Plan(
-        n_users=users,
-        n_silos=silos,
-        rounds=50 if rounds is None and not (epsilon and sigmas) else rounds,
-        noise_multipliers=sigmas,
-        sampling_rates=tuple(sampling_rate or (1.0,)),
-        delta=delta,
-        epsilon=epsilon,
-        group_sizes=tuple(group_size or (2, 8)),
-        records_per_silo=records,
-        batch_size=batch_size,
-        epochs=epochs,
-        colluding_silos=colluding_silos,
-        accountant=accountant,
-        client_sampling_rates=tuple(client_rate or ()),
-    )
+    planned = asked.plan
     if over is not None:
         key, values = read_over(over)
-        title = f"{users} users, {silos} silos, {parameters} parameters"
+        title = f"{asked.users} users, {asked.silos} silos, {parameters} parameters"
         if key == "ratio":
-            found = ratio_rows(silos, parameters, values)
+            found = ratio_rows(asked.silos, parameters, values)
         else:
             found = travel_rows(planned, parameters, [int(value) for value in values])
-            title += f", epsilon {epsilon}, delta {delta:g}"
+            title += f", epsilon {asked.epsilon}, delta {asked.delta:g}"
         tell(as_json, {"rows": found}, rows_table(found, title=title))
         return
     rows = plan_rows(planned)
@@ -88,8 +102,10 @@ def plan_command(
         print_json({"rows": rows, "left_out": unsupported(planned)})
         return
     for label in unsupported(planned):
-        OUT.print(f"left out: {label}, for which accountant {accountant} has no bound")
+        OUT.print(f"left out: {label}, for which accountant {asked.accountant} has no bound")
     keys = ("method", "noise_multiplier", "sampling_rate", "accountant")
     last = {tuple(row[key] for key in keys): row for row in rows}  # rows of more rounds come later
-    OUT.print(rows_table(last.values(), title=f"{users} users, {silos} silos, delta {delta:g}"))
+    OUT.print(
+        rows_table(last.values(), title=f"{asked.users} users, {asked.silos} silos, delta {asked.delta:g}")
+    )
     OUT.print(f"table and plot over the rounds: {write_plan(rows, page)}")

@@ -9,8 +9,8 @@ import typer
 
 from fedveil.commands.coordinator import tell_request
 from fedveil.commands.link import end_by_terminate
-from fedveil.commands.options import OUT, Json, tell
-from fedveil.commands.passphrase import Asked, Descriptor, Unprotected
+from fedveil.commands.options import OUT, Json, grouped, tell
+from fedveil.commands.passphrase import Asked, Descriptor, NewKey
 from fedveil.federation.audit.ledger_audit import export_ledger
 from fedveil.federation.silo_ledger import adopt
 from fedveil.flower.folders import SiloFolder
@@ -30,16 +30,16 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")
 
 
 @silo.command("join")
+@grouped
 def join_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder, created here")],
     name: Annotated[str, typer.Option(help="name of the silo")],
     charter: Annotated[Path, typer.Option(help="the charter that the founder handed out")],
-    descriptor: Descriptor = None,
-    unprotected: Unprotected = False,
+    key: NewKey,
     as_json: Json = False,
 ) -> None:
     """Make a silo's keys, a draft policy and the request for admission, on the silo's own host."""
-    asked = join_as_silo(folder, charter, name=name, passphrase=Asked(descriptor).chosen(unprotected))
+    asked = join_as_silo(folder, charter, name=name, passphrase=key.passphrase())
     tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedveil.errors import CompositionError
-from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
+from fedveil.local.steps import LocalDpSgd, LocalGradient
 from fedveil.methods.channels import Identity
 from fedveil.methods.contributions import RecordContribution, SiloContribution, SiloUserContribution
 from fedveil.methods.correlated import streamed
@@ -44,7 +44,6 @@ from fedveil.methods.keys import (
 from fedveil.methods.method import Method
 from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
-from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Clip, bound_of
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.server.optimizers import ServerSgd
@@ -113,64 +112,14 @@ def uldp_group(
     )
 
 
-def uldp_sgd(
-    *,
-    clip: Clipping,
-    noise_multiplier: Noise,
-    user_sampling_rate: UserRate = 1.0,
-    colluding_silos: Colluding = 0,
-    learning_rate: PairRate = 1.0,
-    correlated: Stream = None,
-    rounds: Rounds = None,
-) -> Method:
-    """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form)."""
-    pairs = _pairs(
-        LocalGradient(), clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate
-    )
-    return streamed(replace(pairs, name="uldp-sgd"), correlated, rounds)
-
-
-@variant_of(uldp_sgd)
-def uldp_sgd_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
-    """Takes one clipped gradient per user and silo, weighted by the user's records there (Algorithm 3, equation 3).
-
-    That is uldp-avg-w with one local step over all of a contribution's records, at local rate 1.
-    """
-    return replace(uniform, name="uldp-sgd-w", weights=Weights.by_power(power))
-
-
-def uldp_avg(
-    *,
-    local: Local,
-    clip: Clipping,
-    noise_multiplier: Noise,
-    user_sampling_rate: UserRate = 1.0,
-    colluding_silos: Colluding = 0,
-    learning_rate: PairRate = 1.0,
-    correlated: Stream = None,
-    rounds: Rounds = None,
-) -> Method:
-    """Trains and clips per user and silo, each weighted 1/|S| (Algorithm 3)."""
-    pairs = _pairs(local, clip, noise_multiplier, user_sampling_rate, colluding_silos, learning_rate)
-    return streamed(pairs, correlated, rounds)
-
-
-@variant_of(uldp_avg)
-def uldp_avg_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
-    """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3).
-
-    With a power p the weights are n_su^p / sum_s n_su^p, which no figure of the paper has.
-    """
-    return replace(uniform, name="uldp-avg-w", weights=Weights.by_power(power))
-
-
 def _pairs(
-    local: LocalSgd | LocalGradient,
-    clip: float | AdaptiveClip,
-    noise_multiplier: float,
-    user_sampling_rate: float,
-    colluding_silos: int,
-    learning_rate: float,
+    *,
+    local: Local | LocalGradient,
+    clip: Clipping,
+    noise_multiplier: Noise,
+    user_sampling_rate: UserRate = 1.0,
+    colluding_silos: Colluding = 0,
+    learning_rate: PairRate = 1.0,
 ) -> Method:
     """Algorithms 3 and 4, each pair weighted 1/|S|."""
     bound = bound_of(clip)
@@ -186,3 +135,53 @@ def _pairs(
         ),
         server=ServerSgd(learning_rate),
     )
+
+
+def _gradients(
+    *,
+    clip: Clipping,
+    noise_multiplier: Noise,
+    user_sampling_rate: UserRate = 1.0,
+    colluding_silos: Colluding = 0,
+    learning_rate: PairRate = 1.0,
+) -> Method:
+    """The same with one gradient of each pair, which has no keys of training."""
+    pairs = _pairs(
+        local=LocalGradient(),
+        clip=clip,
+        noise_multiplier=noise_multiplier,
+        user_sampling_rate=user_sampling_rate,
+        colluding_silos=colluding_silos,
+        learning_rate=learning_rate,
+    )
+    return replace(pairs, name="uldp-sgd")
+
+
+@variant_of(_gradients)
+def uldp_sgd(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None) -> Method:
+    """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form)."""
+    return streamed(pairs, correlated, rounds)
+
+
+@variant_of(uldp_sgd)
+def uldp_sgd_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
+    """Takes one clipped gradient per user and silo, weighted by the user's records there (Algorithm 3, equation 3).
+
+    That is uldp-avg-w with one local step over all of a contribution's records, at local rate 1.
+    """
+    return replace(uniform, name="uldp-sgd-w", weights=Weights.by_power(power))
+
+
+@variant_of(_pairs)
+def uldp_avg(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None) -> Method:
+    """Trains and clips per user and silo, each weighted 1/|S| (Algorithm 3)."""
+    return streamed(pairs, correlated, rounds)
+
+
+@variant_of(uldp_avg)
+def uldp_avg_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
+    """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3).
+
+    With a power p the weights are n_su^p / sum_s n_su^p, which no figure of the paper has.
+    """
+    return replace(uniform, name="uldp-avg-w", weights=Weights.by_power(power))
