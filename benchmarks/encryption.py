@@ -21,8 +21,8 @@ from fedveil.crypto.ckks import CkksKey, CkksParameters, CkksSum
 from fedveil.crypto.seal_format import MemoryFile
 from fedveil.engine.experiments.study import Selection, load_study
 from fedveil.engine.populations import Populations
-from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.simulated_parties import SimulatedParties
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.setup import prepare
 from fedveil.protection.driver import Driver
@@ -90,7 +90,7 @@ def _overhead() -> Iterator[Row]:
         (experiment,) = load_study("table-1-imagenette", selection).experiments
         prepared = prepare(experiment, populations)
         initial = prepared.task.initial()
-        parties = Parties(driver=Driver(prepared.agreed), initial=initial)
+        parties = SimulatedParties(driver=Driver(prepared.agreed), initial=initial)
         seats[name] = (prepared.setting, initial, parties, count(1))
 
     def play(name: str) -> None:

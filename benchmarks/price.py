@@ -23,8 +23,8 @@ from fedveil import __version__
 from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.populations import FixedPopulation, Populations
 from fedveil.engine.releases.run_evaluation import evaluate
-from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.simulated_parties import SimulatedParties
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError
@@ -138,7 +138,7 @@ def trained(prepared: Prepared) -> Float32[Tensor, " d"]:
     experiment, method = prepared.experiment, prepared.method
     model = prepared.task.initial()
     state, privacy = method.init(model), experiment.privacy.randomness()
-    parties = Parties.in_the_open(prepared.setting)
+    parties = SimulatedParties.in_the_open(prepared.setting)
     for number in range(1, experiment.rounds + 1):
         turn = Turn(
             setting=prepared.setting,

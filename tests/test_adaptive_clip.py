@@ -45,7 +45,7 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.registry import names
 from tests.messages import sender
-from tests.parties import parties_of
+from tests.opened_parties import parties_of
 from tests.runs import Silent, experiment, files, same_model
 
 LOCAL = LocalSgd(learning_rate=0.5, epochs=2, batch_size=2)

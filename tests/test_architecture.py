@@ -11,8 +11,8 @@ import pytest
 
 import fedveil
 from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.simulated_parties import SimulatedParties
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.setup import prepare
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -79,7 +79,7 @@ class Watch:
 def walk() -> tuple[set[str], int]:
     """The modules that hand a record's part of the sum on, and the calls open around its training."""
     prepared = prepare(parse(ASKED, "test"))
-    parties = Parties.in_the_open(prepared.setting)
+    parties = SimulatedParties.in_the_open(prepared.setting)
     turn = Turn(
         setting=prepared.setting,
         model=prepared.task.initial(),

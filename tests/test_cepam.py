@@ -14,8 +14,8 @@ import torch
 from scipy import stats
 
 from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.setting import Setting
+from fedveil.engine.rounds.simulated_parties import SimulatedParties
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.rounds.workload import ClientWork
 from fedveil.engine.run import over_budget, resume, run
@@ -174,9 +174,9 @@ def test_a_clients_records_come_and_go_behind_the_same_noise(
             experiment=ExperimentRandomness(0),
             privacy=PrivacyRandomness.insecure(3),
         )
-        work = ClientWork(turn, Parties.in_the_open(setting).agreed)
+        work = ClientWork(turn, SimulatedParties.in_the_open(setting).agreed)
         work.begin(0)
-        total, count = Parties.in_the_open(setting).driver.play(
+        total, count = SimulatedParties.in_the_open(setting).driver.play(
             (1, 0), work.senders((0, 1, 2, 3)), work.drawn, work.give
         )
         apart = turn.job(torch.arange(4), method.bound).apart()

@@ -11,7 +11,7 @@ import torch
 
 from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.simulated_parties import SimulatedParties
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.rounds.workload import ClientWork, CohortWork
 from fedveil.protection.driver import Driver, Dropouts
@@ -181,7 +181,7 @@ def test_one_message_of_all_clients_is_the_sum_of_each_clients_own() -> None:
         experiment=ExperimentRandomness(5),
         privacy=PrivacyRandomness.insecure(3),
     )
-    parties = Parties.in_the_open(setting)
+    parties = SimulatedParties.in_the_open(setting)
     work = CohortWork(turn, parties.agreed)
     drawn = work.begin(0)
     together, summed = parties.driver.play((1, 0), (0,), drawn, work.give)
@@ -189,7 +189,7 @@ def test_one_message_of_all_clients_is_the_sum_of_each_clients_own() -> None:
     assert summed == 1 < drawn.sum()
     rows = setting.cohort.groups.user.astype(np.int64)
     apart = replace(setting, cohort=replace(setting.cohort, rows=rows, n_silos=setting.n_users))
-    driver = Parties.in_the_open(apart).driver
+    driver = SimulatedParties.in_the_open(apart).driver
     work = CohortWork(replace(turn, setting=apart), driver.agreement)
     work.begin(0)
     assert driver.agreement.clients == setting.n_users
@@ -216,7 +216,7 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
 
     def played(block: int, attempt: int = 0) -> tuple[np.ndarray, list[int]]:
         monkeypatch.setattr("fedveil.engine.rounds.workload._BLOCK_ELEMENTS", block * length)
-        parties = Parties.in_the_open(setting)
+        parties = SimulatedParties.in_the_open(setting)
         work, held = ClientWork(turn, parties.agreed), []
         drawn = work.begin(attempt)
 

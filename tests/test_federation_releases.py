@@ -25,7 +25,7 @@ from fedveil.engine.experiments.release_document import (
 from fedveil.engine.releases import series
 from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.kinds import asked_of
-from fedveil.engine.releases.release_run import PreparedReleases, make_releases
+from fedveil.engine.releases.prepared_releases import PreparedReleases, make_releases
 from fedveil.engine.releases.statistics import prepare_release
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import ConfigError

@@ -37,8 +37,8 @@ from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.inference import prepare_inference
+from fedveil.engine.releases.prepared_releases import make_releases
 from fedveil.engine.releases.preprocessing import read_preprocessed
-from fedveil.engine.releases.release_run import make_releases
 from fedveil.engine.run import run
 from fedveil.engine.run_folder.diagnostics import require_same_records
 from fedveil.engine.run_folder.documents import read_rows

@@ -12,7 +12,7 @@ import pytest
 
 from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
 from fedveil.engine.releases.inference import prepare_inference
-from fedveil.engine.releases.release_run import make_releases
+from fedveil.engine.releases.prepared_releases import make_releases
 from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
@@ -189,7 +189,7 @@ def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "fatal", ["fedveil.privacy.ledger.Ledger.charge", "fedveil.engine.releases.release_run.noisy_sum"]
+    "fatal", ["fedveil.privacy.ledger.Ledger.charge", "fedveil.engine.releases.prepared_releases.noisy_sum"]
 )
 def test_a_killed_regression_goes_on_under_its_charges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: str

@@ -15,7 +15,7 @@ from fedveil.engine.experiments.release_document import InferenceDocument
 from fedveil.engine.experiments.sections import PrivacySection
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.inference import prepare_inference
-from fedveil.engine.releases.release_run import make_releases
+from fedveil.engine.releases.prepared_releases import make_releases
 from fedveil.engine.run import run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError

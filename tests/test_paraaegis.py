@@ -50,7 +50,7 @@ from fedveil.protection.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.children import forking
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
-from tests.parties import parties_of
+from tests.opened_parties import parties_of
 from tests.runs import Silent, json_lines
 
 CLIENTS = 5

@@ -18,7 +18,7 @@ from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdat
 from fedveil.protection.partial.plan import PartialPlan
 from fedveil.protection.partial.sums import PartialSums
 from fedveil.randomness import PrivacyRandomness
-from tests.parties import PartialParties
+from tests.opened_parties import PartialParties
 
 SILOS, LENGTH, LIMIT = 3, 40, 2**20
 

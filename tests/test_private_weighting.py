@@ -31,7 +31,7 @@ from fedveil.protection.weighting.plan import WeightingPlan
 from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
 from fedveil.protection.weighting.server import WeightingServer, drawn_places
 from fedveil.protection.weighting.silo import KEY_PURPOSE, WeightingSilo
-from tests.parties import WeightingParties
+from tests.opened_parties import WeightingParties
 
 FALSE_ALARM = 1e-6
 needs_seal = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe")

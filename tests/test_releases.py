@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedveil.engine.experiments.release_document import ReleaseDocument, read_releases
+from fedveil.engine.releases.prepared_releases import make_releases, resume_releases
 from fedveil.engine.releases.release import noisy_sum
-from fedveil.engine.releases.release_run import make_releases, resume_releases
 from fedveil.engine.releases.statistics import PreparedRelease, prepare_release
 from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import FedveilError, RunFolderError
@@ -237,7 +237,7 @@ def test_a_release_killed_after_its_charge_is_charged_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil.engine.releases.release_run.noisy_sum", killed)
+        patch.setattr("fedveil.engine.releases.prepared_releases.noisy_sum", killed)
         with pytest.raises(KeyboardInterrupt):
             make_releases(prepare_release(document), tmp_path / "runs")
     folder = tmp_path / "runs" / "cohort"

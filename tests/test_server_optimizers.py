@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.rounds.coordinator_side import coordinate
+from fedveil.engine.rounds.next_model import next_model
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
 from fedveil.engine.run_folder.folder import RunFolder
@@ -141,7 +141,7 @@ def test_a_state_beyond_all_numbers_releases_nothing() -> None:
         privacy=PrivacyRandomness.insecure(1),
     )
     with pytest.raises(ModelError, match="the server's learning rate"):
-        coordinate(turn, np.full(prepared.task.dimension, 1e200), n_silos=3, summed=3)
+        next_model(turn, np.full(prepared.task.dimension, 1e200), n_silos=3, summed=3)
 
 
 # --- privacy ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedveil.engine.rounds.attempts import MOST_ATTEMPTS, Absences, RetryPolicy
-from fedveil.engine.rounds.coordinator_side import coordinate
+from fedveil.engine.rounds.next_model import next_model
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
@@ -383,7 +383,7 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         privacy=PrivacyRandomness.insecure(11),
     )
     sums = turn.trainer.sums(replace(turn, setting=setting).sum_job(None))
-    expected, _ = coordinate(turn, sums.total.numpy().sum(0), n_silos=2, summed=2)
+    expected, _ = next_model(turn, sums.total.numpy().sum(0), n_silos=2, summed=2)
     for rule in ("retry", "recover"):
         protection = {
             "name": "secure-aggregation",

@@ -33,7 +33,7 @@ from fedveil.protection.weighting.weighted_sums import WeightedSums
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from tests.federation_world import small_keys
 from tests.made_up import serve_hospitals
-from tests.parties import parties_of
+from tests.opened_parties import parties_of
 from tests.runs import Silent, files, json_lines, same_model
 
 QUICK = {"name": "private-weighting", "n_max": 400, "key_bits": 2048}

@@ -21,7 +21,7 @@ from fedveil.protection.transcript import Transcript
 from fedveil.protection.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
 from fedveil.protection.weighting.plan import WeightingPlan
 from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
-from tests.parties import PartialParties, WeightingParties
+from tests.opened_parties import PartialParties, WeightingParties
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
 ALL = tuple(range(SILOS))

@@ -13,7 +13,7 @@ from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import ends, number, print_json, rows_table
 from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
 from fedveil.engine.releases.inference import PreparedInference, answered, prepare_inference
-from fedveil.engine.releases.release_run import make_releases
+from fedveil.engine.releases.prepared_releases import make_releases
 from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_epsilon

@@ -15,7 +15,7 @@ from fedveil.engine.experiments.release_document import (
     read_releases,
 )
 from fedveil.engine.releases.kinds import prepare_document
-from fedveil.engine.releases.release_run import resume_releases
+from fedveil.engine.releases.prepared_releases import resume_releases
 
 RELEASES: Final[Mapping[type[TableDocument], Callable[[Path, bool], None]]] = {
     ReleaseDocument: print_release,

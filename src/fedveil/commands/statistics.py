@@ -12,7 +12,7 @@ from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs
 from fedveil.console import print_json, rows_table
 from fedveil.engine.experiments.release_document import ReleaseDocument, read_releases
-from fedveil.engine.releases.release_run import make_releases
+from fedveil.engine.releases.prepared_releases import make_releases
 from fedveil.engine.releases.statistics import PreparedRelease, answered, prepare_release
 from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import ConfigError

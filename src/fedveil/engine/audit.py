@@ -27,8 +27,8 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.engine.experiments.named_code import check_code
-from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.simulated_parties import SimulatedParties
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run_folder.diagnostics import require_same_records
 from fedveil.engine.run_folder.documents import read_statement
@@ -215,7 +215,7 @@ def canary_scores(
     experiment = ExperimentRandomness(prepared.experiment.seed)
     released = _Released(setting.method.server)
     state = replace(setting.method, server=released).init(model)
-    parties = Parties.in_the_open(setting)  # the sums of the method, whatever hides them
+    parties = SimulatedParties.in_the_open(setting)  # the sums of the method, whatever hides them
     for number in range(1, rounds + 1):
         turn = Turn(
             setting=replace(setting, method=replace(setting.method, server=released)),

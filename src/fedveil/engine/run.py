@@ -24,8 +24,8 @@ from fedveil.engine.releases.run_preprocessing import preprocessed
 from fedveil.engine.releases.side_releases import spent_of
 from fedveil.engine.rounds.attempts import Absences, RetryPolicy
 from fedveil.engine.rounds.diagnostics import RoundDiagnostics
-from fedveil.engine.rounds.parties import Parties
 from fedveil.engine.rounds.round import play_round
+from fedveil.engine.rounds.simulated_parties import SimulatedParties
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run_folder.diagnostics import population_diagnostics, require_same_records
 from fedveil.engine.run_folder.documents import SCHEMA_VERSION, FailedAttempt, read_lines
@@ -223,11 +223,11 @@ def conclude(
     )
 
 
-def _parties(prepared: Prepared, privacy: PrivacyRandomness) -> Parties:
+def _parties(prepared: Prepared, privacy: PrivacyRandomness) -> SimulatedParties:
     """Return the parties of a run, with new keys where there are keys."""
     listed = Transcript() if prepared.method.protection.agrees else None
     driver: Driver[Any, Any] = Driver(prepared.agreed, listed, prepared.method.kinds, privacy)
-    return Parties(driver=driver, initial=prepared.task.initial())
+    return SimulatedParties(driver=driver, initial=prepared.task.initial())
 
 
 def _turn(prepared: Prepared, last: Checkpoint, privacy: PrivacyRandomness, observer: Observer) -> Turn:
@@ -244,7 +244,12 @@ def _turn(prepared: Prepared, last: Checkpoint, privacy: PrivacyRandomness, obse
 
 
 def _round(
-    prepared: Prepared, last: Checkpoint, turn: Turn, parties: Parties, retry: RetryPolicy, ledger: Ledger
+    prepared: Prepared,
+    last: Checkpoint,
+    turn: Turn,
+    parties: SimulatedParties,
+    retry: RetryPolicy,
+    ledger: Ledger,
 ) -> Checkpoint:
     number, begin = turn.round_number, time.perf_counter()
     model, kept, diagnostics = play_round(turn, parties, retry)
@@ -296,7 +301,7 @@ def row_of(
     test: dict[str, float | None] | None,
     diagnostics: RoundDiagnostics | None,
     *,
-    charges: int | None = None,
+    charges: int,
     beside: Sequence[Release] | None = None,
 ) -> Row:
     """Return a round's line of metrics.
@@ -306,22 +311,20 @@ def row_of(
         number: the round; 0 is the initial model.
         test: every metric on the test records, None where the round is not evaluated.
         diagnostics: what a simulation may show; None where nobody sees all silos.
-        charges: how often the ledger was charged; None: once a round.
+        charges: how often the ledger was charged.
         beside: the releases made before the first round, as often as they were charged; None: each once.
     """
-    again = 0 if charges is None else charges - number
-    shown = asdict(diagnostics) if diagnostics else {}
+    beside = prepared.before if beside is None else beside
+    epsilon = (
+        prepared.epsilon_with(Role.READER, number, beside, charges - number) if prepared.secure else None
+    )
     return {
         "schema_version": SCHEMA_VERSION,
         "round": number,
         "test": test,
-        "epsilon": finite(
-            prepared.epsilon_with(Role.READER, number, prepared.before if beside is None else beside, again)
-        )
-        if prepared.secure
-        else None,
+        "epsilon": None if epsilon is None else finite(epsilon),
         "clip": clip_of(prepared.method),
-        **shown,
+        **(asdict(diagnostics) if diagnostics else {}),
     }
 
 

@@ -18,7 +18,7 @@ from fedveil.engine.observer import Observer
 from fedveil.engine.releases.run_evaluation import evaluate
 from fedveil.engine.releases.side_releases import spent_of
 from fedveil.engine.rounds.attempts import MOST_ATTEMPTS
-from fedveil.engine.rounds.coordinator_side import coordinate
+from fedveil.engine.rounds.next_model import next_model
 from fedveil.engine.rounds.turn import draw_users
 from fedveil.engine.run import (
     Outcome,
@@ -186,7 +186,7 @@ class Rounds:
         experiment, last = prepared.experiment, self.checkpoint
         turn = prepared.turn(number, last.model, last.state, self.plan.privacy)
         silos = prepared.population.n_silos
-        model, state = coordinate(turn, total, n_silos=silos, summed=summed, drawn=drawn)
+        model, state = next_model(turn, total, n_silos=silos, summed=summed, drawn=drawn)
         due = number % experiment.evaluate_every == 0 or number == experiment.rounds
         released = prepared.method.model_of(model, state)
         moved = movement(prepared, self.checkpoint, model, summed)

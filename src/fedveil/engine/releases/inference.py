@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Final
 
 from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import INFERENCE, InferenceDocument, read_releases
+from fedveil.engine.releases.prepared_releases import PreparedReleases
 from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.release_method import release_builder
-from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.series import calibrated
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.statistics.inference.fitted import FILE, Fitted, read_begun

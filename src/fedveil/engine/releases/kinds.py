@@ -10,7 +10,7 @@ from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.release_document import InferenceDocument, ReleaseDocument, TableDocument
 from fedveil.engine.releases.asks import Asks, regression_asked, statistics_asked
 from fedveil.engine.releases.inference import prepare_inference
-from fedveil.engine.releases.release_run import PreparedReleases
+from fedveil.engine.releases.prepared_releases import PreparedReleases
 from fedveil.engine.releases.statistics import prepare_release
 
 

@@ -1,7 +1,7 @@
 """One release of statistics: planned from public numbers; what a release shows is decoded from its file.
 
 Everything that can be refused is refused from public numbers, before the tables are read
-(:mod:`fedveil.engine.releases.release_run` says in which order a release is made).
+(:mod:`fedveil.engine.releases.prepared_releases` says in which order a release is made).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import STATISTICS, ReleaseDocument, read_releases
+from fedveil.engine.releases.prepared_releases import PreparedReleases
 from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.release_method import release_builder
-from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.releases.series import calibrated
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RunFolderError

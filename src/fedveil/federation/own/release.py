@@ -17,8 +17,8 @@ from functools import partial
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
 
+from fedveil.engine.releases.prepared_releases import PreparedReleases
 from fedveil.engine.releases.release import Release, ReleaseWork
-from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.federation.allowance import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.own.statement import OwnCharges, check_releases

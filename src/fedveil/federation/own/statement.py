@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Final, ParamSpec
 
-from fedveil.engine.releases.release_run import PreparedReleases
+from fedveil.engine.releases.prepared_releases import PreparedReleases
 from fedveil.engine.releases.side_releases import Charged
 from fedveil.engine.rounds.attempts import MOST_ATTEMPTS
 from fedveil.engine.run_folder.statement import state

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.engine.rounds.coordinator_side import coordinate
+from fedveil.engine.rounds.next_model import next_model
 from fedveil.engine.rounds.past_sums import PastSums
 from fedveil.engine.rounds.workload import Workload, workload
 from fedveil.engine.setup import Prepared
@@ -204,7 +204,7 @@ class OwnTraining(OwnWork):
         turn = prepared.turn(record.round, model, _state(record.before), self.plan.privacy)
         silos = prepared.population.n_silos
         total = prepared.agreed.vector(result)
-        made, state = coordinate(turn, total, n_silos=silos, summed=silos, drawn=self.plan.n_users)
+        made, state = next_model(turn, total, n_silos=silos, summed=silos, drawn=self.plan.n_users)
         return _kept(made, state), prepared.task.state(prepared.method.model_of(made, state))
 
 

@@ -23,8 +23,8 @@ from fedveil.engine.experiments.task_choice import beginning
 from fedveil.engine.observer import Observer, Unwatched
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.releases.kinds import prepare_document
+from fedveil.engine.releases.prepared_releases import PreparedReleases
 from fedveil.engine.releases.preprocessing import read_preprocessed
-from fedveil.engine.releases.release_run import PreparedReleases
 from fedveil.engine.run_folder.documents import read_rows
 from fedveil.engine.run_folder.folder import SCHEMA, RunFolder
 from fedveil.engine.setup import Prepared, prepare

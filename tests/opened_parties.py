@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.engine.rounds.parties import Parties
+from fedveil.engine.rounds.simulated_parties import SimulatedParties
 from fedveil.engine.setup import Prepared
 from fedveil.protection.driver import Driver
 from fedveil.protection.partial.given import PartialGiven, PartialResult
@@ -41,10 +41,10 @@ class Inside:
 
 def parties_of(
     prepared: Prepared, privacy: PrivacyRandomness, transcript: Transcript | None = None
-) -> Parties:
+) -> SimulatedParties:
     """Return the parties of a run, in this process."""
     driver: Driver[Any, Any] = Driver(prepared.agreed, transcript, privacy=privacy)
-    return Parties(driver=driver, initial=prepared.task.initial())
+    return SimulatedParties(driver=driver, initial=prepared.task.initial())
 
 
 class WeightingParties(Inside):

@@ -1,6 +1,6 @@
-"""The coordinator's part of a round: turn the sum of the silos' messages into a model.
+"""The end of a round: the sum of the silos' messages becomes the next model.
 
-Under partial encryption every silo does it for itself.
+The coordinator does it; under partial encryption every silo does, for itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedveil.errors import ModelError
 from fedveil.server.optimizers import State
 
 
-def coordinate(
+def next_model(
     turn: Turn,
     aggregate: Float64[np.ndarray, " d"],
     *,
@@ -23,7 +23,7 @@ def coordinate(
     summed: int,
     drawn: int | None = None,
 ) -> tuple[Float32[Tensor, " d"], State]:
-    """Do the coordinator's part of a round: its noise, the mean, the denoiser and the server's step.
+    """Return the next model: after a trusted server's noise, the mean, the denoiser and the server's step.
 
         y   <- the sum, with the noise of a trusted server             Channel.release
         y   <- y less what it has of the rounds before                 Method.decoded, where noise is correlated

@@ -21,7 +21,7 @@ from fedveil.protection.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Parties:
+class SimulatedParties:
     """All parties of a run; their keys serve no other.
 
     Attributes:
@@ -49,7 +49,7 @@ class Parties:
         return workload(replace(turn, past=self.past), self.agreed, self.initial)
 
     @classmethod
-    def in_the_open(cls, setting: Setting) -> Parties:
+    def in_the_open(cls, setting: Setting) -> SimulatedParties:
         """Return parties without a protection, whatever the method's: vectors as they are, or a channel's bytes sealed.
 
         Clients without messages of their own send one, the sum of all: exact sums on a grid make it the same bits.
