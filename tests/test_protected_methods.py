@@ -12,10 +12,13 @@ from fedveil.methods.channels import Identity
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.layered_shares import LayeredShares
+from fedveil.methods.partial_encryption import PartialEncryption
+from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.methods.protections import NoProtection, SecureAggregation
 from fedveil.methods.uldp import uldp_avg
+from fedveil.methods.weights import DeclaredMain, Weights
 from fedveil.privacy.claims import Role, Tells
-from fedveil.privacy.events import GaussianEvent, NoGuarantee
+from fedveil.privacy.events import ConcentratedEvent, GaussianEvent, NoGuarantee
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES, SIGMA, SILOS, USERS
 
 FEDERATION = PublicFacts(n_silos=SILOS, n_users=USERS)
@@ -101,6 +104,34 @@ def test_shares_sized_for_a_coalition_keep_the_nominal_noise_against_it() -> Non
     assert view.role == Role.SERVER | Role.SILO
     assert "2 silos" in view.party
     assert view.event.noise_multiplier == pytest.approx(SIGMA)
+
+
+HIDDEN = PartialEncryption(partition="released", he_noise=1.0)
+VOTED = PartialEncryption(partition="noisy-votes", votes="secagg", vote_noise=30.0, he_noise=1.0)
+
+
+@pytest.mark.parametrize("protection", [NoProtection(), SecureAggregation(), HIDDEN, VOTED])
+@pytest.mark.parametrize("together", range(SILOS))
+@pytest.mark.parametrize("weights", [Weights.UNIFORM, Weights.by_power(DeclaredMain(main_silos="0" * 64))])
+def test_no_line_about_silos_that_pool_counts_the_noise_that_they_know(
+    weights: Weights, together: int, protection: ProtectionStage
+) -> None:
+    """Of |S| shares c are theirs: what a user holds elsewhere is under those of the others alone."""
+    own = METHOD_CASES["uldp-avg"](SIGMA)
+    shares = replace(own.channel, colluding_silos=together)
+    method = protection.over(replace(own, weights=weights, channel=shares), USERS)
+    line = derive(method, FEDERATION).against(Role.SILO)
+    pooled = max(1, together)
+    unknown = SILOS - pooled
+    if not unknown:
+        assert isinstance(line, NoGuarantee)
+        return
+    assert isinstance(line, GaussianEvent | ConcentratedEvent)
+    moved = CLIP * (unknown / SILOS if weights.uniform else 1.0)  # the sum, by all that is elsewhere
+    assert line.noise_multiplier <= shares.share_std(SILOS) * math.sqrt(unknown) / moved * (1 + 1e-12)
+    if protection == VOTED:
+        ballots = math.sqrt(2) * unknown / (VOTED.vote_noise * math.sqrt(unknown / SILOS))
+        assert line.noise_multiplier <= 1 / ballots
 
 
 def test_without_noise_the_sum_itself_is_seen_and_nothing_is_guaranteed() -> None:

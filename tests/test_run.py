@@ -16,7 +16,7 @@ from fedveil.engine.rounds.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
-from fedveil.errors import DataError, FedveilError, PrivacyError, RunFolderError
+from fedveil.errors import CompositionError, DataError, FedveilError, PrivacyError, RunFolderError
 from fedveil.privacy.ledger import read_entries
 from tests.children import forking
 from tests.runs import Silent, experiment, files, same_model
@@ -338,6 +338,25 @@ def test_what_is_wrong_is_found_before_training(changes: dict[str, Any], error: 
             pytest.skip("a CUDA device is available here")
     with pytest.raises(FedveilError, match=error):
         prepare(experiment(**changes))
+
+
+@pytest.mark.parametrize("name", ["cepam-gaussian", "fl-gaussian", "dp-fedavg", "varying-dp", "stevens"])
+def test_noise_that_is_not_sized_for_clients_who_pool_is_not_said_to_be(name: str) -> None:
+    """The key promises the stated noise against so many; each client's own is sized for one that knows its share."""
+    clients = {"data": {"n_users": 6, "n_silos": 6, "allocation": {"law": "clients"}}}
+    method = {"method": {"name": name, "learning_rate": 1.0}}
+    assert prepare(experiment(**clients, **method)).method.channel.message_std(6) > 0
+    with pytest.raises(CompositionError, match=f"colluding_silos = 2: the noise of {name} is not sized for"):
+        prepare(experiment(**clients, **method, privacy={"colluding_silos": 2}))
+
+
+@pytest.mark.parametrize("name", ["fl-laplace", "dp-fed"])
+def test_noise_that_no_client_knows_of_may_be_asked_to_hold_against_several(name: str) -> None:
+    """Of Laplace noise one message's alone counts, and a trusted server adds its own: any number may pool."""
+    clients = {"data": {"n_users": 6, "n_silos": 6, "allocation": {"law": "clients"}}}
+    method = {"method": {"name": name, "learning_rate": 1.0}}
+    several = prepare(experiment(**clients, **method, privacy={"colluding_silos": 2}))
+    assert several.guarantee.views == prepare(experiment(**clients, **method)).guarantee.views
 
 
 def test_fewer_users_than_records_show_is_refused(tmp_path: Path) -> None:

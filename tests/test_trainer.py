@@ -268,6 +268,8 @@ def test_span_knows_neither_l1_bounds_nor_passes_that_end_early():
     assert isinstance(choose_trainer(task, limited, cohort=cohort), VmapTrainer)
     with pytest.raises(ModelError, match="early"):
         choose_trainer(task, limited, name="span")
+    with pytest.raises(ModelError, match="l1"):  # before a round is charged
+        choose_trainer(task, local, name="span", cohort=cohort, bound=bound)
     with pytest.raises(ModelError, match="l1"):
         SpanTrainer(task=task, local=local).sums(
             TrainJob(task.initial(), cohort, *everyone(cohort), bound, ExperimentRandomness(0), ("round", 1))

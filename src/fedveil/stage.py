@@ -31,6 +31,7 @@ class Moves:
         group: how many contributions are one unit's, where that is limited.
         records: of every sender, where the noise depends on them.
         weight: of a contribution in its sender's sum, as a formula for people.
+        together: how many senders pool what they know, where a line is about senders; the noise is sized for them.
     """
 
     unit: Literal["user", "client"]
@@ -46,6 +47,7 @@ class Moves:
     records: tuple[int, ...] | None = None
     reweighs: bool = False
     weight: str = "1"
+    together: int = 1
 
     @property
     def norm(self) -> float:

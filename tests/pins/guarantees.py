@@ -40,6 +40,15 @@ class Intended:
 
 SENDERS = frozenset({"silo", "server with silo"})
 INTENDED = {
+    "silos that pool know several shares of the votes' noise": Intended(
+        why="a line about c silos counted one share as known where noise lies in two parts or on votes, and c are",
+        lines=SENDERS,
+        methods=lambda method: (
+            method.protection.divides
+            and method.protection.vote_noise > 0
+            and method.channel.colluding_silos > 1
+        ),
+    ),
     "records elsewhere take weight from those here": Intended(
         why="weights n_su / N_u move by what a user holds elsewhere: the sum moves by 2 C against a silo, unamplified",
         lines=frozenset({"silo"}),

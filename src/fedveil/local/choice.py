@@ -51,9 +51,9 @@ def choose_trainer(
 
     Raises:
         ConfigError: a name that does not exist.
-        ModelError: ``span`` for a model that is not linear, for projected steps with momentum, in bfloat16, or for more
-            users than its bound is proved for; ``vmap`` for a model that it cannot batch; either under a bound on a
-            machine whose kernels let a contribution depend on those beside it.
+        ModelError: ``span`` for a model that is not linear, for projected steps with momentum, under an l1 bound, in
+            bfloat16, or for more users than its bound is proved for; ``vmap`` for a model that it cannot batch; either
+            under a bound on a machine whose kernels let a contribution depend on those beside it.
     """
     bounds = bound is not None and bound.bounded
     too_many = bounds and users is not None and users > MOST_WEIGHT
@@ -65,6 +65,10 @@ def choose_trainer(
         raise ModelError(
             f"trainer.name = 'span': its bound is proved for up to {MOST_WEIGHT} users, and {users} are declared; "
             "use 'vmap' or 'loop' (or 'auto')"
+        )
+    if name == "span" and bound is not None and bound.order != 2:
+        raise ModelError(
+            "trainer.name = 'span' knows l2 norms alone, and the bound is l1; use 'vmap' (or 'auto')"
         )
     if name == "span" and task.precision != "float32":
         raise ModelError(

@@ -78,6 +78,7 @@ class Contribution(Stage):
             bound=method.bound,
             group=self.group,
             records=public.silo_records,
+            together=max(1, method.channel.colluding_silos),
         )
 
     @property

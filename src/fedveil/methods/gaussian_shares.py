@@ -94,7 +94,7 @@ class GaussianShares(Channel):
         if self.noise_multiplier == 0:
             return (unprotected(NO_NOISE),)
         n, share = moves.n_senders, self.share_std(moves.n_senders)
-        coalition = max(1, self.colluding_silos)
+        coalition = moves.together
         single = min(share / moves.messages, self._nominal(moves).noise_multiplier)
         honest = n - self.colluding_silos - self.missing_silos
         unknown = n - self.missing_silos - coalition

@@ -263,11 +263,14 @@ class PartialEncryption(ProtectionStage):
         return released(parts, self._votes(n, n, moves.ballots))
 
     def _pooled(self, moves: Moves, messages: float = 0.0) -> Event:
-        """Return the event of the sum, or of messages that move so far, for a sender, who knows its own noise."""
-        n = moves.n_senders
-        if n < 2:
+        """Return the event of the sum, or of messages that move so far, for senders who pool what they know.
+
+        They know their own noise, in both parts and on the votes: the others' shares are left.
+        """
+        n, known = moves.n_senders, moves.together
+        if n <= known:
             return NoGuarantee(reason="no share of the noise is left")
-        return self._both_parts(moves, max(messages, moves.pooled(n - 1, 1, n)), n - 1)
+        return self._both_parts(moves, max(messages, moves.pooled(n - known, known, n)), n - known)
 
     def _both_parts(self, moves: Moves, moved: float, unknown: int) -> Event:
         """Return the event of both parts, whose messages' noise covers moves of this length, and of the votes.
