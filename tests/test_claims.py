@@ -284,7 +284,7 @@ def test_the_same_weights_under_private_weighting_are_finite_and_name_who_learns
     coalition = guarantee.against(Role.SERVER | Role.SILO)
     assert isinstance(coalition, NoGuarantee)
     assert "how many records each user has" in coalition.reason
-    lies, present = guarantee.uncovered
+    *_, lies, present = guarantee.uncovered
     assert "takes a server and silos that follow the protocol" in lies
     assert present.startswith("the server and one silo learn which users have a record")
 

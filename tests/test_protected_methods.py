@@ -14,11 +14,12 @@ from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.protection_stage import ProtectionStage
-from fedveil.methods.protections import NoProtection, SecureAggregation
+from fedveil.methods.protections import NoProtection, PrivateWeighting, SecureAggregation
 from fedveil.methods.uldp import uldp_avg
 from fedveil.methods.weights import DeclaredMain, Weights
 from fedveil.privacy.claims import Role, Tells
 from fedveil.privacy.events import ConcentratedEvent, GaussianEvent, NoGuarantee
+from fedveil.privacy.sampling import PoissonUsers
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES, SIGMA, SILOS, USERS
 
 FEDERATION = PublicFacts(n_silos=SILOS, n_users=USERS)
@@ -132,6 +133,24 @@ def test_no_line_about_silos_that_pool_counts_the_noise_that_they_know(
     if protection == VOTED:
         ballots = math.sqrt(2) * unknown / (VOTED.vote_noise * math.sqrt(unknown / SILOS))
         assert line.noise_multiplier <= 1 / ballots
+
+
+def test_a_statement_names_what_ciphers_leave_open() -> None:
+    """A line about the server is of the noise alone: it says nothing to whoever breaks what hides single messages."""
+    own = METHOD_CASES["uldp-avg-w"](SIGMA)
+    sampled = replace(own, sampler=PoissonUsers(rate=0.5))
+    facts = replace(FEDERATION, dimension=10)
+    masked = derive(replace(own, protection=SecureAggregation()), facts).uncovered
+    assert any("X25519" in line for line in masked)
+    for protection, words in (
+        (PrivateWeighting(key_bits=2048), "primes of 1024 bits are hard, but for a key in 2^15"),
+        (PrivateWeighting(cipher="rlwe"), "ring-LWE is, at 128 bits, up to a statistical distance of 2^-40"),
+        (PrivateWeighting(private_sampling=True), "how many users were drawn"),
+    ):
+        method = replace(sampled if protection.private_sampling else own, protection=protection)
+        named = derive(method, facts).uncovered
+        assert {line for line in masked if "X25519" in line} <= set(named)
+        assert any(words in line and "no delta counts" in line for line in named)
 
 
 def test_without_noise_the_sum_itself_is_seen_and_nothing_is_guaranteed() -> None:

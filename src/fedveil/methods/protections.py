@@ -64,6 +64,10 @@ from fedveil.stage import Moves
 
 _MOST_PLACES: Final = 64
 _UP, _DOWN = Role.SERVER, Role.SILO
+_KEYS: Final = (
+    "masks and seals hide what is under them from whoever cannot break X25519, ChaCha20 or SHA-256; no epsilon covers "
+    "that"
+)
 _PRESENT: Final = (
     "which users have a record in any silo: epsilon covers what a user's records say, not that there are any"
 )
@@ -182,6 +186,10 @@ class SecureAggregation(ProtectionStage):
             down = (RoundStart, RecoveryDirectory, RelayedShares, Survivors, AgreedSurvivors)
             kinds = (*(Sent(kind, _UP) for kind in up), *(Sent(kind, _DOWN) for kind in down))
         return (*plain_round(method), Sent(Relay, _UP | _DOWN), Sent(MaskedVector, _UP), *kinds)
+
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what masks promise, which no epsilon covers."""
+        return (_KEYS,)
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return what hides the messages."""
@@ -330,8 +338,21 @@ class PrivateWeighting(ProtectionStage):
         return (model, task, Sent(Relay, _UP | _DOWN), *setup, *weights, *reveal)
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
-        """Return what holds only while everybody follows the protocol: nobody can look into a ciphertext."""
+        """Return what ciphers promise, and what holds only while everybody follows the protocol, unseen in them."""
+        hard = (
+            f"short discrete logarithms modulo primes of {self.modulus_bits // 2} bits are hard, but for a key in "
+            "2^15, whose holder may test guesses of single exponents"
+            if self.cipher == "paillier"
+            else "ring-LWE is, at 128 bits, up to a statistical distance of 2^-40 a message"
+        )
+        drawn = (
+            "how many users were drawn is hidden from the server up to a statistical distance of 2^-40 a round, which "
+            "no delta counts",
+        )
         return (
+            _KEYS,
+            f"what is encrypted is as safe from the server as {hard}; no epsilon covers that, and no delta counts it",
+            *(drawn if self.private_sampling else ()),
             "private weighting takes a server and silos that follow the protocol: another weight from the server, or a "
             "false count from one silo, makes another silo's user count for more than epsilon says, and nobody sees it",
         )
