@@ -118,7 +118,7 @@ def keys_of(member: Callable[..., Any]) -> tuple[Key, ...]:
 
 
 def check_ranges(stage: Any) -> None:
-    """Return if every number of a stage is in the range that its field's type declares.
+    """Return if every number of a stage is one (True is none), in the range that its field's type declares.
 
     Raises:
         CompositionError: one is not; names the field and says what would be right.
@@ -128,7 +128,7 @@ def check_ranges(stage: Any) -> None:
         value = getattr(stage, name)
         if value is None or isinstance(value, str):
             continue
-        if not (math.isfinite(value) and all(holds(value) for holds in limits)):
+        if isinstance(value, bool) or not (math.isfinite(value) and all(holds(value) for holds in limits)):
             raise CompositionError(f"{name} = {value}: {wanted} is needed")
 
 

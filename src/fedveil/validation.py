@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, Tag, ValidationError
+from pydantic import BaseModel, ModelWrapValidatorHandler, Tag, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from fedveil.errors import ConfigError, FedveilError, meant
@@ -79,6 +79,39 @@ class WrongSectionError(ValueError):
     def __init__(self, problems: Sequence[Any], section: Any) -> None:
         super().__init__("a wrong section")
         self.problems, self.section = problems, section
+
+
+class DocumentTable(BaseModel):
+    """A table of a document, in which true and false are no numbers, and numbers and words not true or false.
+
+    Whatever a key of a document is read as, it is read here: every table of the house derives from this one.
+    """
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _apart(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        """Refuse what was read as true or false and is none, or is and was read as a number."""
+        made = read(given)
+        problems = list(_mistaken(given, made, ()))
+        if problems:
+            raise WrongSectionError(problems, None)  # their paths are the document's own
+        return made
+
+
+def _mistaken(given: Any, made: Any, path: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
+    """Give the problems of what is true or false on one side alone: as it stands in a document, and as it was read."""
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            inside = made.get(key) if isinstance(made, Mapping) else getattr(made, str(key), None)
+            yield from _mistaken(value, inside, (*path, key))
+    elif isinstance(given, list | tuple) and isinstance(made, list | tuple):
+        for index, (value, inside) in enumerate(zip(given, made, strict=False)):
+            yield from _mistaken(value, inside, (*path, index))
+    elif isinstance(given, bool) and isinstance(made, int | float) and not isinstance(made, bool):
+        kind = "float_type" if isinstance(made, float) else "int_type"
+        yield {"type": kind, "loc": path, "input": given, "msg": "a number is needed"}
+    elif isinstance(made, bool) and not isinstance(given, bool):
+        yield {"type": "bool_type", "loc": path, "input": given, "msg": "true or false is needed"}
 
 
 def validated(

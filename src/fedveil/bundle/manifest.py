@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedveil.bundle.archive import BundleError
 from fedveil.files import parse_json
 from fedveil.population.records import Label, Task
-from fedveil.validation import validated
+from fedveil.validation import DocumentTable, validated
 
 NAME: Final = "bundle.json"
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
+class _Part(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 

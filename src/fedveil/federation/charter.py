@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from fedveil.crypto.keys import PublicIdentity, in_groups
 from fedveil.files import read_toml
-from fedveil.validation import validated
+from fedveil.validation import DocumentTable, validated
 
 CHARTER: Final = "charter.toml"
 
 _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class _Document(BaseModel):
+class _Document(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1]

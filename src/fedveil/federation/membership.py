@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
@@ -18,7 +18,7 @@ from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import Charter
 from fedveil.files import parse_toml, read_text
 from fedveil.protection.protocol import Roster
-from fedveil.validation import validated
+from fedveil.validation import DocumentTable, validated
 
 _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
@@ -28,7 +28,7 @@ _Date = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
 _SEALED_AS: Final = b"fedveil/2/membership"
 
 
-class _Member(BaseModel):
+class _Member(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: _Name
@@ -36,7 +36,7 @@ class _Member(BaseModel):
     node: Annotated[str, Field(max_length=1000)]
 
 
-class _Revoked(BaseModel):
+class _Revoked(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     identity: _Key
@@ -44,7 +44,7 @@ class _Revoked(BaseModel):
     reason: Annotated[str, Field(max_length=200)]
 
 
-class _Document(BaseModel):
+class _Document(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[2]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from fedveil.engine.experiments.experiment import Experiment, asked_for
 from fedveil.engine.releases.asks import Asks
@@ -28,7 +28,7 @@ from fedveil.protection.refusals import Code
 from fedveil.registry import PACKAGE, outsiders
 from fedveil.statistics.inference.families import FAMILIES
 from fedveil.statistics.request import FIGURES
-from fedveil.validation import validated
+from fedveil.validation import DocumentTable, validated
 
 RELEASES: Final = (
     *FIGURES,
@@ -59,7 +59,7 @@ def counted(policy: Mapping[str, Any]) -> tuple[str, str]:
     return seen, silos if policy["trust_coordinator"] else f"{silos}, nor {readers}"
 
 
-class Policy(BaseModel):
+class Policy(DocumentTable):
     """The limits a silo sets by itself; a missing key has the cautious default.
 
     Attributes:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Self
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from fedveil.files import read_toml
-from fedveil.validation import validated
+from fedveil.validation import DocumentTable, validated
 
 
-class Settings(BaseModel):
+class Settings(DocumentTable):
     """The keys of one file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -18,14 +18,14 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from fedveil.errors import DataError
 from fedveil.files import parse_toml, read_text
 from fedveil.foreign import foreign
 from fedveil.population.column_checks import check_bounds
 from fedveil.population.identities import AS_TEXT
-from fedveil.validation import validated
+from fedveil.validation import DocumentTable, validated
 
 MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
 EPOCH: Final = date(1970, 1, 1)
@@ -35,7 +35,7 @@ SILO: Final = "silo"
 _NO_DELIMITER: Final = '"\n\r'
 
 
-class _Part(BaseModel):
+class _Part(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from fedveil.files import read_toml
+from fedveil.validation import DocumentTable
 
 
-class IndexItem(BaseModel):
+class IndexItem(DocumentTable):
     """One item of a paper.
 
     Attributes:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from fedveil.errors import FedveilError
 from fedveil.files import parse_json, read_content, reading, replace_file
+from fedveil.validation import DocumentTable
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Values = dict[str, float | None]
@@ -29,7 +30,7 @@ class ResultError(FedveilError):
     """A result file that is missing, damaged or edited; names it."""
 
 
-class _Strict(BaseModel):
+class _Strict(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -52,7 +53,7 @@ class Run(_Strict):
     version: str
     cpu_seconds: float | None
     values: Values
-    curve: Curves = {}
+    curve: Curves = Field(default_factory=dict)
 
 
 class Results(_Strict):

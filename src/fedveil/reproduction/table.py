@@ -8,14 +8,14 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from fedveil.engine.experiments.experiment import parse, parse_assignment
 from fedveil.engine.experiments.study import Selection, study_documents
 from fedveil.errors import ConfigError, meant
 from fedveil.files import read_content, read_toml
 from fedveil.reproduction.results import Values, digest
-from fedveil.validation import validated
+from fedveil.validation import DocumentTable, validated
 
 Printed = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?$")]
 
@@ -27,7 +27,7 @@ class Computation(Protocol):
         """Return every cell; the seed is 0 where the table is exact."""
 
 
-class _Strict(BaseModel):
+class _Strict(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -107,7 +107,7 @@ class Table(_Strict):
     rounds: tuple[int, ...] = ()
     curves: tuple[str, ...] = ()
     seeds: Annotated[int, Field(ge=1)] = 5
-    published: dict[str, Printed] = {}
+    published: dict[str, Printed] = Field(default_factory=dict)
     published_runs: Annotated[int, Field(ge=1)] = 1
     bound: Annotated[tuple[str, ...], Field(max_length=2)] = ()
     not_comparable: str = ""

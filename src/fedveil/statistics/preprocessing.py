@@ -28,7 +28,7 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from fedveil.errors import ConfigError
 from fedveil.population.schema import Category, Number, Schema
@@ -40,6 +40,7 @@ from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.rising import isotonic_regression
 from fedveil.statistics.strategy import largest_leading
+from fedveil.validation import DocumentTable
 
 LENGTH: Final = "length of update"
 """The column of what clip is found by."""
@@ -54,7 +55,7 @@ _POWERS: Final = range(-10, 21)
 _HALF_POWERS: Final = range(-8, 9)
 
 
-class Wanted(BaseModel):
+class Wanted(DocumentTable):
     """What a preprocessing is of: public, and fixed before a record is looked at.
 
     Attributes:

@@ -10,11 +10,12 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from fedveil.errors import meant
 from fedveil.statistics.limits import MOST_GROUPINGS, Columns, SiloWeights
 from fedveil.statistics.strategy import MOST_ORDERED
+from fedveil.validation import DocumentTable
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
@@ -36,7 +37,7 @@ _REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-class _Part(BaseModel):
+class _Part(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 

@@ -32,7 +32,7 @@ from fedveil.errors import ConfigError, FedveilError, meant
 from fedveil.foreign import foreign
 from fedveil.keys import REQUIRED, Key, keys_of
 from fedveil.registry import KINDS, find, members, names
-from fedveil.validation import WrongSectionError
+from fedveil.validation import DocumentTable, WrongSectionError
 
 _NAME: Final = "name"
 _FEW: Final = 4
@@ -144,6 +144,8 @@ class Chosen:
 
     def _told(self, problem: Any, section: type[BaseModel]) -> dict[str, Any]:
         """Return a problem; an unknown key says whose it is, if it is that of a few others of the house."""
+        if not problem["loc"]:
+            return dict(problem)  # of several keys, each with its path
         key, kind = problem["loc"][0], problem["type"]
         inner = [] if kind == "extra_forbidden" else sorted(_inner_keys(section.model_fields[key].annotation))
         if inner and kind == "unexpected_keyword_argument":
@@ -205,6 +207,10 @@ class Keys:
         return _written({key.name: getattr(stage, key.name) for key in own_keys(self.stage)})
 
 
+class _OfAStage(DocumentTable):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
 @cache
 def section_of(kind: str, name: str) -> type[BaseModel]:
     """Return the keys of a member as a pydantic model.
@@ -230,8 +236,7 @@ def _section(title: str, keys: tuple[Key, ...]) -> type[BaseModel]:
     for key in keys:
         wanted = key.type if not key.words else key.type | Literal[key.words]
         fields[key.name] = (wanted, FieldInfo(default=... if key.default is REQUIRED else key.default))
-    config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-    return create_model(title, __config__=config, **fields)
+    return create_model(title, __base__=_OfAStage, **fields)
 
 
 def _inner_keys(hint: Any) -> set[str]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedveil.engine.experiments.choice import Choice, Chosen
 from fedveil.errors import ConfigError
@@ -24,6 +24,7 @@ from fedveil.statistics.limits import (
     Columns,
     SiloWeights,
 )
+from fedveil.validation import DocumentTable
 
 SESSION = "session:"
 """How the name of data, a model, a loss or a metric begins that was handed over in Python and has no other name."""
@@ -46,7 +47,7 @@ Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 _Sha256: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Section(BaseModel):
+class Section(DocumentTable):
     """A table of the document: unknown keys are refused, values are fixed once read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)

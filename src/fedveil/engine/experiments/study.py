@@ -20,44 +20,44 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict, Field
 
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.experiments.release_document import kind_in
 from fedveil.errors import ConfigError, meant
 from fedveil.files import read_toml
-from fedveil.validation import validated
+from fedveil.validation import DocumentTable, validated
 
 _Tables: TypeAlias = dict[str, dict[str, Any]]
 
 
-class _Scenario(BaseModel):
+class _Scenario(DocumentTable):
     """What is laid over an experiment; its own table lies over single variants."""
 
     model_config = ConfigDict(extra="allow")
 
-    variants: _Tables = {}
+    variants: _Tables = Field(default_factory=dict)
 
 
-class _Quick(BaseModel):
+class _Quick(DocumentTable):
     """Which part of a study is its small scale, and what is laid over that."""
 
     model_config = ConfigDict(extra="forbid")
 
     scenarios: list[str] | None = None
     variants: list[str] | None = None
-    experiment: dict[str, Any] = {}
+    experiment: dict[str, Any] = Field(default_factory=dict)
 
 
-class _Document(BaseModel):
+class _Document(DocumentTable):
     """The tables of a study; what they hold is checked of every experiment, once they are laid over one another."""
 
     model_config = ConfigDict(extra="forbid")
 
     title: str = ""
     experiment: dict[str, Any]
-    scenarios: dict[str, _Scenario] = {}
-    variants: _Tables = {}
+    scenarios: dict[str, _Scenario] = Field(default_factory=dict)
+    variants: _Tables = Field(default_factory=dict)
     quick: _Quick = _Quick()
 
 

@@ -23,12 +23,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, parse_json, read_content
 from fedveil.privacy.statement import Statement
-from fedveil.validation import validated
+from fedveil.validation import DocumentTable, validated
 
 SCHEMA_VERSION: Final = 1
 NORM_LEVELS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -49,7 +49,7 @@ _Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is 
 """A measured number, for which null stands for one that is not finite."""
 
 
-class Document(BaseModel):
+class Document(DocumentTable):
     """A document or line of a run folder; keys that a reader does not know are left out."""
 
     model_config = ConfigDict(frozen=True)
@@ -150,7 +150,7 @@ class Diagnostics(Document):
     records_per_silo: tuple[_Count, ...]
     silo_names: tuple[_Text, ...]
     records_sha256: _Text | None = None
-    baseline: dict[_Text, _Measured] = {}
+    baseline: dict[_Text, _Measured] = Field(default_factory=dict)
     """Every metric of the best constant answer to the test records."""
 
     @model_validator(mode="after")

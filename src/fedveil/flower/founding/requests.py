@@ -14,13 +14,13 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
 from fedveil.errors import IntegrityError
 from fedveil.files import read_toml, reading
-from fedveil.validation import validated
+from fedveil.validation import DocumentTable, validated
 
 Role = Literal["silo", "coordinator"]
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
@@ -32,7 +32,7 @@ _Text = Annotated[str, Field(max_length=10_000)]
 _Signature = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,200}$")]
 
 
-class _Document(BaseModel):
+class _Document(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1]

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import read_json
@@ -29,11 +29,12 @@ from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import LEAST_BINS, SiloWeights, unit_of
 from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+from fedveil.validation import DocumentTable
 
 FILE: Final = "evaluation.json"
 
 
-class Asked(BaseModel):
+class Asked(DocumentTable):
     """What an evaluation is of: public, and fixed before a record is looked at.
 
     Attributes:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedveil.errors import ConfigError, meant
 from fedveil.population.columns import categories_of
@@ -15,6 +15,7 @@ from fedveil.statistics.inference.design import Design, Levels, Scaled, Term
 from fedveil.statistics.inference.families import Family, Linear, Logistic, PiecewiseExponential, Poisson
 from fedveil.statistics.limits import Columns
 from fedveil.statistics.request import ascending
+from fedveil.validation import DocumentTable
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -22,7 +23,7 @@ _SIXTH = 1 / 6
 MOST_COEFFICIENTS = 200
 
 
-class _Part(BaseModel):
+class _Part(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
