@@ -34,7 +34,8 @@ from fedveil.bundle.verification import BEYOND, verify_bundle
 from fedveil.checks import Verification
 from fedveil.crypto.keys import IdentityKey
 from fedveil.engine.run_folder.shown import FIELDS, FILES, Kind
-from fedveil.errors import DataError
+from fedveil.errors import ConfigError, DataError
+from fedveil.federation.audit.ledger_audit import verify_ledger
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.local.models import build_model
 from fedveil.privacy.claims import Role
@@ -577,6 +578,25 @@ def test_the_commands_sign_and_verify(copy: Path, tmp_path: Path) -> None:
     assert as_json("verify", copy, "--trust", key)["holds"] is True
     (copy / "card.html").write_text("x")
     assert ended("verify", copy).code == 7
+
+
+@pytest.mark.parametrize("key", ["xyz", "00", "g" * 64, ""])
+def test_what_is_no_key_is_a_mistake_in_what_was_asked_and_no_failed_check(copy: Path, key: str) -> None:
+    assert (
+        "64 hexadecimal digits, as `fedveil sign` prints it" in ended("verify", copy, "--trust", key).mistake
+    )
+    with pytest.raises(ConfigError, match="a public key is 64 hexadecimal digits"):
+        verify_ledger(copy / "no.json", [key])
+
+
+@pytest.mark.parametrize("option", ["--charter", "--membership", "--ledger"])
+def test_a_file_to_check_against_that_is_not_there_is_a_mistake_in_what_was_asked(
+    copy: Path, option: str
+) -> None:
+    assert (
+        f"{option} nowhere.toml: there is no such file"
+        in ended("verify", copy, option, "nowhere.toml").mistake
+    )
 
 
 def test_nothing_is_written_over_what_is_read(made: Path, tmp_path: Path) -> None:

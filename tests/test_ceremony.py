@@ -164,7 +164,15 @@ def test_a_membership_has_the_keys_that_were_admitted(parties: Parties) -> None:
     assert len(membership.fingerprint.split()) == 8
 
 
-@pytest.mark.parametrize("typed", ["", "0000 " * 8, "one digit"])
+@pytest.mark.parametrize("typed", ["", "fingerprint", "0000 " * 7, "0000 " * 9, "000g " * 8])
+def test_what_is_no_fingerprint_is_a_mistake_in_what_was_asked(parties: Parties, typed: str) -> None:
+    with pytest.raises(ConfigError, match="fingerprint: 8 groups of 4 hexadecimal digits are needed"):
+        admit(parties.founder, parties.root / "north" / "north.request", typed)
+    with pytest.raises(ConfigError, match="fingerprint: 8 groups of 4 hexadecimal digits are needed"):
+        accept(parties.root / "north", parties.sealed, typed, asked)
+
+
+@pytest.mark.parametrize("typed", ["0000 " * 8, "one digit"])
 def test_another_fingerprint_is_refused(parties: Parties, typed: str, tmp_path: Path) -> None:
     request = parties.root / "north" / "north.request"
     right = Request.read(request).fingerprint

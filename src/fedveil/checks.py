@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from fedveil.errors import FedveilError
-from fedveil.foreign import one_line
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.foreign import foreign, one_line
 
 Outcome = Literal["holds", "fails", "unchecked"]
 _ROUNDING: Final = 1e-6
 _NOTHING: Final = 1e-300
+_KEY: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,19 @@ def tried(name: str, check: Callable[[], str]) -> Check:
         return Check(name=name, outcome="unchecked", detail=str(why))
     except FedveilError as error:
         return Check(name=name, outcome="fails", detail=str(error))
+
+
+def check_trusted(keys: Sequence[str]) -> None:
+    """Return if what was given as public keys to trust are some.
+
+    Raises:
+        ConfigError: one is none; nothing was checked yet.
+    """
+    for one in keys:
+        if not _KEY.fullmatch(one):
+            raise ConfigError(
+                f"trusted key '{foreign(one)}': a public key is 64 hexadecimal digits, as `fedveil sign` prints it"
+            )
 
 
 def same_but_rounded(found: Any, made: Any) -> bool:

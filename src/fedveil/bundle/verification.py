@@ -20,7 +20,7 @@ from fedveil.bundle.bundle import Bundle, load_bundle
 from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.manifest import NAME
 from fedveil.bundle.signing import signatures
-from fedveil.checks import Check, Unchecked, Verification, tried
+from fedveil.checks import Check, Unchecked, Verification, check_trusted, tried
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.files import reading
@@ -41,14 +41,18 @@ BEYOND: Final = (
 
 
 def verify_bundle(path: str | Path, trusted: Sequence[str] = (), charter: Path | None = None) -> Verification:
-    """Check a bundle; a failure is a check that fails, never an error.
+    """Check a bundle; a failure is a check that fails, no error.
 
     Args:
         path: the folder, or the ``.zip``.
         trusted: public keys, 64 hexadecimal digits each, one of which must have signed, and each of which is named.
         charter: of the federation that trained it; None: whose seal its membership has is not checked.
+
+    Raises:
+        ConfigError: a trusted key that is none.
     """
     path = Path(path)
+    check_trusted(trusted)
     found: list[Check] = []
     try:
         files = read_files(path)
@@ -119,9 +123,6 @@ def _asked(bundle: Bundle) -> str:
 
 
 def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:
-    for one in trusted:
-        if len(one) != 64 or set(one) - set("0123456789abcdef"):
-            raise BundleError("a trusted key is 64 hexadecimal digits, as `fedveil sign` prints it")
     signers = [public.raw.hex() for public in signatures(files)]
     missing = [one for one in trusted if one not in signers]
     if missing:

@@ -58,6 +58,13 @@ def _verified(
     if not made.exists():
         raise ConfigError(f"{made}: there is no such folder or file")
     charter, membership = known
+    for option, path in (
+        ("--charter", charter),
+        ("--membership", membership),
+        *(("--ledger", one) for one in ledgers),
+    ):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{option} {path}: there is no such file")
     given = {"--trust": trust, "--charter": charter, "--membership": membership, "--ledger": ledgers}
     if any((made / name).is_file() for name in DOCUMENTS):
         _refuse(given, "a run folder", {"--charter", "--ledger"})

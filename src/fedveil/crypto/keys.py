@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.key_files import is_protected, protect, unprotect
+from fedveil.errors import ConfigError
 from fedveil.files import read_content
 
 SIGNATURE_BYTES: Final = 64
@@ -33,12 +35,25 @@ Passphrase = Callable[[], bytes]
 
 _KIND: Final = b"identity"
 _FIELD: Final = 2**255 - 19
+_GROUPS: Final = re.compile(r"[0-9a-f]{32}")
 
 
 def in_groups(digest: bytes) -> str:
     """Return the first 128 bits of a digest as 8 groups of 4 hexadecimal digits, for people to read to one another."""
     digits = digest[:16].hex()
     return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
+
+
+def same_groups(typed: str, known: str) -> bool:
+    """Return whether a fingerprint that was typed in is this one, however it is spaced.
+
+    Raises:
+        ConfigError: what was typed in is no fingerprint.
+    """
+    digits = "".join(typed.lower().split())
+    if not _GROUPS.fullmatch(digits):
+        raise ConfigError("fingerprint: 8 groups of 4 hexadecimal digits are needed, as it is read out")
+    return digits == "".join(known.split())
 
 
 @dataclass(frozen=True)

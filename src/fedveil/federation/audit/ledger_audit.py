@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.checks import Check, Unchecked, Verification, tried
+from fedveil.checks import Check, Unchecked, Verification, check_trusted, tried
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import FedveilError, IntegrityError, RunFolderError
@@ -152,13 +152,17 @@ class LedgerExport:
 
 
 def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | None = None) -> Verification:
-    """Check an exported ledger; a failure is a check that fails, never an error.
+    """Check an exported ledger; a failure is a check that fails, no error.
 
     Args:
         path: the file.
         trusted: public keys, 64 hexadecimal digits each, one of which must be the silo's.
         membership: as the founder sealed it, which must have the silo's key and the coordinator's.
+
+    Raises:
+        ConfigError: a trusted key that is none.
     """
+    check_trusted(trusted)
     found: list[Check] = []
     try:
         export = LedgerExport.read(path)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from fedveil.crypto.keys import IdentityKey, Passphrase, PublicIdentity
+from fedveil.crypto.keys import IdentityKey, Passphrase, PublicIdentity, same_groups
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership, Revoked
@@ -76,12 +76,13 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
         fingerprint: as the party's operator read it out, 8 groups of 4.
 
     Raises:
+        ConfigError: what was typed in is no fingerprint.
         IntegrityError: another fingerprint, a foreign request, or a key that was revoked or is not replaced by its
             owner.
     """
     asked = Request.read(request)
     asked.check(Charter.read(folder / CHARTER).digest)
-    if "".join(fingerprint.lower().split()) != "".join(asked.fingerprint.split()):
+    if not same_groups(fingerprint, asked.fingerprint):
         raise IntegrityError(
             f"{request}: its fingerprint is another than the one that was typed in: another request, or a changed one"
         )

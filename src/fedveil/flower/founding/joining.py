@@ -18,7 +18,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedveil.crypto.key_files import is_protected
-from fedveil.crypto.keys import IdentityKey, Passphrase, read_private_file
+from fedveil.crypto.keys import IdentityKey, Passphrase, read_private_file, same_groups
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership
@@ -157,12 +157,13 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
         passphrase: of the party's identity key.
 
     Raises:
+        ConfigError: what was typed in is no fingerprint.
         IntegrityError: not sealed by the charter's founder, another fingerprint, an older one than the present or
             one that has lost a revocation, or one that does not have this party's key.
     """
     charter, offered = Charter.read(folder / CHARTER), Membership.read(sealed)
     offered.check(charter)
-    if "".join(fingerprint.lower().split()) != "".join(offered.fingerprint.split()):
+    if not same_groups(fingerprint, offered.fingerprint):
         raise IntegrityError(f"{sealed}: its fingerprint is another than the one that was typed in")
     target = folder / MEMBERSHIP
     if target.exists():
