@@ -17,6 +17,7 @@ from fedveil.federation import binding, coordinator
 from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.binding import (
     check_asked,
+    exchange_context,
     misled,
     round_context,
     session_context,
@@ -40,8 +41,8 @@ from fedveil.protection.letter_parts import (
     Terms,
     Totals,
 )
-from fedveil.protection.masking.recovery_messages import RevealedShares
-from fedveil.protection.messages import Envelope, OwnMask, RoundStart
+from fedveil.protection.masking.recovery_messages import RevealedShares, Survivors
+from fedveil.protection.messages import Envelope, OwnMask, RevealRequest, RoundStart
 from fedveil.protection.refusals import Code
 from tests.federation_world import MOVING, World, asked, population, small_keys
 from tests.test_federation_grammar import ALL
@@ -300,6 +301,51 @@ def test_signatures_cannot_be_held_back(change: str, tmp_path: Path) -> None:
     world.close()
 
 
+@pytest.mark.parametrize("shown", ["left out", "of the exchange before", "as they were"])
+@pytest.mark.parametrize("name", ["recovering", "by transfer"])
+def test_no_sum_opens_before_all_have_shown_where_their_ledgers_ended_after_their_charge(
+    name: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a silo charges after it has signed what it was asked: a coordinator hides no charge from the others."""
+    small_keys(monkeypatch)
+    transfer = {
+        "method": BY_RECORDS,
+        "protection": PROTECTIONS["blind"]["protection"] | {"private_sampling": True},
+    }
+    world = World(tmp_path, asked(rounds=1, **PROTECTIONS.get(name, transfer)), population(), ALL)
+    left, before, heads = Left(world), dict[int, AskedOfAll](), set[bytes]()
+
+    def alter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        given = any(isinstance(part, Relay) and _opens(part) for part in parts)
+        return tuple(changed(silo, part, given) if isinstance(part, AskedOfAll) else part for part in parts)
+
+    def changed(silo: int, part: AskedOfAll, given: bool) -> AskedOfAll:
+        (zero, head), (one, _), (two, last) = part.signatures
+        known = before.setdefault(silo, part)
+        if not given or shown == "as they were":
+            heads.add(part.signatures[1][1][0])
+            return part
+        kept = {"left out": (), "of the exchange before": ((one, known.signatures[1][1]),)}[shown]
+        return AskedOfAll(signatures=((zero, head), *kept, (two, last)))
+
+    world.lie = alter
+    world.play()
+    stopped = world.outcome.stopped
+    if shown == "as they were":
+        assert stopped is None
+        assert len(heads) == 2  # ahead of its charge and after it
+    else:
+        told = {"left out": "silo 1 counts as one that gave" if name == "recovering" else "2 silos signed"}
+        assert told.get(shown, "silo 1 was asked something else") in (stopped or "")
+        assert not [kind for kind in left.kinds if kind in OPENING]
+        assert world.charged(1) == [1]
+    world.close()
+
+
+def _opens(relay: Relay) -> bool:
+    return isinstance(Envelope.decode(relay.message).message, Survivors | RevealRequest)
+
+
 def test_a_signature_is_of_what_was_asked() -> None:
     keys = [IdentityKey.generate() for _ in range(3)]
     roster = tuple(key.public for key in keys)
@@ -352,4 +398,5 @@ def test_a_context_is_of_all_that_was_told() -> None:
     here, there = (RoundId(run=bytes(16), round=1, attempt=0, context=one) for one in (session, context))
     assert here == there  # no message carries it
     assert here.encode() != there.encode()
+    assert len({exchange_context(context, place) for place in range(3)} | {context}) == 4
     assert Refused not in {type(part) for part in parts}

@@ -5,6 +5,7 @@
     S = H("fedveil/3/bound session" | session | T)          the setup: run, both sides' nonces, the silos asked
     A = H("fedveil/3/asked" | T' | model, clip, users, round)  T' = T, or H(T | totals) where silos were sent them
     X = H("fedveil/3/bound round" | S | A)                  a round
+    E = H("fedveil/3/bound exchange" | X | place)           an exchange of the round, from 0
 
 H is SHA-256 and every part is preceded by its kind and length. What a client is told of itself alone is no part of A.
 A protocol adds the cohort that begins a round (:meth:`fedveil.protection.parties.Party._bound`).
@@ -12,8 +13,10 @@ A protocol adds the cohort that begins a round (:meth:`fedveil.protection.partie
 Claim: if the coordinator tells one silo, or some, another experiment, membership, model, clip, draw, commitment,
 round or totals than others, no sum of their vectors opens: under masks, with recovery, private weighting, encryption;
 where the round has a second exchange, no own mask, share or opened sum leaves a silo, and a silo that was told
-something else is named. What was charged stays charged. Conditions: at least two silos follow the protocol. Enforced by
-:meth:`ClientProtocol.bind` before a message of the round is read, and by :func:`check_asked`. Broken in
+something else is named. What was charged stays charged. And where it has one, all whose vectors are summed have shown
+the others, before the last exchange, where their ledgers ended once they had given them. Conditions: at least two silos
+follow the protocol. Enforced by :meth:`ClientProtocol.bind` before a message of the round is read, by
+:func:`check_asked`, and by :meth:`ClientProtocol.survivors`. Broken in
 ``tests/test_federation_binding.py``. Not bound: the blocks of encrypted weights, in which a coordinator of private
 weighting can lie (docs/deployment.md says so).
 """
@@ -87,8 +90,18 @@ def round_context(session: bytes, agreed: bytes, parts: Iterable[Part]) -> bytes
     return hashlib.sha256(b"fedveil/3/bound round" + session + asked).digest()
 
 
+def exchange_context(asked: bytes, place: int) -> bytes:
+    """Return E, which no other exchange has: where a ledger ended in an earlier one is not shown again for this one.
+
+    Args:
+        asked: X.
+        place: of the exchange in the round, from 0.
+    """
+    return hashlib.sha256(b"fedveil/3/bound exchange" + asked + place.to_bytes(2, "big")).digest()
+
+
 def sign_asked(identity: IdentityKey, context: bytes, head: bytes) -> SignedHead:
-    """Return the head of a silo's ledger, signed with what it was asked: X."""
+    """Return the head of a silo's ledger, signed with what it was asked: E."""
     return head, identity.sign(_SIGNED_AS + context + head)
 
 
@@ -100,7 +113,7 @@ def signed(answers: Mapping[int, Iterable[Part]]) -> Signatures:
 
 
 def misled(roster: Roster, context: bytes, signatures: Signatures) -> Sequence[int]:
-    """Return the silos that signed another X than this one, or nothing."""
+    """Return the silos that signed another E than this one, or nothing."""
     found = []
     for silo, (head, signature) in signatures:
         try:
@@ -115,7 +128,7 @@ def check_asked(roster: Roster, context: bytes, signatures: Signatures, least: i
 
     Args:
         roster: identities of the silos.
-        context: X of this silo.
+        context: E of this silo, of the exchange before.
         signatures: of the silos, as the coordinator relays them.
         least: how many there must be.
 

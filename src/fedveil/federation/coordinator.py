@@ -22,7 +22,15 @@ from typing import Any, Generic
 from fedveil.crypto.agreement import RUN_BYTES, RoundId
 from fedveil.errors import IntegrityError, ModelError
 from fedveil.federation.audit.run_record import RunRecord, known_before
-from fedveil.federation.binding import misled, proposed, round_context, session_context, signed, with_totals
+from fedveil.federation.binding import (
+    exchange_context,
+    misled,
+    proposed,
+    round_context,
+    session_context,
+    signed,
+    with_totals,
+)
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import (
     MOST_LEFT,
@@ -199,8 +207,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     def _end(self, silo: int, letter: SignedMessage) -> Heard:
         """Read that a silo refuses, which ends the run, or that it is there and in no session: one begins."""
-        (part,) = letter.parts
-        name = self._membership.silos[silo]
+        (part,), name = letter.parts, self._membership.silos[silo]
         if isinstance(part, Refused):
             self.refused = part.why.code
             self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
@@ -255,8 +262,7 @@ class CoordinatorParty(Generic[EndingT]):
     def _begin_session(self) -> None:
         """Ask the silos for nonces."""
         self._absent.readmit()
-        self._ahead = {}
-        self._number, self._session = -1, new_nonce()
+        self._ahead, self._number, self._session = {}, -1, new_nonce()
         self._send({silo: [Knock()] for silo in self._present}, self._offer, knocks=True)
 
     def _offer(self, answers: Answers) -> None:
@@ -277,10 +283,8 @@ class CoordinatorParty(Generic[EndingT]):
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
         self._context = session_context(self._session, self._agreed)
         self._server.bind(self._context)
-        self._talks = {
-            silo: Conversation(Grammar.of(self._plan, self._agreement.exchanges(silo)))
-            for silo in self._present
-        }
+        shapes = self._agreement.exchanges
+        self._talks = {silo: Conversation(Grammar.of(self._plan, shapes(silo))) for silo in self._present}
         opening: list[Part] = [] if phase is None else [phase]
         names = self._membership.silos
         heads = {silo: self._heads.last(names[silo]) for silo in self._present}
@@ -326,7 +330,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._agreed = with_totals(self._agreed, ahead.get(self._present[0], []))
         first = told[self._present[0]]
         self._asked = round_context(self._context, self._agreed, first)
-        self._told = known_before(first, self._plan.phase)
+        self._told, self._place = known_before(first, self._plan.phase), 0
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
         before_task = {silo: [*ahead.get(silo, []), *relays.get(silo, [])] for silo in told}
@@ -335,8 +339,10 @@ class CoordinatorParty(Generic[EndingT]):
     def _collect(self, answers: Answers) -> None:
         exchange, signatures = self._exchange, signed(answers)
         assert exchange is not None
-        if apart := misled(self._membership.roster, self._asked, signatures):
+        context = exchange_context(self._asked, self._place)
+        if apart := misled(self._membership.roster, context, signatures):
             raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
+        self._place += 1
         outgoing = self._route(answers)
         if outgoing:
             shown: list[Part] = [AskedOfAll(signatures=signatures)] if signatures else []

@@ -1,8 +1,8 @@
 """Which letters a session of a run has: for every state the one shape of each side's letter, and no other.
 
     session = knock, opening, setup exchanges of the protection, rounds, over; or knock, closing
-    round   = task -> answer, exchanges of the protection: the first of them shows that all were asked the same; the
-              last answer of a round ends with the silo's signature of it
+    round   = task -> answer, exchanges of the protection: each shows first that all were asked the same, and where
+              their ledgers ended when they answered; the last answer of a round ends with the silo's signature of it
 
 Claim: whatever a party that signs its letters sends, and whenever, a silo and the coordinator read a part only where
 the experiment's method has a use for it: totals where weights are by records and silos tell their counts, once a
@@ -124,11 +124,14 @@ class Grammar:
             raise RefusalError(Code.NO_SUCH_ROUND, self.rounds)
         before: Shape = (Heads, *((Totals,) if self.totals else ()), *self.protocol.first) if first else ()
         answer, following = self.protocol.played(number)
-        if following:  # what all were asked is signed first, and shown to all before anything is opened
-            second = Step((AskedOfAll, *following[0].asked), following[0].answered)
-            answer, following = (*answer, Asked), (second, *following[1:])
-        *steps, last = Step((*before, *self.protocol.begin, *self.task), answer), *following
-        return *steps, Step(last.asked, (*last.answered, Attested))
+        steps = Step((*before, *self.protocol.begin, *self.task), answer), *following
+        return tuple(
+            Step(  # what all were asked, and where their ledgers end, is shown to all before the next exchange
+                (*((AskedOfAll,) if place else ()), *step.asked),
+                (*step.answered, Attested if step is steps[-1] else Asked),
+            )
+            for place, step in enumerate(steps)
+        )
 
 
 class Conversation:

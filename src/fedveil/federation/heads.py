@@ -4,8 +4,8 @@ A head is the digest of a ledger's last line: 32 random-looking bytes, for every
 random number. It tells that a ledger has grown, and nothing of how much, for what, or for whom. Every silo signs its
 own with each letter; the coordinator notes it when the letter arrives, and tells the last to the silo with the next
 terms. When silos join, each signs for this session the head of its own ledger, and for every peer the last head that it
-has heard of it; the coordinator hands on to each what concerns it, ahead of the first round. Where a round has a second
-exchange, each silo signs its head with what it was asked, and all hear it ahead of that exchange
+has heard of it; the coordinator hands on to each what concerns it, ahead of the first round. In every exchange of a
+round but the last each silo signs its head with what it was asked, and all hear it ahead of the next
 (:mod:`~fedveil.federation.binding`).
 
 Claim: a silo whose ledger went back (restored, or a copy of it used elsewhere) takes part in no round of a session in
@@ -15,11 +15,10 @@ protocol can do without, left out. A coordinator that was itself restored is no 
 is never taken for theirs.
 
 Conditions: as many silos as a round needs follow the protocol, and the coordinator, if it follows it, or one of those
-silos, has heard a later head; a round that needs one silo alone hears no peer. Under secure aggregation silos hear of
-a round's charges before its sum can open; where it recovers, they sign before they charge, and hear of a charge in the
-next round or session. Otherwise they may hear heads only when a session begins. Of what was charged since then the
-coordinator alone can tell, and nobody notices if it goes back together with the silo, or lies. What silos have heard is
-kept without its signatures: it is no evidence for an auditor.
+silos, has heard a later head; a round that needs one silo alone hears no peer. Under every protection silos hear of a
+round's charges before its sum can open: of all whose vectors it is over. In the open they hear heads only when a
+session begins. Of what was charged since then the coordinator alone can tell, and nobody notices if it goes back
+together with the silo, or lies. What silos have heard is kept without its signatures: it is no evidence for an auditor.
 
 Enforced by :func:`check_heads` before a round is charged, and by :class:`HeadsSeen` at every letter; what the
 coordinator heard is on its disk before it sends anything that follows from a letter.

@@ -293,7 +293,7 @@ class Relay(Part):
 
 @message(78, "a signature of what was asked")
 class Asked(Part):
-    """A silo signs what it was asked in a round that has further exchanges, ahead of anything that opens a sum.
+    """A silo signs what it was asked, in every exchange of a round but the last: ahead of anything that opens a sum.
 
     Attributes:
         signed: the head of its ledger, and a signature of it with a digest that whoever was asked the same can compute.

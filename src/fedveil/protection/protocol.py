@@ -171,6 +171,11 @@ class ClientProtocol(ABC, Generic[GivenIn, ResultOut]):
         """Whether the result of the round is here: never where the server learns it."""
         return False
 
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The clients over whose contributions the sum is, when the server has just named them; else nobody."""
+        return ()
+
     @abstractmethod
     def bind(self, context: bytes) -> None:
         """Bind the keys and signatures of what begins next to what this client was told of it, as the server does.

@@ -140,6 +140,11 @@ class Code(Enum):
         "request",
         "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
     )
+    UNSHOWN = (
+        71,
+        "request",
+        "silo {silo:.0f} counts as one that gave to the round, and does not show where its ledger ends since",
+    )
     HEADS = 40, "request", "silo {silo:.0f} did not sign what is said here of the heads of ledgers"
     HEADS_FEW = (
         46,

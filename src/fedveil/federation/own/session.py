@@ -19,7 +19,14 @@ from safetensors.numpy import save
 from fedveil.crypto.agreement import RoundId
 from fedveil.errors import RunFolderError
 from fedveil.federation.audit.run_record import attested, concluded, known_before
-from fedveil.federation.binding import check_asked, round_context, session_context, sign_asked, with_totals
+from fedveil.federation.binding import (
+    check_asked,
+    exchange_context,
+    round_context,
+    session_context,
+    sign_asked,
+    with_totals,
+)
 from fedveil.federation.books import Books
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
@@ -91,7 +98,8 @@ class OwnSession:
         self.proposed, self._terms = terms.digest, agreed
         self._round, self._known = ("", 0), b""
         self._context = session_context(session, agreed)
-        self._asked = b""
+        self._asked, self._exchange = b"", 0
+        self._shown: frozenset[int] = frozenset()
         plan = work.plan
         self._agreement: Agreement[Any, Any] = plan.agreed
         self._least = self._agreement.least
@@ -133,11 +141,13 @@ class OwnSession:
             self._round = self._books.part, only(parts, Task, SERVER).round
             self._known = known_before(parts, self.work.plan.phase)
             self.client.bind(self._asked)
+        self._exchange, self._shown = 0 if begins else self._exchange + 1, frozenset()
         answers = [answer for part in parts for answer in self._read(part)]
-        if begins and self.talk.signs:
-            answers.append(
-                Asked(signed=sign_asked(self._place.identity, self._asked, self._books.ledger.head))
-            )
+        if unshown := sorted(set(self.client.survivors) - self._shown):
+            raise RefusalError(Code.UNSHOWN, unshown[0])
+        if self.talk.signs:
+            context = exchange_context(self._asked, self._exchange)
+            answers.append(Asked(signed=sign_asked(self._place.identity, context, self._books.ledger.head)))
         if self.talk.attests:
             answers.append(Attested(signature=self._place.identity.sign(self._of_round())))
         return answers
@@ -182,7 +192,9 @@ class OwnSession:
             self._books.hear(part, self._session, self._place, least=self._least - 1)
             return []
         if isinstance(part, AskedOfAll):
-            check_asked(self._place.roster, self._asked, part.signatures, self._least)
+            before = exchange_context(self._asked, self._exchange - 1)
+            check_asked(self._place.roster, before, part.signatures, self._least)
+            self._shown = frozenset(silo for silo, _ in part.signatures)
             self._books.note(
                 {silo: head for silo, (head, _) in part.signatures if silo != self._place.number}
             )

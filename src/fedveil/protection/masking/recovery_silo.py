@@ -63,6 +63,11 @@ class RecoverableSilo(SiloParty[Units, Units]):
         """Whether :meth:`contribute` is due."""
         return self._phase is Phase.VECTORS
 
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The silos that the server named as those whose vectors arrived, until their shares are due."""
+        return self._survivors if self._phase is Phase.REVEAL else ()
+
     def announce(self) -> None:
         """Nothing is to be set up: every attempt has keys of its own."""
 
