@@ -4,15 +4,17 @@ import os
 import stat
 import threading
 from functools import cache
+from random import Random
 
 import numpy as np
 import phe
 import pytest
-from gmpy2 import gcd, is_prime, jacobi, legendre, mpz, powmod
+from gmpy2 import gcd, is_prime, jacobi, legendre, mpz, powmod, primorial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedveil.crypto import paillier
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.multiexp import FixedPowers, SimultaneousPowers, fixed_window, straus_cost
 from fedveil.crypto.paillier import KEY_BITS, PaillierPrivateKey, PaillierPublicKey, Rerandomizer
@@ -68,6 +70,16 @@ def test_generated_primes_are_what_the_rerandomizer_assumes(bits):
         assert prime % 4 == 3
         assert not [small for small in range(3, limit, 2) if (prime - 1) % small == 0]
     assert private.public.bits == bits
+
+
+def test_what_the_rerandomizer_may_miss_has_no_index_below_2_24(monkeypatch):
+    """-1 and h miss a part of the units whose index divides (p - 1)/2; of a third of sieved primes it may be small."""
+    for seed in (2, 10):  # whose first primes have such a factor
+        monkeypatch.setattr(paillier.secrets, "randbits", Random(seed).getrandbits)
+        prime = paillier._prime(1024)
+        assert gcd(primorial(2**24), prime // 2) == 1
+        assert is_prime(prime)
+        assert prime.bit_length() == 1024
 
 
 @pytest.mark.slow

@@ -340,8 +340,8 @@ class PrivateWeighting(ProtectionStage):
     def uncovered(self, method: Any) -> tuple[str, ...]:
         """Return what ciphers promise, and what holds only while everybody follows the protocol, unseen in them."""
         hard = (
-            f"short discrete logarithms modulo primes of {self.modulus_bits // 2} bits are hard, but for a key in "
-            "2^15, whose holder may test guesses of single exponents"
+            f"short discrete logarithms modulo primes of {self.modulus_bits // 2} bits are hard, but for a silo in "
+            "2^23, of whose single exponents guesses may be tested"
             if self.cipher == "paillier"
             else "ring-LWE is, at 128 bits, up to a statistical distance of 2^-40 a message"
         )
