@@ -143,7 +143,7 @@ def test_a_statement_names_what_ciphers_leave_open() -> None:
     masked = derive(replace(own, protection=SecureAggregation()), facts).uncovered
     assert any("X25519" in line for line in masked)
     for protection, words in (
-        (PrivateWeighting(key_bits=2048), "primes of 1024 bits are hard, but for a key in 2^15"),
+        (PrivateWeighting(key_bits=2048), "primes of 1024 bits are hard, but for a silo in 2^23"),
         (PrivateWeighting(cipher="rlwe"), "ring-LWE is, at 128 bits, up to a statistical distance of 2^-40"),
         (PrivateWeighting(private_sampling=True), "how many users were drawn"),
     ):
@@ -151,6 +151,25 @@ def test_a_statement_names_what_ciphers_leave_open() -> None:
         named = derive(method, facts).uncovered
         assert {line for line in masked if "X25519" in line} <= set(named)
         assert any(words in line and "no delta counts" in line for line in named)
+
+
+@pytest.mark.parametrize("votes", ["plain", "secagg"])
+def test_who_knows_the_order_of_ballots_is_not_said_to_learn_no_coordinate(votes: str) -> None:
+    """Silos draw the order themselves, and train on the partition: a ballot or a partition is no secret to them."""
+    method = PartialEncryption(votes=votes).over(METHOD_CASES["uldp-avg"](SIGMA), USERS)
+    guarantee = derive(method, FEDERATION)
+    of_server, of_silo, of_both = (
+        next(line for line in guarantee.uncovered if line.startswith(f"{who} learn "))
+        for who in ("the server", "one silo", "the server with one silo")
+    )
+    assert "no coordinate that was voted for" in of_server
+    assert not [line for line in (of_silo, of_both) if "no coordinate" in line]
+    assert "which coordinates most votes are for" in of_silo
+    assert of_both.count("every sender votes for" if votes == "plain" else "every coordinate has") == 1
+    sees = {view.role: view.sees for view in guarantee.views}
+    assert Tells.VOTES.value not in sees[Role.SERVER]
+    assert Tells.BALLOT.value not in sees[Role.SILO]
+    assert all(Tells.VOTES.value in sees[role] for role in (Role.SILO, Role.SERVER | Role.SILO))
 
 
 def test_without_noise_the_sum_itself_is_seen_and_nothing_is_guaranteed() -> None:

@@ -236,15 +236,15 @@ class PartialEncryption(ProtectionStage):
 
     def claims(self, claims: Iterable[Claim], moves: Moves) -> tuple[Claim, ...]:
         """Claim the noise of both parts and of the votes; ``claims`` speak of messages that are not divided."""
-        but, n = self._unpaid_votes(), moves.n_senders
-        whole = (Tells.SUM, Tells.OWN, Tells.CLEAR, Tells.HIDDEN, Tells.BALLOT)
+        n, (by_server, by_sender, by_both) = moves.n_senders, self._unpaid_votes()
+        whole = (Tells.SUM, Tells.OWN, Tells.CLEAR, Tells.HIDDEN, Tells.BALLOT, Tells.VOTES)
         pooled = self._pooled(moves)
         return (
-            Claim(frozenset({Tells.CLEAR, Tells.BALLOT}), self._in_clear(moves), but),
+            Claim(frozenset({Tells.CLEAR, Tells.BALLOT}), self._in_clear(moves), by_server),
             Claim(covering(Tells.SUM), self._both_parts(moves, moves.total / math.sqrt(n), n)),
             Claim(covering(Tells.SUM, Tells.OWN), pooled),
-            Claim(covering(Tells.SUM, Tells.OWN, Tells.BALLOT), pooled, but),
-            Claim(covering(*whole), self._pooled(moves, moves.messages), but),
+            Claim(covering(Tells.SUM, Tells.OWN, Tells.VOTES), pooled, by_sender),
+            Claim(covering(*whole), self._pooled(moves, moves.messages), by_both),
         )
 
     def _in_clear(self, moves: Moves) -> Event:
@@ -353,19 +353,23 @@ class PartialEncryption(ProtectionStage):
             "ciphertexts hide what is in them from whoever cannot solve ring-LWE at 128 bits; no epsilon covers that",
         )
 
-    def _unpaid_votes(self) -> tuple[str, ...]:
-        """Return what ballots show although nobody paid for it."""
+    def _unpaid_votes(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Return what votes show the server, a sender, who knows their order, and both, although nobody paid for it."""
         if not self.unpaid:
-            return ()
-        seen = (
-            "which ballots overlap in how many coordinates"
+            return (), (), ()
+        seen, told = (
+            ("which ballots overlap in how many coordinates", "which coordinates every sender votes for")
             if self.votes == "plain"
-            else "how many votes how many coordinates have"
+            else ("how many votes how many coordinates have", "how many votes every coordinate has")
         )
         return (
-            f"no coordinate that was voted for, but {seen}: epsilon covers the numbers in clear, whatever the "
-            "partition, and not the ballots; partition = 'released' or 'noisy-votes', or strategy = 'random', "
-            "leaves nothing open",
+            (
+                f"no coordinate that was voted for, but {seen}: epsilon covers the numbers in clear, whatever the "
+                "partition, and not the ballots; partition = 'released' or 'noisy-votes', or strategy = 'random', "
+                "leaves nothing open",
+            ),
+            ("which coordinates most votes are for, and no epsilon covers that",),
+            (f"{told}, and no epsilon covers that",),
         )
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:

@@ -52,6 +52,7 @@ class Tells(Enum):
     COUNTS = "how many records each user has"
     PRESENCE = "which users have a record anywhere"
     BALLOT = "votes for coordinates, in an order that is secret"
+    VOTES = "which coordinates are voted for"
     CLEAR = "the part in clear of every message"
     HIDDEN = "the encrypted part of every message"
     LENGTH = "how long messages are"

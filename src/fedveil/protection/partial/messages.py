@@ -28,16 +28,16 @@ class SealedKeys(Message):
 
 @message(41, "votes in a secret order")
 class Ballot(Message):
-    """A silo's votes: a bitmap of the coordinates in the round's secret order."""
+    """A silo's votes: a bitmap of the coordinates in the round's secret order, which silos know."""
 
-    bitmap: bytes = sent_as(REST, Tells.BALLOT)
+    bitmap: bytes = sent_as(REST, Tells.VOTES, Key.SILOS, besides=Tells.BALLOT)
 
 
 @message(42, "the coordinates to encrypt, in a secret order")
 class Partition(Message):
-    """The coordinates with most votes, as a bitmap in the round's secret order."""
+    """The coordinates with most votes, as a bitmap in the round's secret order, which silos know."""
 
-    bitmap: bytes = sent_as(REST, Tells.BALLOT)
+    bitmap: bytes = sent_as(REST, Tells.VOTES, Key.SILOS)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
