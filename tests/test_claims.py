@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.errors import CompositionError
+from fedveil.errors import CompositionError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import Channel
 from fedveil.methods.derive import claims_of, derive, moves_of
@@ -376,6 +376,16 @@ def test_a_silo_is_guaranteed_what_others_hold_although_they_change_the_weight_o
     assert isinstance(silo, GaussianEvent)
     assert silo.noise_multiplier <= left
     assert silo.noise_multiplier == pytest.approx(left, rel=0.05)
+
+
+def test_noise_that_has_all_but_gone_is_refused_before_a_round() -> None:
+    method = varying_dp(
+        local=LOCAL, n_users=6, largest_silo=1, clip=1.0, noise_multiplier=5.0, noise_decay=0.01
+    )
+    guarantee = derive(method, PublicFacts(n_silos=6, n_users=6))
+    assert isinstance(guarantee.after(guarantee.event, 40), GaussianEvent)
+    with pytest.raises(PrivacyError, match="next to none in round 52: take a larger noise_decay"):
+        guarantee.after(guarantee.event, 300)
 
 
 @pytest.mark.parametrize("noise", [1.0, 1.3, 1.9, 3.9, 7.9])

@@ -172,6 +172,22 @@ def test_who_knows_the_order_of_ballots_is_not_said_to_learn_no_coordinate(votes
     assert all(Tells.VOTES.value in sees[role] for role in (Role.SILO, Role.SERVER | Role.SILO))
 
 
+def test_a_server_is_not_said_to_see_updates_of_dp_sgd_without_noise() -> None:
+    """The noise is that of the steps: a statement that gives an epsilon says nothing of sums without any."""
+    facts = replace(FEDERATION, silo_records=(20,) * SILOS)
+    seen = {
+        sigma: next(
+            view.sees
+            for view in derive(METHOD_CASES["uldp-group"](sigma), facts).views
+            if view.role is Role.SERVER
+        )
+        for sigma in (SIGMA, 0.0)
+    }
+    assert Tells.MESSAGE.value in seen[SIGMA]
+    assert Tells.EXACT.value not in seen[SIGMA]
+    assert Tells.EXACT.value in seen[0.0]
+
+
 def test_without_noise_the_sum_itself_is_seen_and_nothing_is_guaranteed() -> None:
     method = replace(METHOD_CASES["uldp-avg"](0.0), protection=SecureAggregation())
     for view in derive(method, FEDERATION).views:

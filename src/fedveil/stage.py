@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 from fedveil.keys import check_ranges
 from fedveil.privacy.bounds import Bound
-from fedveil.privacy.claims import Claim
+from fedveil.privacy.claims import Claim, Tells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +146,11 @@ class Stage:
 
 class Source(Stage):
     """A stage that may draw noise, and claims events for it; what claims nothing guarantees nothing."""
+
+    @property
+    def content(self) -> Tells:
+        """What a message tells whoever reads it; a stage that does not say tells UNDECLARED."""
+        return Tells.UNDECLARED
 
     @duty
     def claims(self, moves: Moves) -> tuple[Claim, ...]:

@@ -161,6 +161,11 @@ class LocalDpSgd(Source):
         batches = -(-max(1, records) // self.batch_size)
         return PoissonPlan(rate=1 / batches, steps=self.epochs * batches)
 
+    @property
+    def content(self) -> Tells:
+        """A silo's update, which has the noise of its steps where there is any."""
+        return Tells.MESSAGE if self.noise_multiplier else Tells.EXACT
+
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
         """Claim the noise of all steps, for the worst split of a user's records, against who sees the silos' models."""
         if self.noise_multiplier == 0:

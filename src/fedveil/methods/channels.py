@@ -94,11 +94,6 @@ class Channel(Source):
     # --- what it shows -----------------------------------------------------------------------------------------
 
     @property
-    def content(self) -> Tells:
-        """What a message tells whoever reads it; a channel that does not say tells UNDECLARED."""
-        return Tells.UNDECLARED
-
-    @property
     def coded(self) -> bool:
         """Whether a message is bytes."""
         return False

@@ -31,7 +31,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
     """
     moves, source = moves_of(method, public), source_of(method)
     claims = claims_of(method, moves)
-    sends, content = method.sends(), method.channel.content
+    sends, content = method.sends(), source.content
     readers = against(knowledge(Role.READER, sends, content), claims)
     known = {role: knowledge(role, sends, content) for role in method.parties}
     lines = {role: (what, against(what, claims)) for role, what in known.items()}

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from fedveil.errors import PrivacyError
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import (
     Adjacency,
@@ -18,6 +19,7 @@ from fedveil.privacy.events import (
 from fedveil.stage import Published
 
 _MOST_OF_A_ROUND: Final = 4
+_LEAST_LEFT: Final = 1e-100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +93,18 @@ class Guarantee:
         return found[role]
 
     def strength(self, number: int) -> float:
-        """Return the precision of a round beside one whose event is stated."""
-        repeated = self.strengths[(number - 1) % len(self.strengths)]
-        return repeated * self.noise_decay ** (-2 * (number - 1))
+        """Return the precision of a round beside one whose event is stated.
+
+        Raises:
+            PrivacyError: by then next to nothing is left of noise that falls.
+        """
+        repeated, left = self.strengths[(number - 1) % len(self.strengths)], self.noise_decay ** (number - 1)
+        if left < _LEAST_LEFT:
+            raise PrivacyError(
+                f"noise that falls by {self.noise_decay:g} a round is next to none in round {number}: take a larger "
+                "noise_decay, or fewer rounds"
+            )
+        return repeated / left**2
 
     def of_round(self, event: Event, number: int, *, again: bool = False) -> Event:
         """Return an event as it is stated as it is in a round, with that round's noise.
