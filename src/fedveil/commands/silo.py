@@ -81,7 +81,9 @@ def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
     limit_memory(home)
     served = ServedSilo(home)
     try:
-        OUT.print(f"silo {home.settings.name} answers {home.settings.coordinator}; Ctrl-C ends it")
+        OUT.print(
+            f"silo {home.settings.name} serves the coordinator at {home.settings.coordinator}; Ctrl-C ends it"
+        )
         served.wait()
     finally:
         served.stop()

@@ -11,8 +11,8 @@ from jaxtyping import Float64, Int32, Int64
 from fedveil.randomness import key_of
 
 AS_TEXT: Final = (
-    "Ids are told apart as text: a person whose id is written in two ways (case, leading zeros, accents) counts as two "
-    "people, each of them protected alone."
+    "Ids are compared as text: a person whose id is written in two ways (case, leading zeros, accents) counts as two "
+    "people, each protected separately."
 )
 """What every statement about ids says. No statement looks whether there are such ids, for that would tell of them; who
 holds the ids is warned (:func:`alike`)."""

@@ -343,7 +343,7 @@ class Schema(_Part):
             else f"users are numbered by one list of ids (sha256 {self.users}), without which none takes part"
         )
         return AS_TEXT, (
-            f"Between institutions {how}: that an id is the same person at all of them is their word, which nobody "
+            f"Between institutions {how}: that an id is the same person at all of them is what they say, which nobody "
             "checks."
         )
 

@@ -158,5 +158,5 @@ _UNCOVERED: Final = (
     "declared bounds, bins, grids and categories, if somebody set them after looking at the records",
     "what else is released from the same records: other releases and runs, --again among them, add to epsilon "
     "(fedveil spent composes their ledgers)",
-    "how long the release takes, which whoever waits for it can see: it depends on how many records there are",
+    "how long the release takes: this depends on how many records there are, and whoever waits for it can see it",
 )

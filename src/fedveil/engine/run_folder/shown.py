@@ -118,9 +118,9 @@ def uncovered(*, exact_metrics: bool = True) -> tuple[str, ...]:
     return (
         *((tested,) if exact_metrics else ()),
         f"a run's diagnostics, which are exact functions of private records: in metrics.jsonl {fields}; and {files}; "
-        "and the progress shown while it trains. Keep them as safe as the records are",
-        "an audit of the run, where one is made (audit.json and its section of the report): it tests training records "
+        "and the progress shown during training. Keep them as safe as the records",
+        "an audit of the run, if one is made (audit.json and its section of the report): it tests training records "
         "and trains on them once more",
-        "how long a round takes, which whoever waits for it can see: it depends on who takes part and with how many "
-        "records",
+        "how long a round takes: this depends on who takes part and with how many records, and whoever waits for the "
+        "round can see it",
     )

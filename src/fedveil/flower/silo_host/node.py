@@ -205,7 +205,7 @@ def main() -> None:
         except httpx.HTTPStatusError as error:
             warn_refused(error.response)
         except httpx.HTTPError as error:
-            _log.warning("the coordinator is not reached (%s)", type(error).__name__)
+            _log.warning("the coordinator cannot be reached (%s)", type(error).__name__)
         time.sleep(_AGAIN_SECONDS)
 
 
