@@ -353,6 +353,15 @@ def test_next_to_no_noise_costs_much_or_is_refused(noise: float, adjacency: Adja
             assert name == "pld"
 
 
+@pytest.mark.parametrize("delta", [0.9, 1e-5, 1e-300])
+@pytest.mark.parametrize("mu", [1e8, 1.1e8, 1e10, 1e13, 1e17, 1e100, 3.3e154, 1e300])
+def test_a_gaussian_epsilon_holds_for_the_strongest_release(mu: float, delta: float) -> None:
+    """From 1e10 on the root was that of rounding, and beyond 1e17 there was none: no error of this project."""
+    found = gaussian_epsilon(mu, delta)
+    assert found >= mu * mu / 2 + mu * (norm.isf(delta) - 0.01)
+    assert found <= mu * mu / 2 * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("delta", [1e-5, 1e-20, 1e-100, 1e-300])
 @pytest.mark.parametrize("mu", [1e-20, 1e-16, 3e-14, 1e-7, 1e-5])
 def test_a_gaussian_epsilon_holds_for_the_weakest_release(mu: float, delta: float) -> None:

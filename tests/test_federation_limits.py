@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil.errors import ConfigError
@@ -31,7 +32,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries, read_lines
 from fedveil.privacy.ledger_lines import Note
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import Here, Joined, Knock, Part, Refused, Working
+from fedveil.protection.letter_parts import Attested, Here, Joined, Knock, Model, Part, Refused, Task, Working
 from fedveil.protection.refusals import Code, Refusal
 from fedveil.registry import names
 from tests.federation_world import TESTING, World, asked, population
@@ -226,6 +227,24 @@ def test_a_silo_reads_no_letter_once_its_day_is_spent(letter: str, tmp_path: Pat
         spend()
     with pytest.raises(ProtocolError, match="fruitless_seconds"):
         world.tell(world.terms(asked()))
+    world.close()
+
+
+def test_a_charged_round_that_is_asked_for_again_and_again_is_not_free(tmp_path: Path) -> None:
+    """In the open no key forbids to repeat it in its session: nothing is charged, and it is work all the same."""
+    policy = TESTING.model_copy(update={"fruitless_seconds": 0.05})
+    world = World(tmp_path, asked(), population(), policy)
+    assert isinstance(world.tell(world.terms(asked()))[0], Joined)
+    model = Model(values=np.zeros(4, dtype=np.float32))
+
+    def ask_again() -> None:
+        for number in range(2, 5000):
+            assert isinstance(world.tell(model, Task(round=1), number=number)[-1], Attested)
+
+    assert isinstance(world.tell(model, Task(round=1), number=1)[-1], Attested)
+    with pytest.raises(ProtocolError, match="fruitless_seconds"):
+        ask_again()
+    assert world.charged(0) == [1]
     world.close()
 
 

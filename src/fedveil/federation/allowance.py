@@ -2,7 +2,8 @@
 
 Claim: whatever letters a coordinator signs, and however many, a silo spends no more than its policy's
 ``fruitless_seconds`` of a processor in 24 hours, and one letter more, on those that lead to no charged round: on
-refusals, on answers outside a session, and on sessions that charge none. Rounds are bounded by the budget.
+refusals, on answers outside a session, on sessions that charge none, and on rounds that are asked for again and cost no
+charge, until another one is charged. Rounds are bounded by the budget.
 Condition: the work is done in the thread that reads the letters; what linear algebra does in threads of its own is not
 counted. Enforced by :class:`Allowance` in
 :meth:`fedveil.federation.silo.SiloParty.receive`; ``tests/test_federation_limits.py`` spends it.
@@ -53,8 +54,12 @@ class Allowance:
         """Note that a session begins: what one before it cost that charged nothing is spent."""
         self._spent, self._unpaid, self._paid = self._spent + self._unpaid, 0.0, False
 
+    def begin_round(self) -> None:
+        """Note that a round is asked for: what was charged before was another, or is this one asked for again."""
+        self._paid = False
+
     def count(self, seconds: float, outcome: Outcome) -> None:
-        """Note what a letter cost and what came of it: a session that has charged a round costs nothing here."""
+        """Note what a letter cost and what came of it: a round that is charged costs nothing here."""
         if outcome == "charged":
             self._unpaid, self._paid = 0.0, True
         elif outcome == "refused":

@@ -173,6 +173,11 @@ class Conversation:
         self._ahead, self._asked = self._asked[1:], ()
 
     @property
+    def begins(self) -> bool:
+        """Whether the letter that was taken last begins a round."""
+        return bool(self._asked) and not self._ahead
+
+    @property
     def signs(self) -> bool:
         """Whether the answer to the letter that was taken last ends with a signature of what it asks."""
         return bool(self._asked) and Asked in self._asked[0].answered

@@ -221,6 +221,8 @@ class SiloParty:
         if self._over or kind is not None:
             return self._here(letter)
         session.talk.ask(letter.parts)
+        if session.talk.begins:
+            self._allowance.begin_round()
         answers: list[Part] = []
         self._over = True  # should this fail, a part may have taken effect, and no letter can follow
         try:

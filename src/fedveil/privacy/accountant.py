@@ -48,6 +48,8 @@ class Accountant(Protocol):
 _LEAST_DELTA: Final = 1e-300
 _LEAST_STRENGTH: Final = 1e-6
 """Of Gaussian releases: weaker ones are counted as one of this, for below it rounding is all that is left of delta."""
+_LARGEST_STRENGTH: Final = 1e8
+"""Stronger ones are counted by a bound on the tail of their loss, a millionth of epsilon more: delta is rounded away."""
 
 
 def check_delta(delta: float) -> None:
@@ -121,5 +123,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     mu = max(mu, _LEAST_STRENGTH)
     highest = mu * mu / 2 + mu * (math.sqrt(2 * math.log(1 / delta)) + 1)
+    if mu > _LARGEST_STRENGTH:  # the loss is beyond that with a probability of at most delta
+        return highest
     root = float(brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-14, rtol=1e-14))
     return root * (1 + 1e-12) + 1e-13
