@@ -17,7 +17,7 @@ from fedveil.checks import tried
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.audit.ledger_audit import _counted, _signed, export_ledger, verify_ledger
-from fedveil.federation.heads import HEADS, NONE, HeadsSeen
+from fedveil.federation.heads import HEADS, NONE, HeadsSeen, sign_heads
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import TERMS
 from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
@@ -264,6 +264,28 @@ def test_a_coordinator_hides_nothing_that_peers_say_of_a_ledger(
     )
     assert expected.sentence in said
     assert not read_entries(world.folder / STATE / LEDGER)
+
+
+def test_a_silo_that_says_of_a_ledger_that_lines_are_missing_is_named(world: World) -> None:
+    """Whether it lies, nobody can tell but the two: the silo that it speaks of is not left alone with the blame."""
+    assert stopped(world) is None
+
+    def alter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        return tuple(changed(part) if isinstance(part, Heads) and silo == 0 else part for part in parts)
+
+    def changed(told: Heads) -> Heads:
+        first, (last, (_, own)) = told.silos
+        assert world.coordinator is not None
+        (made,) = sign_heads(world.keys[last], world.coordinator._session, [bytes([7]) * 32])
+        return Heads(silos=(first, (last, (made, own))))
+
+    world.lie = alter
+    said = stopped(world)
+    assert said is not None
+    assert f"silo0 refuses (integrity): {Refusal(Code.LATER_HEAD, (2.0,)).sentence}" == said.removeprefix(
+        "silo "
+    )
+    assert len(read_entries(world.folder / STATE / LEDGER)) == 2
 
 
 def test_a_ledger_that_is_replaced_while_its_silo_serves_is_refused(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ from fedveil.files import (
     parse_toml,
     read_content,
     read_text,
+    replace_file,
 )
 from fedveil.flower.founding.requests import Request
 from fedveil.local.pretrained import PublicModel, take_parameters
@@ -742,3 +743,19 @@ def test_what_a_full_disk_did_not_take_is_taken_back(
     path.unlink()
     append_file(path, b"in many pieces\n")
     assert path.read_bytes() == b"in many pieces\n"
+
+
+def test_what_is_written_goes_into_no_file_that_lies_in_its_way(tmp_path: Path) -> None:
+    """In a folder that users share another one may have put a link there, or a file that he holds open."""
+    target, neighbour, other = tmp_path / "answer", tmp_path / ".answer.tmp", tmp_path / "another's"
+    other.write_bytes(b"his")
+    neighbour.symlink_to(other)
+    replace_file(target, b"first", mode=0o600)
+    assert other.read_bytes() == b"his"
+    neighbour.write_bytes(b"")
+    neighbour.chmod(0o666)
+    with neighbour.open("rb") as held:
+        replace_file(target, b"second", mode=0o600)
+        assert held.read() == b""
+    assert (target.read_bytes(), stat.S_IMODE(target.stat().st_mode)) == (b"second", 0o600)
+    assert not target.is_symlink()

@@ -245,7 +245,9 @@ def _too_deep(place: object, error: type[FedveilError]) -> FedveilError:
 def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replace a file by writing a temporary neighbour, flushing it to the disk and renaming it.
 
-    Readers see the old or the new content, never half of one; after the return the new one survives a crash.
+    Readers see the old or the new content, never half of one; after the return the new one survives a crash. The
+    neighbour is always a new file: what lay in its place, from a crash or by another user of a folder that is shared,
+    is neither followed nor written to, and nobody else holds what is written open.
 
     Args:
         target: the file.
@@ -257,7 +259,8 @@ def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:
     """
     temporary = target.with_name(f".{target.name}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
             stream.flush()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedveil.crypto.agreement import RUN_BYTES
+from fedveil.errors import IntegrityError
 from fedveil.federation.audit.run_record import RoundPlace
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.heads import HeadsSeen, check_heads, sign_heads
@@ -118,12 +119,16 @@ class Books:
             least: how many others must speak.
 
         Raises:
-            IntegrityError: this silo's ledger has gone back, or another one's has.
-            RefusalError: one did not sign what is said, or too few speak.
+            IntegrityError: another silo's ledger has gone back.
+            RefusalError: this silo's has, and which says so first; or one did not sign what is said, or too few speak.
         """
         own, peers = check_heads(told, session=session, reader=place.number, roster=place.roster, least=least)
-        for head in own:
-            self.ledger.require(head)
+        for silo, head in own.items():
+            try:
+                self.ledger.require(head)
+            except IntegrityError as error:
+                detail = f"{error}. Silo {self.silos[silo]} has signed that it heard of it"
+                raise RefusalError(Code.LATER_HEAD, silo, detail=detail) from error
         self.note(peers)
 
     def note(self, peers: Mapping[int, bytes]) -> None:

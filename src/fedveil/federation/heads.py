@@ -73,8 +73,8 @@ def heads_for(reader: int, said: Mapping[int, Sequence[SignedHead]]) -> Heads:
 
 def check_heads(
     told: Heads, *, session: bytes, reader: int, roster: Roster, least: int
-) -> tuple[tuple[bytes, ...], dict[int, bytes]]:
-    """Return the heads that others have heard of the reader's ledger, and those of their own by number.
+) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """Return the heads that others have heard of the reader's ledger, and those of their own, by their numbers.
 
     Args:
         told: to the reader.
@@ -94,9 +94,8 @@ def check_heads(
             raise RefusalError(Code.HEADS, silo)
     if len(told.silos) < least:
         raise RefusalError(Code.HEADS_FEW, len(told.silos), least)
-    return tuple(heard for _, ((heard, _), _) in told.silos), {
-        silo: own for silo, (_, (own, _)) in told.silos
-    }
+    heard = {silo: head for silo, ((head, _), _) in told.silos}
+    return heard, {silo: head for silo, (_, (head, _)) in told.silos}
 
 
 def _statement(session: bytes, silo: int, head: bytes) -> bytes:

@@ -49,7 +49,7 @@ _LEAST_DELTA: Final = 1e-300
 _LEAST_STRENGTH: Final = 1e-6
 """Of Gaussian releases: weaker ones are counted as one of this, for below it rounding is all that is left of delta."""
 _LARGEST_STRENGTH: Final = 1e8
-"""Stronger ones are counted by a bound on the tail of their loss, a millionth of epsilon more: delta is rounded away."""
+"""Of stronger ones delta is rounded away: they are counted by the tail of their loss, a millionth of epsilon more."""
 
 
 def check_delta(delta: float) -> None:

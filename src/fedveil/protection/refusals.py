@@ -192,6 +192,12 @@ class Code(Enum):
         "schema",
         "its file of main silos is not the one that method.power names; compare the files that silo.toml names",
     )
+    LATER_HEAD = (
+        72,
+        "integrity",
+        "silo {silo:.0f} has signed that it heard of an end of this silo's ledger that is not in it: lines are missing "
+        "here, or that silo is wrong",
+    )
     INTEGRITY = 16, "integrity", "lines are missing from the silo's ledger; its own log says more"
 
     def __init__(self, number: int, cause: Cause, template: str) -> None:
