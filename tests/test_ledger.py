@@ -343,6 +343,15 @@ def test_a_budget_is_spent_to_its_last_and_not_beyond(path: Path) -> None:
         assert len(ledger.entries) == len(read_entries(path)) == 1
 
 
+def test_what_has_no_number_exceeds_every_budget(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN is not above anything: an accountant that fails so must not open the budget."""
+    budget = budget_of(1e6)
+    monkeypatch.setattr(type(budget.accountant), "epsilon", lambda *_: float("nan"))
+    with Ledger(path, unit="user") as ledger, pytest.raises(BudgetError, match="would spend more"):
+        ledger.charge(run="run", round=1, attempt=0, event=EVENT, budget=budget)
+    assert not read_entries(path)
+
+
 def test_a_line_of_another_ledger_is_found(path: Path, tmp_path: Path) -> None:
     """Each of its lines is whole and sealed; that the second does not go on from the first shows in the chain alone."""
     lines = []

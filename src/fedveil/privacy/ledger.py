@@ -136,8 +136,9 @@ class Ledger:
         return compose(self._spent)
 
     def would_exceed(self, event: Event, budget: Budget) -> bool:
-        """Whether charging ``event`` now would spend more than ``budget``."""
-        return budget.accountant.epsilon(compose(self._spent + atoms(event)), budget.delta) > budget.epsilon
+        """Whether charging ``event`` now would spend more than ``budget``; what has no number does."""
+        spent = budget.accountant.epsilon(compose(self._spent + atoms(event)), budget.delta)
+        return not spent <= budget.epsilon
 
     def charge(
         self,
