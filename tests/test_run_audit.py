@@ -29,6 +29,7 @@ from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.errors import FedveilError, IntegrityError
+from fedveil.federation import attendance
 from fedveil.federation.attendance import Attendance
 from fedveil.federation.audit import released_files
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
@@ -265,6 +266,23 @@ def test_a_signature_has_one_way_to_be_written(copied: Path) -> None:
     for one in (json.loads(whole)["signature"], json.loads(whole)["silos"][2]["signature"]):
         (copied / AGREED).write_text(whole.replace(one, one.upper()))
         assert "not as it was written" in first_fault(copied)
+
+
+def test_an_experiment_is_read_once_however_many_lines_a_record_has(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who hands a run over writes both: a long experiment times as many lines would keep its reader for hours."""
+    read: list[str] = []
+    parsed = attendance._parsed
+
+    def noting(text: str) -> dict[str, Any]:
+        read.append(text)
+        return parsed(text)
+
+    monkeypatch.setattr(attendance, "_parsed", noting)
+    Attendance.of.cache_clear()
+    assert verify_run(world.run_folder.path).holds
+    assert 1 <= len(read) <= 3  # by the record, and to compare it with the run's document
 
 
 def test_a_models_columns_are_read_by_the_schema_of_the_membership(world: World) -> None:

@@ -5,8 +5,9 @@ which round of which part a charge is of, and where a part stands.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from fedveil.errors import IntegrityError
@@ -38,8 +39,9 @@ class Attendance:
     averages: bool
 
     @classmethod
+    @lru_cache(maxsize=8)
     def of(cls, experiment: str, silos: int) -> Attendance:
-        """Return what an experiment asks for.
+        """Return what an experiment asks for; it is read once, for every line of a record asks.
 
         Args:
             experiment: the text of the terms.
@@ -74,19 +76,19 @@ class Attendance:
             return part, 1
         return ("", entry.round) if self.trains else (str(entry.round), 1)
 
-    def misplaced(self, part: str, before: Iterable[str], asked: str, ended: str | None) -> str | None:
+    def misplaced(self, part: str, before: Collection[str], asked: str, ended: str | None) -> str | None:
         """Return what is wrong with where a part stands, or with the model that it evaluates.
 
         An average of models, and a model that the silos alone have, is in no line: it is held against nothing.
 
         Args:
             part: its name.
-            before: the parts of the lines before it.
+            before: what the names of the parts of the lines before it begin with, up to a slash.
             asked: digest of the model that the silos were shown.
             ended: that of the model which the last round of training ended with; None: there was none.
         """
-        kind, kinds = part.partition("/")[0], {one.partition("/")[0] for one in before}
-        if kind == "" and "eval" in kinds:
+        kind = part.partition("/")[0]
+        if kind == "" and "eval" in before:
             return "a round of training stands behind what comes after it"
         if kind == "eval" and ended is None:
             return "evaluates a model, and no round of training stands before it"

@@ -94,8 +94,8 @@ def check_heads(
             raise RefusalError(Code.HEADS, silo)
     if len(told.silos) < least:
         raise RefusalError(Code.HEADS_FEW, len(told.silos), least)
-    heard = {silo: head for silo, ((head, _), _) in told.silos}
-    return heard, {silo: head for silo, (_, (head, _)) in told.silos}
+    found = {silo: (heard[0], own[0]) for silo, (heard, own) in told.silos}
+    return {silo: one for silo, (one, _) in found.items()}, {silo: one for silo, (_, one) in found.items()}
 
 
 def _statement(session: bytes, silo: int, head: bytes) -> bytes:

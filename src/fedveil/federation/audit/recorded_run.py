@@ -17,7 +17,6 @@ from fedveil.errors import IntegrityError
 from fedveil.federation.attendance import Attendance, but_trainer
 from fedveil.federation.audit.ledger_audit import LedgerExport
 from fedveil.federation.audit.released_files import FILES, Ended, check_releases, check_schema
-from fedveil.federation.audit.released_sums import digest_of_all
 from fedveil.federation.audit.run_record import (
     AGREED,
     CONTENTS,
@@ -177,7 +176,7 @@ class RecordedRun:
 
     def _rounds(self) -> str:
         previous, model, trained, signatures = NOTHING, None, 0, 0
-        released: list[str] = []
+        parts, released, releases = set[str](), hashlib.sha256(), 0
         content = self._files.get(ROUNDS, b"")
         if content and not content.endswith(b"\n"):
             raise IntegrityError(f"{ROUNDS}: its last line is torn")
@@ -199,10 +198,9 @@ class RecordedRun:
                     )
                 membership, experiment = self._terms_of(place, data)
                 attendance = Attendance.of(experiment, len(membership.silos))
-                before = [line.data["part"] for line in self._lines]
-                if fault := attendance.misplaced(data["part"], before, data["model"], model):
+                if fault := attendance.misplaced(data["part"], parts, data["model"], model):
                     raise IntegrityError(f"{place}: {fault}")
-                if data["released"] != digest_of_all(map(bytes.fromhex, released)).hex():
+                if data["released"] != (released.digest() if releases else NOTHING).hex():
                     raise IntegrityError(f"{place}: silos were told other releases than those before it")
                 at = data["part"], due
                 if charged.pop(at, None) != data["ledger"]:
@@ -211,7 +209,10 @@ class RecordedRun:
                 signatures += len(data["silos"])
             previous = hashlib.sha256(line).digest()
             model = data["next"] if data["part"] == "" else model
-            released += [data["next"]] if data["part"] else []
+            parts.add(data["part"].partition("/")[0])
+            if data["part"]:
+                released.update(bytes.fromhex(data["next"]))
+                releases += 1
             self._lines.append(_Line(line, data))
         self._unplayed = frozenset(charged)
         return f"{len(self._lines)} rounds, one chain; {signatures} signatures of silos, and the coordinator's on each"
