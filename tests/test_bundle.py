@@ -155,7 +155,7 @@ def test_metrics_of_a_public_table_are_handed_on_and_those_of_people_are_not(
     saved = held_out.save(tmp_path / "model")
     assert (fv.load(saved).manifest.test, fv.load(saved).manifest.metrics) == ("private", {})
     assert any(held_out.metrics.values())
-    assert "No test metrics are here" in (saved / CARD).read_text()
+    assert "No test metrics are shown" in (saved / CARD).read_text()
 
 
 def test_the_card_says_what_the_model_is_for_and_what_is_not_covered(made: Path, trained: fv.Result) -> None:

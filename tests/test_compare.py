@@ -220,4 +220,4 @@ def test_accuracy_is_shown_against_the_bytes_sent(tmp_path: Path) -> None:
     assert [line["name"] for line in lines] == ["bytes", "float32"]
     assert lines[0]["x"] == [0.25, 0.5, 0.75, 1.0]
     assert lines[1]["x"] == [1.0, 2.0, 3.0, 4.0]
-    assert "bits a parameter" in comparison.page()
+    assert "bits per parameter" in comparison.page()

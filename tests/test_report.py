@@ -272,9 +272,7 @@ def test_bits_are_shown_against_its_information_limit(tmp_path: Path) -> None:
     rows = [first, *(row | {"bytes_up": 250, "communication_cost": communication_cost} for row in rest)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = visible(report_page(load_run(folder)))
-    told = (
-        "0.16 bits a parameter at round 3, the limit 0.004. All messages together: 750 bytes, 200 times fewer"
-    )
+    told = "0.16 bits per parameter at round 3, the limit 0.004. All messages together: 750 bytes, 200 times fewer"
     assert told in page[page.index('id="population"') :]
     assert "78.5% of the draws were accepted at round 3" in page
 
@@ -291,7 +289,7 @@ def test_messages_of_plain_numbers_have_no_limit(tmp_path: Path) -> None:
     rows = [first, *(row | {"bytes_up": 400, "communication_cost": communication_cost} for row in rest)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = visible(report_page(load_run(folder)))
-    assert "32 bits a parameter at round 3. All messages together: 1,200 bytes, 1 times fewer" in page
+    assert "32 bits per parameter at round 3. All messages together: 1,200 bytes, 1 times fewer" in page
     assert "Acceptance rate" not in page
 
 

@@ -23,14 +23,14 @@ from fedveil.report.document import (
 
 _TEST: Final = {
     "public": "Computed on a public test table, outside every guarantee.",
-    "released": "Released with noise inside of the stated epsilon; the intervals hold for people like those it was "
-    "computed on.",
-    "private": "No test metrics are here. Exact figures of private records are covered by no guarantee and stay in the "
-    "run folder; metrics on a public test table, or released ones ([evaluation]), would be here.",
+    "released": "Released with noise within the stated epsilon; the intervals hold for people like those on whom they "
+    "were computed.",
+    "private": "No test metrics are shown. Exact figures of private records are not covered by any guarantee and stay "
+    "in the run folder; metrics on a public test table, or released ones ([evaluation]), would be shown here.",
 }
 _GROUPS: Final = (
-    " A metric over all says nothing of any group among them: test the model on those whom it shall serve before it "
-    "serves them."
+    " A metric over all people says nothing about any group among them: test the model on the people whom it is to "
+    "serve before it is used."
 )
 
 CARD: Final = "card.html"
@@ -72,13 +72,13 @@ def _use(said: Manifest) -> Section:
     about = (
         paragraphs([said.about])
         if said.about
-        else notice("Nobody has written what this model is for.", kind="warning")
+        else notice("Nobody has stated what this model is for.", kind="warning")
     )
     body = about + fields(
         [
             ("Predicts", said.task),
             ("Classes", [str(one) for one in said.classes] or "none: a number"),
-            ("Reads records of shape", " x ".join(str(one) for one in said.input.shape)),
+            ("Shape of a record", " x ".join(str(one) for one in said.input.shape)),
             ("Columns", columns),
             ("Network", said.model.name),
             ("Parameters", said.model.parameters),
@@ -90,7 +90,7 @@ def _use(said: Manifest) -> Section:
 def _data(said: Manifest) -> Section:
     data = said.experiment.get("data", {})
     shown = [(key.replace("_", " "), value) for key, value in data.items() if value is not None]
-    lead = "What is public of the data it was trained on."
+    lead = "Public facts about the training data."
     return Section(
         identifier="data", title="Data", lead=lead, body=fields(shown or [("Data", "tables of silos")])
     )

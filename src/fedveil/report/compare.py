@@ -21,8 +21,8 @@ from fedveil.report.run_data import RunData, load_run
 from fedveil.report.variant import ComparisonRow, Spread, Variant
 
 _OF_ONE_RUN: Final = (
-    "ε is that of one run, a seed of the variant; its privacy.json has the whole statement. All these runs on the same "
-    "people cost more together: fedveil spent RUN... says how much"
+    "ε is that of one run (one seed) of the variant, whose privacy.json has the whole statement. All these runs on the "
+    "same people cost more together: fedveil spent RUN... says how much"
 )
 
 
@@ -56,7 +56,7 @@ class Comparison:
         return document(
             title=f"{len(self.rows)} variants, {runs} runs",
             kicker="fedveil · comparison of runs",
-            lead="Runs that differ only by their seed are one variant.",
+            lead="Runs that differ only in their seeds form one variant.",
             sections=[
                 Section(identifier="privacy", title="What is promised", body=self._promises()),
                 Section(identifier="result", title="What is reached", body=self._results()),
@@ -69,7 +69,7 @@ class Comparison:
         return list(dict.fromkeys(metric for variant in self.variants for metric in variant.metrics))
 
     def _promises(self) -> Markup:
-        header = ["variant", "ε", "ε to server", "δ", "one", "neighbouring data sets", "accountant"]
+        header = ["variant", "ε", "ε to server", "δ", "unit", "neighbouring data sets", "accountant"]
         rows = [
             [
                 row.variant,
@@ -93,7 +93,7 @@ class Comparison:
         header = [
             "variant",
             *(f"test {words(metric)}" for metric in metrics),
-            *(["bits a parameter"] if counted else []),
+            *(["bits per parameter"] if counted else []),
             "round",
             "seeds",
             "seconds",

@@ -41,7 +41,7 @@ def compared_by_epsilon(
         figure=figure,
         title=f"Privacy and utility: test {words(metric)} against ε",
         alt="Lines with bands, one a variant. " + endings([*private, *unprotected]),
-        caption=f"One point a round; bands are one sample standard deviation over seeds.{note}",
+        caption=f"One point per round; bands are one sample standard deviation over seeds.{note}",
         log_x=True,
     )
 
@@ -65,7 +65,7 @@ def compared_by_communication(curves: Sequence[Curve], metric: str) -> Plot:
         figure=figure,
         title=f"Rate and accuracy: test {words(metric)} against the cost of communication",
         alt="Lines with bands, one a variant. " + endings(curves),
-        caption="One point a round; bands are one sample standard deviation over seeds.",
+        caption="One point per round; bands are one sample standard deviation over seeds.",
         log_x=True,
     )
 

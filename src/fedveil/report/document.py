@@ -89,7 +89,13 @@ def parties(statement: Statement) -> Markup:
     """What each party sees, each with its own epsilon; nothing for none."""
     rows = [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust]
     return (
-        table(["party", "sees", "ε against it"], rows, caption="Who is trusted with what") if rows else EMPTY
+        table(
+            ["party", "sees", "ε against it"],
+            rows,
+            caption="Who sees what, and what is guaranteed against each",
+        )
+        if rows
+        else EMPTY
     )
 
 

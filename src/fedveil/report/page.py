@@ -260,7 +260,7 @@ def _statement_fields(statement: Statement) -> list[tuple[str, JsonValue]]:
     return [
         ("Unit of privacy", statement.unit),
         ("Neighbouring data sets", words(statement.adjacency.value).replace("-", " ")),
-        ("How many, declared", statement.units),
+        (f"Declared number of {statement.unit}s", statement.units),
         ("ε by accountant", {name: show_epsilon(value) for name, value in statement.epsilons}),
         *([("Why nothing is guaranteed", list(statement.reasons))] if statement.reasons else []),
         ("Secure randomness", statement.secure_randomness),

@@ -73,7 +73,7 @@ def privacy_utility(run: RunData, metric: str) -> Plot:
         figure=figure,
         title=f"What privacy bought: {words(metric)} against ε",
         alt=f"Line: test {words(metric)} against the privacy spent, ending at {end}.",
-        caption=f"One point a round; the last is {end}.",
+        caption=f"One point per round; the last is {end}.",
     )
 
 
@@ -191,9 +191,9 @@ def bits_a_parameter(run: RunData) -> Plot:
     sent = [(row.round, row.communication_cost) for row in run.rounds if row.communication_cost is not None]
     bits = [(number, cost.bits_per_parameter) for number, cost in sent]
     limits = [(number, cost.limit) for number, cost in sent if cost.limit is not None]
-    figure = blank(x="round", y="bits a parameter")
+    figure = blank(x="round", y="bits per parameter")
     line(figure, 0, name="messages", points=bits)
-    ending = f"{show(bits[-1][1])} bits a parameter at round {bits[-1][0]}"
+    ending = f"{show(bits[-1][1])} bits per parameter at round {bits[-1][0]}"
     if limits:
         line(figure, 1, name="information limit", points=limits, dash="dash")
         ending += f", the limit {show(limits[-1][1])}"
