@@ -1,8 +1,10 @@
 """Identity keys, agreement, authenticated encryption, masks, secret sharing."""
 
+import errno
 import os
 import stat
 import struct
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,6 +36,20 @@ def test_an_identity_key_file_is_private_and_never_overwritten(tmp_path):
     path.chmod(0o640)
     with pytest.raises(CryptoError, match="0640"):
         IdentityKey.load(path)
+
+
+@pytest.mark.parametrize("step", ["write", "fsync"])
+def test_a_key_for_which_the_disk_has_no_room_leaves_no_file(tmp_path, monkeypatch, step):
+    """Half a key would never be overwritten, and no party could be founded under its name."""
+    path = tmp_path / "silo.pem"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, step, Mock(side_effect=full))
+        with pytest.raises(CryptoError, match=r"silo\.pem cannot be written: No space left"):
+            IdentityKey.generate().save(path)
+    assert not path.exists()
+    IdentityKey.generate().save(path)
+    IdentityKey.load(path)
 
 
 def test_what_is_no_key_is_refused(tmp_path):

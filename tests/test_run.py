@@ -308,7 +308,7 @@ def test_a_full_disk_leaves_the_old_file_and_a_clear_error(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFolderError, match=r"note\.json: cannot be written: No space left"):
+    with pytest.raises(RunFolderError, match=r"note\.json cannot be written: No space left"):
         folder.write("note.json", b"new content")
     assert (folder / "note.json").read_bytes() == b"old"
     assert not list(folder.path.glob(".*tmp"))

@@ -81,6 +81,22 @@ def reading(place: object, error: type[FedveilError]) -> Iterator[None]:
         raise error(f"{place} is damaged, or of another kind ({type(problem).__name__})") from None
 
 
+@contextmanager
+def writing(place: object, error: type[FedveilError], so: str = "") -> Iterator[None]:
+    """Have what a disk refuses fail with one error, which names the file.
+
+    Args:
+        place: what to call it: its path, mostly.
+        error: its class.
+        so: what follows from it, as in "; nothing was sent".
+    """
+    try:
+        yield
+    except OSError as problem:
+        why = problem.strerror or type(problem).__name__
+        raise error(f"{place} cannot be written: {why}{so}") from None
+
+
 def read_content(
     path: Path, error: type[FedveilError], *, largest: int = LARGEST_DOCUMENT, private: bool = False
 ) -> bytes:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from fedveil.errors import FedveilError
-from fedveil.files import LARGEST_FILE, read_content, reading, replace_file
+from fedveil.files import LARGEST_FILE, read_content, reading, replace_file, writing
 from fedveil.foreign import foreign
 
 
@@ -52,7 +52,7 @@ def write_files(path: Path, files: Mapping[str, bytes]) -> None:
     """
     if path.exists():
         raise BundleError(f"{path} exists already; choose another name")
-    try:
+    with writing(path, BundleError):
         if path.suffix == ".zip":
             replace_file(path, _zipped(files))
             return
@@ -60,8 +60,6 @@ def write_files(path: Path, files: Mapping[str, bytes]) -> None:
             place = path / name
             place.parent.mkdir(parents=True, exist_ok=True)
             replace_file(place, content)
-    except OSError as error:
-        raise BundleError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def add_file(path: Path, name: str, content: bytes) -> None:
@@ -73,14 +71,12 @@ def add_file(path: Path, name: str, content: bytes) -> None:
     files = read_files(path)
     if name in files:
         raise BundleError(f"{path}: has {name} already")
-    try:
+    with writing(path, BundleError):
         if path.is_dir():
             (path / name).parent.mkdir(exist_ok=True)
             replace_file(path / name, content)
         else:
             replace_file(path, _zipped({**files, name: content}))
-    except OSError as error:
-        raise BundleError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def read_files(path: Path) -> dict[str, bytes]:

@@ -26,7 +26,7 @@ from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.manifest import Manifest
 from fedveil.engine.experiments.sections import SESSION
 from fedveil.errors import DataError
-from fedveil.files import as_text, parse_json, parse_toml
+from fedveil.files import as_text, parse_json, parse_toml, writing
 from fedveil.foreign import foreign
 from fedveil.local.models import MODELS, build_model
 from fedveil.population.records import Affine
@@ -262,13 +262,11 @@ def write_table(table: pa.Table, path: Path, keep: Collection[str] = ()) -> None
     """
     if path.suffix not in (".parquet", ".csv"):
         raise DataError(f"{path}: a table is written as .parquet or .csv")
-    try:
+    with writing(path, DataError):
         if path.suffix == ".parquet":
             pa_parquet.write_table(table, path)
         else:
             pa_csv.write_csv(_without_formulas(table, keep), path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or 'no such place'}") from None
 
 
 def _without_formulas(table: pa.Table, keep: Collection[str]) -> pa.Table:

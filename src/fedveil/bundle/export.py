@@ -13,6 +13,7 @@ import torch
 from fedveil.bundle.archive import BundleError
 from fedveil.bundle.bundle import Bundle
 from fedveil.errors import ConfigError
+from fedveil.files import writing
 from fedveil.foreign import foreign
 
 
@@ -60,9 +61,6 @@ def export_torch(bundle: Bundle, path: Path) -> Path:
     Raises:
         BundleError: the file cannot be written.
     """
-    try:
-        with open(path, "wb") as stream:
-            torch.save(bundle.tensors(), stream)
-    except OSError as error:
-        raise BundleError(f"{path} cannot be written: {error.strerror}") from None
+    with writing(path, BundleError), open(path, "wb") as stream:
+        torch.save(bundle.tensors(), stream)
     return path

@@ -11,6 +11,7 @@ from fedveil.commands.options import OUT, Json, tell
 from fedveil.console import print_json, rows_table
 from fedveil.engine.experiments.study import preset_text, presets
 from fedveil.errors import ConfigError, meant
+from fedveil.files import writing
 from fedveil.population.catalogue import catalogue
 from fedveil.population.catalogue.files import store
 from fedveil.population.draft import draft_schema
@@ -92,10 +93,8 @@ def schema_command(
     if output is not None:
         if output.exists():
             raise ConfigError(f"{output}: exists already; choose another name")
-        try:
+        with writing(output, ConfigError):
             output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{output}: cannot be written: {error.strerror}") from None
     if as_json:
         print_json({"toml": text, "output": output})
     elif output is None:

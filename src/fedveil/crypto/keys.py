@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.key_files import is_protected, protect, unprotect
 from fedveil.errors import ConfigError
-from fedveil.files import read_content
+from fedveil.files import append, read_content, sync_folder, writing
 
 SIGNATURE_BYTES: Final = 64
 """Length of a signature."""
@@ -183,21 +183,21 @@ def _small_order(raw: bytes) -> bool:
 
 
 def write_private_file(path: Path, data: bytes) -> None:
-    """Create a file with mode 0600 from its first byte on.
+    """Create a file with mode 0600 from its first byte on, durably; there is none where that fails.
 
     Raises:
         CryptoError: the file exists (keys are never overwritten) or cannot be written.
     """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise CryptoError(
-            f"{path} exists; a key is never overwritten, move the old one away first"
-        ) from error
-    except OSError as error:
-        raise CryptoError(f"{path} cannot be written: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    if path.exists():
+        raise CryptoError(f"{path} exists; a key is never overwritten, move the old one away first")
+    with writing(path, CryptoError):
+        with open(path, "xb", buffering=0, opener=partial(os.open, mode=0o600)) as stream:
+            try:
+                append(stream.fileno(), data)
+            except OSError:
+                path.unlink()
+                raise
+        sync_folder(path.parent)
 
 
 def read_private_file(path: Path) -> bytes:

@@ -37,7 +37,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.errors import RefusalError
-from fedveil.files import LARGEST_FILE, append_file, parse_json, read_content, reading, replace_file
+from fedveil.files import LARGEST_FILE, append_file, parse_json, read_content, reading, replace_file, writing
 from fedveil.protection.letter_parts import Heads, SignedHead
 from fedveil.protection.protocol import Roster
 from fedveil.protection.refusals import Code
@@ -176,11 +176,8 @@ class HeadsSeen:
         """
         if self._durable:
             return
-        try:
-            with self._path.open("rb") as stream:
-                os.fsync(stream.fileno())
-        except OSError as error:
-            raise RunFolderError(f"{self._path}: cannot be kept: {error.strerror}") from None
+        with writing(self._path, RunFolderError), self._path.open("rb") as stream:
+            os.fsync(stream.fileno())
         self._durable = True
 
     def _note(self, charter: str, silo: str, head: str) -> None:
@@ -191,7 +188,7 @@ class HeadsSeen:
     def _write(self, new: Sequence[tuple[str, str]]) -> None:
         """Add lines; or write all anew, the first time, after a write that failed, and when most are too old."""
         held = sum(map(len, self._all.values()))
-        try:
+        with writing(self._path, RunFolderError):
             if self._whole and self._lines <= 2 * held and self._path.exists():
                 self._whole = self._durable = False  # until all is written
                 append_file(self._path, b"".join(_line(self._charter, *one) for one in new), flush=False)
@@ -202,8 +199,6 @@ class HeadsSeen:
                 replace_file(self._path, b"".join(every), mode=0o600)
                 self._lines, self._durable = len(every), True
             self._whole = True
-        except OSError as error:
-            raise RunFolderError(f"{self._path}: cannot be written: {error.strerror}") from None
 
 
 def _line(charter: str, silo: str, head: str) -> bytes:

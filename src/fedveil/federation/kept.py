@@ -23,7 +23,7 @@ from typing import Final
 
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.store import RoundRecord
-from fedveil.files import LARGEST_FILE, append_file, read_content, replace_file, sync_folder
+from fedveil.files import LARGEST_FILE, append_file, read_content, replace_file, sync_folder, writing
 from fedveil.privacy.ledger import Ledger
 
 KEPT: Final = "kept"
@@ -105,7 +105,7 @@ class KeptMarks:
         if _last(path, content) == mark:
             return
         line = f"{mark.head} {mark.length}\n".encode()
-        try:
+        with writing(path, RunFolderError, "; nothing was sent"):
             if content.endswith(b"\n"):
                 append_file(path, line)
                 return
@@ -113,8 +113,6 @@ class KeptMarks:
                 self.folder.mkdir(mode=0o700)
                 sync_folder(self.folder.parent)
             replace_file(path, content[: content.rfind(b"\n") + 1] + line, mode=0o600)
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be written: {error.strerror}; nothing was sent") from None
 
     def _content(self, place: bytes) -> bytes:
         path = self._path(place)

@@ -41,7 +41,7 @@ from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage, session_in
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore
-from fedveil.files import read_content, replace_file
+from fedveil.files import read_content, replace_file, writing
 from fedveil.foreign import quiet_log
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.errors import ProtocolError
@@ -335,15 +335,13 @@ class SiloParty:
     def _keep_terms(self, terms: Terms, data: bytes) -> None:
         """Keep what the coordinator asked for, signed, before a charge can name it; one that none has named goes."""
         path, unpaid = self._state / TERMS / f"{terms.digest.hex()}.letter", self._unpaid
-        try:
+        with writing(path, RunFolderError):
             if unpaid is not None and unpaid != path and not self._ledger.names(unpaid.stem):
                 unpaid.unlink(missing_ok=True)
             if not path.exists():
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 replace_file(path, data, mode=0o600)
                 self._unpaid = path
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be kept: {error.strerror}") from None
 
     def _check_one_experiment(self, run: bytes, terms: Terms) -> None:
         """Refuse to go on with a run of which anything was charged under another experiment.

@@ -31,7 +31,7 @@ from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.federation.store import RecordStore
-from fedveil.files import read_content, reading, replace_file
+from fedveil.files import read_content, reading, replace_file, writing
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.privacy.ledger_lines import Entry, NoteKind, Origin
@@ -252,12 +252,8 @@ _UNKNOWN: Final = "f" * 64
 
 
 def _write_head(state: Path, ledger: Ledger) -> None:
-    try:
+    with writing(state / HEAD, RunFolderError, "; nothing was sent"):
         replace_file(state / HEAD, ledger.head.digest.encode(), mode=0o600)
-    except OSError as error:
-        raise RunFolderError(
-            f"{state / HEAD}: cannot be written: {error.strerror}; nothing was sent"
-        ) from None
 
 
 def _refused(ledger: Ledger, head: str) -> IntegrityError:

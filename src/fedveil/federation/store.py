@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.errors import RunFolderError
-from fedveil.files import LARGEST_FILE, check_file, read_content, reading, replace_file, sync_folder
+from fedveil.files import LARGEST_FILE, check_file, read_content, reading, replace_file, sync_folder, writing
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.wire import Reader, Writer
 
@@ -48,13 +48,11 @@ class ModelStore:
             RunFolderError: the disk is full, say.
         """
         path = self.folder / f"{self.run.hex()}.safetensors"
-        try:
+        with writing(path, RunFolderError):
             self.folder.mkdir(mode=0o700, exist_ok=True)
             replace_file(
                 path, save({name: value.contiguous() for name, value in tensors.items()}), mode=0o600
             )
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 Tensors = Mapping[str, np.ndarray]
@@ -157,10 +155,8 @@ class RecordStore:
             RunFolderError: the disk is full, say; nothing may be sent.
         """
         path = self._path(run)
-        try:
+        with writing(path, RunFolderError, "; nothing was sent"):
             self._replace(path, record.encode())
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be written: {error.strerror}; nothing was sent") from None
 
     def heads(self) -> Iterator[str]:
         """Return the ledger's head at the charge of every record that this version wrote, in hexadecimal."""
@@ -178,13 +174,11 @@ class RecordStore:
             RunFolderError: the file is damaged, or cannot be written.
         """
         path = self.folder / f"{run.hex()}.secret"
-        try:
+        with writing(path, RunFolderError):
             content = read_content(path, RunFolderError) if path.exists() else b""
             if not content:
                 content = os.urandom(_DIGEST_BYTES)
                 self._replace(path, content)
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be kept: {error.strerror}") from None
         if len(content) != _DIGEST_BYTES:
             raise RunFolderError(f"{path}: damaged; this run cannot go on here")
         return content

@@ -17,7 +17,7 @@ from typing import Final
 
 from fedveil import __version__
 from fedveil.errors import ConfigError
-from fedveil.files import reading
+from fedveil.files import reading, writing
 from fedveil.foreign import foreign
 from fedveil.population.catalogue.files import digest_of
 
@@ -97,12 +97,10 @@ def write_deployment(folder: Path, hosting: Hosting) -> tuple[Path, ...]:
     for path in made:
         if path.exists():
             raise ConfigError(f"{path}: exists already; it is yours to change, and is not overwritten")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in made.items():
+    for path, text in made.items():
+        with writing(path, ConfigError):
+            folder.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from None
     return tuple(made)
 
 

@@ -23,6 +23,7 @@ from markupsafe import escape as escaped
 
 from fedveil.engine.run_folder.documents import JsonValue
 from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import writing
 from fedveil.foreign import inert
 from fedveil.privacy.statement import Statement
 from fedveil.report.drawing import Plot, show, show_epsilon
@@ -159,13 +160,13 @@ def write_document(path: Path, text: str) -> Path:
     """
     refuse_no_page(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8", newline="\n")
-        draft.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise RunFolderError(f"{path} cannot be written: {error.strerror}.") from error
+    with writing(path, RunFolderError):
+        try:
+            draft.write_text(text, encoding="utf-8", newline="\n")
+            draft.replace(path)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
     return path
 
 

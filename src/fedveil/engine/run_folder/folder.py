@@ -60,6 +60,7 @@ from fedveil.files import (
     read_toml,
     reading,
     replace_file,
+    writing,
 )
 from fedveil.privacy.ledger_lines import Head
 from fedveil.server.optimizers import State
@@ -177,13 +178,9 @@ class RunFolder:
     def write(self, name: str, content: bytes) -> None:
         """Replace a file atomically and durably."""
         target = self.path / name
-        try:
+        so = f"; nothing was released, `fedveil resume {self.path}` goes on from the last complete round"
+        with writing(target, RunFolderError, so):
             replace_file(target, content)
-        except OSError as error:
-            raise RunFolderError(
-                f"{target}: cannot be written: {error.strerror}; nothing was released, "
-                f"`fedveil resume {self.path}` goes on from the last complete round"
-            ) from None
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Replace a JSON file; the object gets the schema version."""
@@ -257,10 +254,8 @@ class RunFolder:
     def append(self, name: str, *rows: Row) -> None:
         """Add one line per row to a file of lines, durably."""
         path = self.path / name
-        try:
+        with writing(path, RunFolderError):
             append_file(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
 
     def drop_torn_line(self, name: str) -> None:
         """Make a file of lines end with a whole one, whatever the crash left."""

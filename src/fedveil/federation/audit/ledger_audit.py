@@ -27,7 +27,7 @@ from fedveil.federation.policy import counted
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import TERMS
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file
+from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file, writing
 from fedveil.foreign import foreign
 from fedveil.privacy.events import Adjacency, Event, atoms, compose
 from fedveil.privacy.ledger_lines import Entry, Line, Note, now, parse_lines
@@ -81,10 +81,8 @@ def export_ledger(
         "epsilon": _spent(lines, delta),
     }
     document["signature"] = identity.sign(_signed(document)).hex()
-    try:
+    with writing(target, RunFolderError):
         replace_file(target, (json.dumps(document, indent=1) + "\n").encode())
-    except OSError as error:
-        raise RunFolderError(f"{target}: cannot be written: {error.strerror}") from None
     return target
 
 
