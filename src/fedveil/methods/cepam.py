@@ -45,37 +45,6 @@ _SMALLEST_COUNTED = (
 )
 
 
-def cepam_gaussian(
-    *,
-    local: Local,
-    n_users: Users,
-    noise_multiplier: Noise,
-    scale: Scale = "clip",
-    clip: ClipNorm | None = None,
-    lattice: Lattice | None = None,
-    learning_rate: ServerRate = 1.0,
-) -> Method:
-    """CEPAM-Gaussian: the error of each client's quantiser is N(0, (noise_multiplier s)^2 I), on any lattice."""
-    bound = _bound("gaussian", scale, clip)
-    sent = _messages(n_users, "gaussian", noise_multiplier, bound, Layered(lattice=lattice))
-    return _clients("cepam-gaussian", local, bound, sent, learning_rate)
-
-
-def cepam_laplace(
-    *,
-    local: Local,
-    n_users: Users,
-    noise_multiplier: Noise,
-    scale: Scale = "clip",
-    clip: ClipNorm | None = None,
-    learning_rate: ServerRate = 1.0,
-) -> Method:
-    """CEPAM-Laplace: the error of each client's quantiser is Laplace(noise_multiplier s) on every coordinate."""
-    bound = _bound("laplace", scale, clip)
-    sent = _messages(n_users, "laplace", noise_multiplier, bound, Layered())
-    return _clients("cepam-laplace", local, bound, sent, learning_rate)
-
-
 def fl(*, local: Local, n_users: Users, learning_rate: ServerRate = 1.0) -> Method:
     """FL: updates as they are, at 32 bits a parameter."""
     sent = _messages(n_users, None, 0.0, Unbounded(), Numbers())
@@ -106,7 +75,7 @@ def fl_gaussian(
     clip: ClipNorm | None = None,
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """FL+Gaussian: the noise of cepam-gaussian as numbers."""
+    """FL+Gaussian: noise N(0, (noise_multiplier s)^2 I) on each client's message, as numbers."""
     bound = _bound("gaussian", scale, clip)
     sent = _messages(n_users, "gaussian", noise_multiplier, bound, Numbers())
     return _clients("fl-gaussian", local, bound, sent, learning_rate)
@@ -121,27 +90,40 @@ def fl_laplace(
     clip: ClipNorm | None = None,
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """FL+Laplace: the noise of cepam-laplace as numbers."""
+    """FL+Laplace: Laplace(noise_multiplier s) noise on every coordinate of each client's message, as numbers."""
     bound = _bound("laplace", scale, clip)
     sent = _messages(n_users, "laplace", noise_multiplier, bound, Numbers())
     return _clients("fl-laplace", local, bound, sent, learning_rate)
 
 
 @variant_of(fl_gaussian)
+def cepam_gaussian(noisy: Method, *, lattice: Lattice | None = None) -> Method:
+    """CEPAM-Gaussian: the error of each client's quantiser is N(0, (noise_multiplier s)^2 I), on any lattice."""
+    return _sent(noisy, "cepam-gaussian", Layered(lattice=lattice))
+
+
+@variant_of(fl_laplace)
+def cepam_laplace(noisy: Method) -> Method:
+    """CEPAM-Laplace: the error of each client's quantiser is Laplace(noise_multiplier s) on every coordinate."""
+    return _sent(noisy, "cepam-laplace", Layered())
+
+
+@variant_of(fl_gaussian)
 def fl_gaussian_sdq(noisy: Method, *, step: Step) -> Method:
     """FL+Gaussian+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's std."""
-    return _dithered(noisy, "fl-gaussian-sdq", step)
+    return _sent(noisy, "fl-gaussian-sdq", Dithered(step=step))
 
 
 @variant_of(fl_laplace)
 def fl_laplace_sdq(noisy: Method, *, step: Step) -> Method:
     """FL+Laplace+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's b."""
-    return _dithered(noisy, "fl-laplace-sdq", step)
+    return _sent(noisy, "fl-laplace-sdq", Dithered(step=step))
 
 
-def _dithered(noisy: Method, name: str, step: float) -> Method:
+def _sent(noisy: Method, name: str, form: Form) -> Method:
+    """Return a method whose messages are of another form."""
     channel: Any = noisy.channel  # messages of clients
-    return replace(noisy, name=name, channel=replace(channel, form=Dithered(step=step)))
+    return replace(noisy, name=name, channel=replace(channel, form=form))
 
 
 def _messages(
