@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
@@ -126,7 +127,7 @@ class KeyedSilo(SiloParty[GivenIn, ResultOut]):
         self._round_id, self._cohort = self._bound(envelope.round_id, start.cohort), start.cohort
 
 
-class CohortServer(Party):
+class CohortServer(Party, ABC):
     """A server that relays the silos' keys in the setup, and in every step of a round waits for its whole cohort.
 
     Args:
@@ -135,6 +136,7 @@ class CohortServer(Party):
     """
 
     enough: ClassVar[bool] = False
+    _relayed_kinds: ClassVar[tuple[type[Message], ...]] = ()
 
     def __init__(self, silos: int, run: bytes) -> None:
         super().__init__(run, SERVER)
@@ -159,6 +161,46 @@ class CohortServer(Party):
     def missing(self) -> tuple[int, ...]:
         """Silos of the cohort whose message for the present step has not arrived."""
         return tuple(silo for silo in self._cohort if silo not in self._arrived)
+
+    def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
+        """Read a message of a silo; return the messages that follow, as pairs of recipient and bytes.
+
+        Args:
+            sender: the silo at the other end of the channel, as the transport knows it.
+            data: what it sent.
+
+        Raises:
+            ProtocolError: a message that must not be accepted, naming the silo; the sums are as before.
+        """
+        envelope = Envelope.from_silo(data, sender, self._cohort)
+        try:
+            if isinstance(envelope.message, self._relayed_kinds):
+                return self._relay(envelope, data)
+            awaited = self._awaited(sender)
+            if awaited is None:
+                raise ProtocolError("sent a message when none was awaited")
+            self._inbox.accept(envelope, awaited)
+            replies = self._take(sender, envelope.message)
+        except ProtocolError as error:
+            raise ProtocolError(error.reason, silo=sender) from error
+        self._arrived.add(sender)
+        return replies + ([] if self.missing else self._next_phase())
+
+    @abstractmethod
+    def _awaited(self, sender: int) -> type[Message] | None:
+        """Return the kind of message that is awaited of a silo; None: none."""
+
+    @abstractmethod
+    def _take(self, sender: int, content: Message) -> list[tuple[int, bytes]]:
+        """Take what an awaited message says; return what its sender is answered at once."""
+
+    @abstractmethod
+    def _next_phase(self) -> list[tuple[int, bytes]]:
+        """Go on, as all awaited messages are in; return the messages of the next step."""
+
+    def _relay(self, envelope: Envelope, data: bytes) -> list[tuple[int, bytes]]:
+        """Hand on what a silo has sealed for another one; a protocol without such messages has none to hand on."""
+        raise NotImplementedError
 
     def _start(self, round_id: RoundId, cohort: tuple[int, ...]) -> None:
         """Go on to a round or another attempt of it."""

@@ -102,7 +102,7 @@ class AggregationPlan:
             )
         return units.astype(self.word)
 
-    def check(self, words: Words, silo: int | None = None) -> None:
+    def check(self, words: Words) -> None:
         """Return if a silo's masked words are of the type and number that was agreed on.
 
         Raises:
@@ -111,8 +111,7 @@ class AggregationPlan:
         if words.dtype != self.word or words.shape != (self.length,):
             raise ProtocolError(
                 f"sent {len(words)} words of {words.dtype.itemsize} bytes instead of {self.length} "
-                f"of {self.word.itemsize}",
-                silo=silo,
+                f"of {self.word.itemsize}"
             )
 
     def decode(self, words: Words) -> Int64[np.ndarray, " d"]:
@@ -248,32 +247,6 @@ class AggregationServer(CohortServer):
         self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
         return self._to_cohort(RoundStart(cohort=cohort))
 
-    def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
-        """Read a message of a silo; return the messages that follow, as pairs of recipient and bytes.
-
-        Args:
-            sender: the silo at the other end of the channel, as the transport knows it.
-            data: what it sent.
-
-        Raises:
-            ProtocolError: a message that must not be accepted, naming the silo; the sum is as before.
-        """
-        envelope = Envelope.from_silo(data, sender, self._cohort)
-        awaited = {_Phase.SETUP: Announcement, _Phase.INPUTS: MaskedVector, _Phase.REVEAL: OwnMask}
-        if self._phase not in awaited:
-            raise ProtocolError("sent a message when none was awaited", silo=sender)
-        self._inbox.accept(envelope, awaited[self._phase])
-        content = envelope.message
-        if isinstance(content, Announcement):
-            self._keys[sender] = content.key
-        elif isinstance(content, MaskedVector):
-            self._plan.check(content.words, sender)
-            self._sum += content.words
-        elif isinstance(content, OwnMask):
-            apply_masks_(self._sum, [(content.seed, False)])
-        self._arrived.add(sender)
-        return [] if self.missing else self._next_phase()
-
     def result(self) -> Int64[np.ndarray, " d"]:
         """Return the sum of the cohort's vectors in grid units.
 
@@ -283,6 +256,21 @@ class AggregationServer(CohortServer):
         if self._phase is not _Phase.DONE:
             raise ProtocolError(f"the sum is not complete; silos {list(self.missing)} are missing")
         return self._plan.decode(self._sum)
+
+    def _awaited(self, sender: int) -> type[Message] | None:
+        return {_Phase.SETUP: Announcement, _Phase.INPUTS: MaskedVector, _Phase.REVEAL: OwnMask}.get(
+            self._phase
+        )
+
+    def _take(self, sender: int, content: Message) -> list[tuple[int, bytes]]:
+        if isinstance(content, Announcement):
+            self._keys[sender] = content.key
+        elif isinstance(content, MaskedVector):
+            self._plan.check(content.words)
+            self._sum += content.words
+        elif isinstance(content, OwnMask):
+            apply_masks_(self._sum, [(content.seed, False)])
+        return []
 
     def _next_phase(self) -> list[tuple[int, bytes]]:
         if self._phase is _Phase.REVEAL:

@@ -28,6 +28,7 @@ class PartialServer(CohortServer):
     """
 
     may_have_released = True  # a part of every update travels in clear
+    _relayed_kinds = (SealedKeys,)
 
     def __init__(self, plan: PartialPlan, run: bytes) -> None:
         super().__init__(plan.silos, run)
@@ -63,39 +64,13 @@ class PartialServer(CohortServer):
         self._phase = Phase.VOTES if plan.votes(round_id.round) else Phase.INPUTS
         return self._to_cohort(RoundStart(cohort=cohort))
 
-    def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
-        """Read a message of a silo; return the messages that follow, as pairs of recipient and bytes.
-
-        Args:
-            sender: the silo at the other end of the channel, as the transport knows it.
-            data: what it sent.
-
-        Raises:
-            ProtocolError: a message that must not be accepted, naming the silo; the sums are as before.
-        """
-        envelope = Envelope.from_silo(data, sender, self._cohort)
-        content = envelope.message
-        if isinstance(content, SealedKeys):
-            return self._relay(envelope, data)
+    def _awaited(self, sender: int) -> type[Message] | None:
+        if self._phase is Phase.SETUP:
+            return None if sender in self._keys else Announcement
         ballot = Ballot if self._plan.ballots == "plain" else MaskedVector
-        awaited: dict[Phase, type[Message]] = {
-            Phase.SETUP: Announcement,
-            Phase.VOTES: ballot,
-            Phase.INPUTS: PartialUpdate,
-        }
-        if self._phase not in awaited or (self._phase is Phase.SETUP and sender in self._keys):
-            raise ProtocolError("sent a message when none was awaited", silo=sender)
-        self._inbox.accept(envelope, awaited[self._phase])
-        try:
-            self._take(sender, content)
-        except CryptoError as error:
-            raise ProtocolError(f"its ciphertexts were refused: {error}", silo=sender) from error
-        except ProtocolError as error:
-            raise ProtocolError(error.reason, silo=sender) from error
-        self._arrived.add(sender)
-        return [] if self.missing else self._next_phase()
+        return {Phase.VOTES: ballot, Phase.INPUTS: PartialUpdate}.get(self._phase)
 
-    def _take(self, sender: int, content: Message) -> None:
+    def _take(self, sender: int, content: Message) -> list[tuple[int, bytes]]:
         plan = self._plan
         if isinstance(content, Announcement):
             self._keys[sender] = content.key
@@ -107,6 +82,7 @@ class PartialServer(CohortServer):
             self._words += content.words
         elif isinstance(content, PartialUpdate):
             self._add(sender, content)
+        return []
 
     def result(self) -> NoReturn:
         """Refuse: the sum is the silos' alone."""
@@ -126,7 +102,10 @@ class PartialServer(CohortServer):
             )
         if len(update.clear) and max(int(update.clear.max()), -int(update.clear.min())) > plan.clear_limit:
             raise ProtocolError(f"sent a number in clear above the limit of {plan.clear_limit} grid units")
-        self._hidden.add(update.hidden)
+        try:
+            self._hidden.add(update.hidden)
+        except CryptoError as error:
+            raise ProtocolError(f"its ciphertexts were refused: {error}") from error
         self._clear += update.clear
         self._tag = (sender, update.tag)
 
@@ -140,7 +119,7 @@ class PartialServer(CohortServer):
             or len(self._keys) < self._plan.silos
             or recipient in self._relayed
         ):
-            raise ProtocolError("sent common keys that are not for relaying now", silo=envelope.sender)
+            raise ProtocolError("sent common keys that are not for relaying now")
         self._relayed.add(recipient)
         if len(self._relayed) == self._plan.silos - 1:
             self._phase = Phase.IDLE

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 from gmpy2 import invert, mpz
@@ -29,6 +31,14 @@ from fedveil.protection.weighting.messages import (
 from fedveil.protection.weighting.plan import WeightingPlan
 from fedveil.protection.weighting.private_weighting import KeyHolder, Phase, transfer_context
 
+_AWAITED: Final[Mapping[Phase, type[Message]]] = {
+    Phase.SETUP: Announcement,
+    Phase.HISTOGRAM: BlindedHistogram,
+    Phase.TRANSFER: TransferRequests,
+    Phase.INPUTS: EncryptedSum,
+    Phase.REVEAL: OwnMask,
+}
+
 
 class WeightingServer(CohortServer):
     """The server of a run under private weighting.
@@ -38,6 +48,8 @@ class WeightingServer(CohortServer):
         run: 16 bytes that name the session.
         holder: the cipher's key holder.
     """
+
+    _relayed_kinds = (SealedSeed,)
 
     def __init__(self, plan: WeightingPlan, run: bytes, holder: KeyHolder) -> None:
         super().__init__(plan.silos, run)
@@ -105,34 +117,6 @@ class WeightingServer(CohortServer):
             known = False
         return self._to_cohort(EncryptedWeights(blocks=() if known else self._weights))
 
-    def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
-        """Read a message of a silo; return the messages that follow, as pairs of recipient and bytes.
-
-        Raises:
-            ProtocolError: a message that must not be accepted, naming the silo.
-        """
-        try:
-            envelope = Envelope.decode(data)
-            if envelope.sender != sender or not 0 <= sender < self._plan.silos:
-                raise ProtocolError("sent a message as somebody else")
-            if isinstance(envelope.message, SealedSeed):
-                return self._relay(envelope, data)
-            awaited: dict[Phase, type[Message]] = {
-                Phase.SETUP: Announcement,
-                Phase.HISTOGRAM: BlindedHistogram,
-                Phase.TRANSFER: TransferRequests,
-                Phase.INPUTS: EncryptedSum,
-                Phase.REVEAL: OwnMask,
-            }
-            if self._phase not in awaited:
-                raise ProtocolError("sent a message when none was awaited")
-            self._inbox.accept(envelope, awaited[self._phase])
-            replies = self._take(sender, envelope.message)
-        except ProtocolError as error:
-            raise ProtocolError(error.reason, silo=sender) from error
-        self._arrived.add(sender)
-        return replies + ([] if self.missing else self._next_phase())
-
     def result(self) -> Float64[np.ndarray, " d"]:
         """Return the weighted noisy sum of all silos in grid units.
 
@@ -155,6 +139,9 @@ class WeightingServer(CohortServer):
                 f"more than N_max = {self._plan.largest_count} records or a silo changed its counts"
             )
         return values
+
+    def _awaited(self, sender: int) -> type[Message] | None:
+        return _AWAITED.get(self._phase)
 
     def _take(self, sender: int, content: Message) -> list[tuple[int, bytes]]:
         if isinstance(content, Announcement):
