@@ -87,6 +87,17 @@ class Channel(Source):
         """Return the channel with its noise sized for sums that lack so many senders, where it can be."""
         return self
 
+    def among(self, n_users: int) -> Channel:
+        """Return the channel with a grid of its noise on which sums over so many users are exact."""
+        return self
+
+    def check_fine(self, n_silos: int, grid: float) -> None:
+        """Return if noise that falls has lost no more by its grid than what is stated for rounds of any number.
+
+        Raises:
+            CompositionError: sums over so many users leave its grid too coarse.
+        """
+
     def fallen(self, factor: float) -> Channel:
         """Return the channel with its noise times a factor, where it :attr:`falls`."""
         raise NotImplementedError

@@ -22,7 +22,6 @@ from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.correlated import BITS, best_coefficients, check_coefficients, strengths
-from fedveil.privacy.noise.on_grid import grid_law
 from fedveil.privacy.schedule import Scheduled
 from fedveil.stage import Moves
 
@@ -92,6 +91,11 @@ class CorrelatedShares(GaussianShares):
         return sum(self.coefficients)
 
     @property
+    def lengthening(self) -> float:
+        """The gain, on a grid 2^-6 times as fine."""
+        return self.gain / _UNIT
+
+    @property
     def strengths(self) -> tuple[float, ...]:
         """Return s_t^2 - s_{t-1}^2 of the rounds of a period."""
         return strengths(self.coefficients, self.period)
@@ -138,7 +142,7 @@ class CorrelatedShares(GaussianShares):
         """Return what the grid of all shares costs a coordinate in a round."""
         if self.noise_multiplier == 0:
             return 0.0
-        law = grid_law(self.share_std(moves.n_senders), moves.bound.grid * _UNIT)
+        law = self.law(moves.n_senders, moves.bound.grid * _UNIT)
         return 2 * moves.n_senders * law.log_ratio_to_gaussian
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:

@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
-from fedveil.keys import NonNegative
+from fedveil.keys import NonNegative, filled
 from fedveil.methods.channels import NO_NOISE, Channel, refuses_clients, refuses_unbounded
 from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
-from fedveil.privacy.noise.on_grid import grid_gaussian, grid_law
+from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
+from fedveil.privacy.noise.on_grid import finest_grid, grid_law
 from fedveil.stage import Moves
 
 
@@ -36,6 +37,7 @@ class GaussianShares(Channel):
         scale: what the noise is measured in, same unit as the update (C for ULDP-AVG, |S| C for ULDP-NAIVE).
         colluding_silos: how many silos may pool their knowledge without weakening the noise against them.
         missing_silos: how many silos may be missing from a sum, with their shares, without weakening it.
+        users: |U|, for a grid of the noise on which sums over them are exact in float64; 0: not known yet.
     """
 
     whole: ClassVar[bool] = True
@@ -47,6 +49,7 @@ class GaussianShares(Channel):
     scale: float
     colluding_silos: int = 0
     missing_silos: int = 0
+    users: Annotated[int, filled()] = 0
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse noise on unbounded contributions, and clients, unless their shares are summed under masks."""
@@ -66,6 +69,35 @@ class GaussianShares(Channel):
     def lacking(self, missing_silos: int) -> GaussianShares:
         """Return shares that are larger, so that the others' add up to the noise."""
         return replace(self, missing_silos=missing_silos)
+
+    def among(self, n_users: int) -> GaussianShares:
+        """Return shares whose grid leaves room for the sum of so many users' contributions."""
+        return replace(self, users=n_users)
+
+    @property
+    def lengthening(self) -> float:
+        """How many times as long as the sum of contributions that a message adds up it may be, in steps of its grid."""
+        return 1.0
+
+    def law(self, n_silos: int, grid: float) -> DiscreteGaussian:
+        """Return the law of one share, on a grid that divides the contributions' and keeps all sums exact.
+
+        Where it is not the finest (2^29 steps a standard deviation), the loss that is stated for it is larger.
+        """
+        longest = max(self.users, n_silos) * self.lengthening
+        finest = finest_grid(grid, longest) if self.users else 0.0
+        return grid_law(self.share_std(n_silos), grid, finest)
+
+    def check_fine(self, n_silos: int, grid: float) -> None:
+        """Return if the grid of a share is the finest."""
+        if (
+            self.noise_multiplier
+            and self.law(n_silos, grid).grid > grid_law(self.share_std(n_silos), grid).grid
+        ):
+            raise CompositionError(
+                f"noise_decay: shares of noise of multiplier {self.noise_multiplier:g} in the last round are too small "
+                f"beside exact sums over {self.users} users in {n_silos} silos; let it fall less, or take more noise"
+            )
 
     def share_std(self, n_silos: int) -> float:
         """Return the standard deviation of one silo's share per coordinate."""
@@ -121,11 +153,7 @@ class GaussianShares(Channel):
         """Return what the grid of all shares costs a coordinate."""
         if self.noise_multiplier == 0:
             return 0.0
-        return (
-            2
-            * moves.n_senders
-            * grid_law(self.share_std(moves.n_senders), moves.bound.grid).log_ratio_to_gaussian
-        )
+        return 2 * moves.n_senders * self.law(moves.n_senders, moves.bound.grid).log_ratio_to_gaussian
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return the sensitivity and the shares."""
@@ -143,11 +171,11 @@ class GaussianShares(Channel):
 
     def message_grid(self, grid: float, n_silos: int) -> float:
         """Return the step of what a silo sends: a power of two that divides the contributions' grid."""
-        return grid if self.noise_multiplier == 0 else grid_law(self.share_std(n_silos), grid).grid
+        return grid if self.noise_multiplier == 0 else self.law(n_silos, grid).grid
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
         """Return a silo's sum with its share: exact discrete Gaussian noise on the grid of the contributions."""
         if self.noise_multiplier == 0:
             return Sending(values=total)
-        share = grid_gaussian(len(total), self.share_std(at.senders), at.grid, at.source("noise"))
+        share = self.law(at.senders, at.grid).sample((len(total),), at.source("noise"))
         return Sending(values=total + share)

@@ -143,8 +143,8 @@ class Guarantee:
     def grid_loss_after(self, rounds: int, dimension: int) -> float:
         """Return what the grid of the noise may change of a log-likelihood ratio in so many rounds, all coordinates.
 
-        The loss falls with the square of std / grid, which is between 2^29 and 2^30 in every round
-        (:func:`~fedveil.privacy.noise.grid_for`): noise that falls brings at most 4 times the loss of the first round.
+        The loss falls with the square of std / grid, which of noise that falls is between 2^29 and 2^30 in every round
+        (:func:`~fedveil.privacy.noise.grid_for`, ``Channel.check_fine``): at most 4 times the loss of the first round.
         """
         most = self.grid_loss if self.noise_decay == 1 else _MOST_OF_A_ROUND * self.grid_loss
         return rounds * dimension * most

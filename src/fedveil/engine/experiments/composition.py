@@ -70,6 +70,7 @@ class Composition:
             )
         around = {"method": method, "shares": method.channel, **given}
         method = replace(method, channel=experiment.channel.build(around))
+        method = replace(method, channel=method.channel.among(population.n_users))
         method = _served(method, experiment, around)
         protection = experiment.protection.build(around)
         if not answers(protection, "over"):
@@ -112,6 +113,8 @@ class Composition:
         noisy, rounds = self._at_noise(method, public), self.experiment.rounds
         if isinstance(self.experiment.method.get("learning_rate"), str):
             noisy = replace(noisy, server=noisy.server.at_rate(rate_by_rule(noisy, public, rounds)))
+        if noisy.noise_decay != 1:
+            noisy.at_round(rounds).channel.check_fine(public.n_silos, noisy.bound.grid)
         shape = tuple(self.population.feature_shape)
         denoiser = noisy.denoiser.resolved(lambda: noise_to_travel(noisy, public, rounds), shape)
         return replace(noisy, denoiser=denoiser)
