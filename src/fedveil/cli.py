@@ -20,6 +20,7 @@ from fedveil.commands.examples import show_examples
 from fedveil.console import Terminal
 from fedveil.errors import FedveilError
 from fedveil.foreign import LogFormat, LogLevel, show_log
+from fedveil.users_code import naming_users_code
 
 _BUG: Final = 70
 """Exit code of what nobody foresaw."""
@@ -232,7 +233,8 @@ def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, and a bug ends with exit code 70."""
     atexit.register(gc.freeze)  # no last collection of what ends anyway: with torch it takes a second
     try:
-        code = app(standalone_mode=False)
+        with naming_users_code():
+            code = app(standalone_mode=False)
     except FedveilError as error:
         _say(str(error))
         code = error.exit_code

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from fedveil.errors import FedveilError
 from fedveil.foreign import foreign, inert
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
@@ -61,7 +62,7 @@ class _Uncut(Table):
 
 
 class _Advising:
-    """Leaves how to go on as a note on an interruption, and says once what a run's public numbers say about its noise.
+    """Notes how to go on on what interrupts a run, and says once what its public numbers say about its noise.
 
     Args:
         resume: the command that goes on; the run's folder follows it.
@@ -72,7 +73,7 @@ class _Advising:
         self._folder: Path | None = None
 
     def _note(self, error: BaseException | None) -> None:
-        if isinstance(error, KeyboardInterrupt) and self._folder is not None:
+        if error is not None and not isinstance(error, FedveilError) and self._folder is not None:
             error.add_note(
                 f"`{self._resume} {shlex.quote(str(self._folder))}` goes on from the last complete round"
             )

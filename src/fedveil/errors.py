@@ -52,6 +52,10 @@ class BudgetError(PrivacyError):
     exit_code = 4
 
 
+class UserCodeError(FedveilError):
+    """Code of a user's own has raised: names function, file, line and the kind of exception, and no value."""
+
+
 class RunFolderError(FedveilError):
     """A run folder that is missing, damaged, locked or of another version."""
 

@@ -23,7 +23,7 @@ from fedveil.engine.run_folder.documents import RoundRow
 from fedveil.engine.run_folder.folder import Row, RunFolder
 from fedveil.engine.run_folder.shown import METRICS, Kind
 from fedveil.engine.setup import Prepared
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.privacy.statement import Statement, show_epsilon
 
 
@@ -233,12 +233,22 @@ class Watch:
             raise StopTraining("; ".join(reasons))
 
     def until_the_end(self, play: Callable[[], Outcome]) -> Outcome:
-        """Play a run, and tell every callback that was told of it how it ended, whatever happens."""
+        """Play a run, and tell every callback that was told of it how it ended, whatever happens.
+
+        What code of a user's own raises is raised as it is, with a note of how to go on.
+        """
         statement = None
         try:
             outcome = play()
             statement = outcome.statement
             return outcome
+        except Exception as error:
+            if self._folder is not None and not isinstance(error, FedveilError):
+                error.add_note(
+                    f"the run is kept: fedveil.resume({str(self._folder)!r}, model, people) goes on from its last "
+                    "complete round"
+                )
+            raise
         finally:
             for one in self._callbacks if self._folder is not None else ():
                 one.ended(statement)
