@@ -747,7 +747,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         bad_train(method=uldp_sgd(clip=0.5, noise_multiplier=1.0)),
         r"not Method; a composition of your own is run by a name, .* entry point: fedveil.method\(NAME\)",
     ),
-    "a builder": (bad_train(method=uldp_sgd), "not a builder; a composition of your own is run by a name"),
+    "a builder": (bad_train(method=uldp_sgd), "not a builder: call it"),
     "a method that was not called": (bad_train(method=fv.uldp_avg), r"call it: fedveil.uldp_avg\(...\)"),
     "a key that a method lacks": (
         lambda folder: fv.uldp_avg(clipp=1.0),

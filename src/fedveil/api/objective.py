@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fedveil.engine.experiments.sections import SESSION
+from fedveil.engine.experiments.handed_over import SESSION
 from fedveil.engine.experiments.task_choice import defaults_of
 from fedveil.errors import ConfigError, FedveilError, ModelError
 from fedveil.local.import_path import import_object

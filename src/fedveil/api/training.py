@@ -14,16 +14,21 @@ from fedveil.api.callbacks import Callback, Watch
 from fedveil.api.methods import MethodChoice
 from fedveil.api.objective import LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
-from fedveil.engine.experiments.choice import choice_of
+from fedveil.engine.experiments.choice import Choice, choice_of
 from fedveil.engine.experiments.experiment import Experiment, dotted, merge, parse
-from fedveil.engine.experiments.sections import SESSION, TableSection
+from fedveil.engine.experiments.handed_over import SESSION, HandedOver
+from fedveil.engine.experiments.sections import TableSection
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run import go_on, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, RunFolderError
+from fedveil.methods.method import Method
 from fedveil.population.records import Population
 from fedveil.server.optimizers import Optimizer
+
+_OWN: Final = ("local", "method", "server")
+"""Tables of an experiment that a composed method has in it."""
 
 _NOT_LAID_OVER: Final = frozenset({"schema_version", "data", "model", "name", "preprocessing"})
 """What the arguments say; and what would read tables again, which have been handed over."""
@@ -33,7 +38,7 @@ def train(
     model: nn.Module | str,
     people: Population,
     *,
-    method: MethodChoice,
+    method: MethodChoice | Method,
     rounds: int,
     epsilon: float | None = None,
     delta: float = 1e-5,
@@ -52,7 +57,8 @@ def train(
         model: any ``torch.nn.Module`` that treats records one by one, which counts as PUBLIC as it is handed over, or
             the name of a shipped model or of a factory, ``package.module:factory``. It is copied, never changed.
         people: who holds what, from :func:`fedveil.population`.
-        method: such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``.
+        method: such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``; or a composed ``Method``, which has its noise and
+            its server's step, so that ``epsilon`` and ``server`` stay out.
         rounds: T.
         epsilon: target at ``delta``: the least noise is found that keeps all rounds within it. None where the method
             is given its ``noise_multiplier``, or has none.
@@ -75,6 +81,8 @@ def train(
         FedveilError: whatever is wrong with model, population, method or budget, found before any training.
     """
     _check(people, method)
+    if isinstance(method, Method):
+        _check_whole({"epsilon": epsilon, "server": server}, settings)
     learned = objective(model, people, seed, loss, metrics)
     document: dict[str, Any] = {
         "name": name,
@@ -82,11 +90,11 @@ def train(
         "rounds": rounds,
         "data": _data(people),
         "model": dict(learned.section),
-        "method": _method(method, epsilon),
+        "method": _method(method, epsilon) if isinstance(method, MethodChoice) else HandedOver.of(method),
         "server": _server(server),
         "privacy": {"delta": delta} | ({} if epsilon is None else {"epsilon": epsilon}),
     }
-    if method.local is not None:
+    if isinstance(method, MethodChoice) and method.local is not None:
         document["local"] = dict(method.local)
     experiment = parse(_laid_over(document, settings), "fedveil.train")
     prepared = _prepared(experiment, people, learned)
@@ -103,6 +111,7 @@ def resume(
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
     callbacks: Sequence[Callback] = (),
+    method: Method | None = None,
 ) -> Result:
     """Go on with a run from its last complete round, with the objects that it began with.
 
@@ -113,6 +122,7 @@ def resume(
         loss: as it was given to :func:`train`.
         metrics: as they were given.
         callbacks: told of every further round.
+        method: the composed ``Method`` that the run began with, if it began with one.
 
     Raises:
         RunFolderError: no run folder, a damaged one, or one that began with another model, other data, another loss or
@@ -121,6 +131,7 @@ def resume(
     opened, experiment = RunFolder.open(Path(folder))
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
+    experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
     learned = objective(model, people, experiment.seed, loss, metrics)
     recorded = dotted(experiment.model_dump(mode="json"))
     for key, value in dotted({"data": _data(people), "model": learned.section}).items():
@@ -139,15 +150,56 @@ def resume(
 def _check(people: Any, method: Any) -> None:
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
-    if not isinstance(method, MethodChoice):
+    if not isinstance(method, MethodChoice | Method):
         own = getattr(methods, getattr(method, "__name__", ""), None) is method
         what = (
             f"call it: fedveil.{method.__name__}(...)"
             if own
-            else f"not {'a builder' if inspect.isroutine(method) else type(method).__name__}; a composition of your "
-            "own is run by a name, which its builder gets from an entry point: fedveil.method(NAME)"
+            else f"not {'a builder: call it' if inspect.isroutine(method) else type(method).__name__}"
         )
-        raise ConfigError(f"method: a chosen method is needed, such as fedveil.uldp_avg_w(clip=0.5): {what}")
+        raise ConfigError(
+            f"method: a method is needed, such as fedveil.uldp_avg_w(clip=0.5) or a Method: {what}"
+        )
+
+
+def _check_whole(given: Mapping[str, Any], settings: Mapping[str, Any] | None) -> None:
+    """Refuse beside a composed method what it has itself."""
+    laid_over = {f"settings: {key}": key for key in settings or () if key in _OWN}
+    for name, value in {**given, **laid_over}.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name}: a composed method has its own noise, local steps and server; change the composition "
+                "(dataclasses.replace) instead"
+            )
+
+
+def _same_method(folder: RunFolder, experiment: Experiment, method: Method | None) -> Choice:
+    """Return the method of a run, with the composition that it began with if it was composed.
+
+    Raises:
+        ConfigError: none is handed over to a run that was composed, or one to a run that names its method.
+        RunFolderError: another one; names the first stage that differs.
+    """
+    began = experiment.method
+    if not began.name.startswith(SESSION):
+        if method is not None:
+            raise ConfigError(
+                f"method: {folder.path} knows that it began with {began.name}; leave method out"
+            )
+        return began
+    if not isinstance(method, Method):
+        raise ConfigError(
+            f"method: {folder.path} began with a composed Method ({began.name}); hand over the same"
+        )
+    now = HandedOver.of(method)
+    for stage in began.keys["stages"] | now.keys["stages"]:
+        before, here = (one.keys["stages"].get(stage) for one in (began, now))
+        if before != here:
+            raise RunFolderError(
+                f"{folder.path}: the run began with another method: its {stage} was {before}, and now it is {here}; "
+                "hand over what it began with, or train in a folder of its own"
+            )
+    return now
 
 
 def _data(people: Population) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from fedveil.api.predictor import Predictor
 from fedveil.bundle import manifest
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.manifest import Manifest
-from fedveil.engine.experiments.sections import SESSION
+from fedveil.engine.experiments.handed_over import SESSION
 from fedveil.errors import DataError
 from fedveil.files import as_text, parse_json, parse_toml, writing
 from fedveil.foreign import foreign

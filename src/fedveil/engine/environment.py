@@ -8,8 +8,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from fedveil.engine.experiments.experiment import Experiment, asked_for
+from fedveil.engine.experiments.handed_over import SESSION
 from fedveil.engine.experiments.release_document import TableDocument
-from fedveil.engine.experiments.sections import SESSION
 from fedveil.engine.run_folder.folder import Row
 from fedveil.foreign import foreign
 from fedveil.registry import KINDS, Member, outsiders
@@ -30,11 +30,12 @@ def at_their_word(experiment: Experiment) -> tuple[str, ...]:
 
     ``environment.json`` names the version, and so do the terms of a federation's run.
     """
-    return tuple(
-        f"the {KINDS[one.kind]} {foreign(one.name)} comes from the package {foreign(one.package)}, whose claims are "
-        "taken at their word: that it does what it claims was not checked"
+    named = tuple(
+        f"the {KINDS[one.kind]} {foreign(one.name)} comes from the package {foreign(one.package)}"
         for one in brought(experiment)
     )
+    unchecked = "whose claims are taken at their word: that it does what it claims was not checked"
+    return tuple(f"{one}, {unchecked}" for one in (*named, *map(foreign, experiment.method.strangers)))
 
 
 def environment(prepared: Prepared) -> Row:

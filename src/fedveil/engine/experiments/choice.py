@@ -58,6 +58,11 @@ class Choice:
     def _member(self) -> Callable[..., Any]:
         return _loaded(self.kind, self.name)
 
+    @property
+    def strangers(self) -> tuple[str, ...]:
+        """What of it comes from other packages and was not asked for by a name of its own, in words."""
+        return ()
+
     def get(self, key: str) -> Any:
         """Return the value of a key; None where the member has no such key."""
         return self.keys.get(key)
@@ -114,15 +119,15 @@ class Chosen:
             return given
         if not isinstance(given, dict):
             example = next((one.name for one in members(self.kind)), "...")
-            raise _refused(
+            raise refused(
                 f"must be a table with a name, for instance {{ name = '{example}' }}, not {foreign(repr(given))}"
             )
         if not isinstance(given.get(_NAME), str):
-            raise _refused("is required", (_NAME,))
+            raise refused("is required", (_NAME,))
         try:
             section = section_of(self.kind, given[_NAME])
         except ConfigError as error:
-            raise _refused(str(error), (_NAME,)) from None
+            raise refused(str(error), (_NAME,)) from None
         try:
             keys = dict(section.model_validate({key: given[key] for key in given if key != _NAME}))
         except ValidationError as error:
@@ -190,13 +195,13 @@ class Keys:
         if isinstance(given, self.stage):
             return given
         if not isinstance(given, dict):
-            raise _refused(f"must be a table, not {foreign(repr(given))}")
+            raise refused(f"must be a table, not {foreign(repr(given))}")
         try:
             return self.stage(**dict(self.section.model_validate(given)))
         except ValidationError as error:
             raise WrongSectionError(error.errors(include_url=False), self.section) from None
         except FedveilError as error:
-            raise _refused(str(error)) from None
+            raise refused(str(error)) from None
 
     def known(self) -> list[str]:
         """Return the keys."""
@@ -296,9 +301,10 @@ def _try(choice: Choice) -> None:
     try:
         choice.build()
     except FedveilError as error:
-        raise _refused(str(error)) from None
+        raise refused(str(error)) from None
 
 
-def _refused(why: str, path: tuple[str, ...] = ()) -> WrongSectionError:
+def refused(why: str, path: tuple[str, ...] = ()) -> WrongSectionError:
+    """Return the problem of a section, or of a key in it."""
     problem = {"type": "value_error", "loc": path, "msg": why, "input": None}
     return WrongSectionError([problem], None)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from fedveil.engine.experiments.choice import Choice, Chosen, Keys
+from fedveil.engine.experiments.handed_over import ChosenMethod
 from fedveil.engine.experiments.sections import (
     BudgetSection,
     DataSection,
@@ -47,7 +48,7 @@ class Experiment(Section):
     model: ModelSection = ModelSection()
     local: Annotated[LocalSgd, Keys(LocalSgd)] | None = None
     trainer: TrainerSection = TrainerSection()
-    method: Annotated[Choice, Chosen("methods")]
+    method: Annotated[Choice, ChosenMethod()]
     channel: Annotated[Choice, Chosen("channels")] = Choice("channels", "additive")
     protection: Annotated[Choice, Chosen("protections")] = Choice("protections", "none")
     server: ServerSection = ServerSection()

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.sections import SESSION
+from fedveil.engine.experiments.handed_over import SESSION
 from fedveil.errors import ConfigError
 from fedveil.foreign import foreign
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedveil.engine.experiments.choice import Choice, Chosen
+from fedveil.engine.experiments.handed_over import SESSION
 from fedveil.errors import ConfigError
 from fedveil.keys import Count, NonNegative, Positive
 from fedveil.population.allocation import Law
@@ -25,9 +26,6 @@ from fedveil.statistics.limits import (
     SiloWeights,
 )
 from fedveil.validation import DocumentTable
-
-SESSION = "session:"
-"""How the name of data, a model, a loss or a metric begins that was handed over in Python and has no other name."""
 
 
 def refuse_session(key: str, name: str) -> None:
