@@ -104,6 +104,7 @@ TRIED = {
     "docs/how-to/compose-a-method.md:0": RUN,
     "docs/how-to/compose-a-method.md:1": RUN,
     "docs/how-to/compose-a-method.md:2": RUN,
+    "docs/how-to/compose-a-method.md:3": RUN,
     "docs/how-to/count-people.md:0": "read and planned by test_the_example_of_the_page_is_planned",
     "docs/how-to/estimate-effects.md:0": "read and planned by test_the_regression_of_the_page_is_planned",
     "docs/how-to/evaluate-privately.md:0": "laid over a run by test_the_example_of_the_page_is_prepared",

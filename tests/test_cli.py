@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,18 @@ def test_a_release_has_its_report_from_resume(file: str, tmp_path: Path) -> None
     (tmp_path / file).write_text("")
     for command in (("report", tmp_path), ("compare", tmp_path)):
         assert f"`fedveil resume {tmp_path}` writes its report again" in ended(*command).mistake
+
+
+def test_a_data_set_is_told_with_the_digests_that_its_files_are_known_by() -> None:
+    found = as_json("data", "heart_disease")
+    assert [one["file"] for one in found["files"]] == [
+        f"heart_disease/processed.{place}.data" for place in ("cleveland", "hungarian", "switzerland", "va")
+    ]
+    for one in found["files"]:
+        content = (Path(found["folder"]) / one["file"]).read_bytes()
+        assert one["digest"] == f"sha256:{sha256(content).hexdigest()}"
+        assert one["from"].startswith("https://")
+    assert "the records come with an installed package" in output("data", "digits")
 
 
 def test_a_mistake_is_one_paragraph_and_exit_code_2(toml: Path) -> None:

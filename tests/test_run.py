@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.engine.environment import environment
 from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, DataError, FedveilError, PrivacyError, RunFolderError
+from fedveil.population.catalogue import digests
 from fedveil.privacy.ledger import read_entries
 from tests.children import forking
 from tests.runs import Silent, experiment, files, same_model
@@ -372,3 +375,16 @@ def test_fewer_users_than_records_show_is_refused(tmp_path: Path) -> None:
     document["data"] = {"table": {"schema_file": tmp_path / "schema.toml", "files": [tmp_path / "a.csv"]}}
     with pytest.raises(DataError, match="n_users"):
         prepare(parse(document, "test"))
+
+
+def test_a_run_notes_the_files_of_a_catalogue_that_it_read_and_nothing_of_other_tables() -> None:
+    asked = {
+        "name": "one",
+        "rounds": 1,
+        "data": {"name": "heart_disease", "n_users": 50},
+        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": 1.0},
+        "local": {"learning_rate": 0.1},
+    }
+    noted = environment(prepare(parse(asked, "here")))["data_files"]
+    assert noted == digests("heart_disease")
+    assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", one) for one in noted.values())

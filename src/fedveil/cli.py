@@ -130,7 +130,7 @@ COMMANDS: Final = {
     ),
     "data": Command(
         "lists:data_command",
-        "List the data sets with their terms; with a name, download what is missing and check it.",
+        "List the data sets with their terms; with a name, download what is missing, check it and show its digests.",
     ),
     "schema": Command(
         "lists:schema_command",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -64,7 +64,7 @@ def data_command(
     folder: Annotated[Path | None, typer.Option(help="folder of the files; default: FEDVEIL_DATA")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the data sets with their terms; with a name, download what is missing and check it."""
+    """List the data sets with their terms; with a name, download what is missing, check it and show its digests."""
     listed = [entry for entry in catalogue(folder) if name in (None, entry.name)]
     if not listed:
         known = [entry.name for entry in catalogue(folder)]
@@ -75,7 +75,16 @@ def data_command(
         listed = [entry for entry in catalogue(folder) if entry.name == name]
     keys = ("name", "package", "title", "records", "terms", "present")
     rows = [{key: getattr(one, key) for key in keys} for one in listed]
-    tell(as_json, {"folder": listed[0].folder, "data": rows}, rows_table(rows))
+    found: dict[str, Any] = {"folder": listed[0].folder, "data": rows}
+    if name is None:
+        tell(as_json, found, rows_table(rows))
+        return
+    files = [
+        {"file": one.path, "digest": ":".join(one.digest), "from": " or ".join(one.urls)}
+        for one in listed[0].files
+    ]
+    said = rows_table(files) if files else "no files: the records come with an installed package"
+    tell(as_json, {**found, "files": files}, rows_table(rows), said)
 
 
 def schema_command(

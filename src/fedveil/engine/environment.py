@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from fedveil.engine.experiments.experiment import Experiment, asked_for
 from fedveil.engine.experiments.handed_over import SESSION
 from fedveil.engine.experiments.release_document import TableDocument
+from fedveil.engine.experiments.sections import DataSection
 from fedveil.engine.run_folder.folder import Row
 from fedveil.foreign import foreign
+from fedveil.population.catalogue import digests
 from fedveil.registry import KINDS, Member, outsiders
 
 if TYPE_CHECKING:
@@ -49,7 +51,15 @@ def environment(prepared: Prepared) -> Row:
         "parameters": prepared.task.dimension,
         "packages": {name: _version(name) for name in packages}
         | {one.package: one.version for one in brought(prepared.experiment)},
+        "data_files": _data_files(prepared.experiment.data),
     }
+
+
+def _data_files(data: DataSection) -> dict[str, str]:
+    """Return the digests of a catalogue's files, which are public; those of other tables are as private as they are."""
+    if data.name is None or data.name.startswith(SESSION):
+        return {}
+    return digests(data.name, data.folder)
 
 
 @cache

@@ -73,7 +73,8 @@ LEDGER: Final[Mapping[str, Kind]] = MappingProxyType(
 
 ENVIRONMENT: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(
-        ("schema_version", "python", "machine", "device", "trainer", "parameters", "packages"), Kind.COVERED
+        ("schema_version", "python", "machine", "device", "trainer", "parameters", "packages", "data_files"),
+        Kind.COVERED,
     )
 )
 """Of ``environment.json``."""

@@ -15,7 +15,7 @@ from fedveil.population.catalogue.files import DataFile, store
 from fedveil.population.records import Population
 from fedveil.registry import find, members
 
-__all__ = ["Allocation", "DataSet", "Entry", "Request", "catalogue", "data_set", "load"]
+__all__ = ["Allocation", "DataSet", "Entry", "Request", "catalogue", "data_set", "digests", "load"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,14 @@ def data_set(name: str) -> DataSet:
     """
     found: DataSet = find("data_sets", name).load()
     return found
+
+
+def digests(name: str, folder: Path | None = None) -> dict[str, str]:
+    """Return the digest by which every file of a data set is known, ``algorithm:hexadecimal``, by its path.
+
+    They are public, and :func:`load` has compared every file with its own.
+    """
+    return {one.path: ":".join(one.digest) for one in data_set(name).files(store(folder))}
 
 
 def load(
