@@ -19,7 +19,7 @@ from fedveil.crypto.agreement import AgreementKey, RoundId, SignedKey, derive
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.crypto.masks import UniformIntegers, apply_masks_
-from fedveil.crypto.shamir import PRIME, Share, combine, split
+from fedveil.crypto.shamir import PRIME, Share, combine, consistent, odd_one_out, split
 
 MOMENT = RoundId(run=bytes(range(16)), round=3, attempt=1)
 FALSE_ALARM = 1e-6
@@ -266,3 +266,13 @@ def test_a_signed_key_says_that_it_is_one():
     for other in (b"", b"fedveil/1", b"fedveil/1/letter"):
         with pytest.raises(CryptoError):
             identity.public.verify(other + statement, signed.signature)
+
+
+def test_shares_that_are_not_of_one_secret_show_where_there_are_more_than_the_threshold() -> None:
+    shares = split(bytes(range(32)), holders=7, threshold=4)
+    wrong = [*shares[:6], Share(point=7, value=bytes(33))]
+    assert consistent(shares, threshold=4)
+    assert consistent(shares[1:5], threshold=4)
+    assert not consistent(wrong, threshold=4)
+    assert odd_one_out(wrong, lambda some: consistent(some, threshold=4)) == wrong[6]
+    assert odd_one_out(wrong[2:], lambda some: consistent(some, threshold=4)) is None

@@ -96,7 +96,10 @@ def test_whoever_has_the_folder_alone_is_told_what_goes_on(trained: fv.Result) -
         assert "Python session" in ended(command, trained.folder).mistake
 
 
-def test_what_reads_run_folders_reads_this_one(trained: fv.Result, tmp_path: Path) -> None:
+def test_what_reads_run_folders_reads_this_one(
+    trained: fv.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     trained.report(tmp_path / "page.html")
     assert "my-avg" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert ended("compare", trained.folder).code == 0

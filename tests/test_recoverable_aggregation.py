@@ -16,7 +16,7 @@ from fedveil.crypto.agreement import AgreementKey, RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
-from fedveil.crypto.shamir import SHARE_BYTES, Share, combine
+from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.masking.recoverable_aggregation import (
     KEY_PURPOSE,
@@ -279,8 +279,66 @@ def test_wrong_revealed_shares_are_noticed():
         answers.append((recipient, bad.encode()))
     for recipient, data in answers[:-1]:
         run.server.receive(recipient, data)
-    with pytest.raises(ProtocolError, match="silo 3: the shares of its key give another key"):
+    with pytest.raises(ProtocolError, match="shares of silo 3's mask key do not fit together") as told:
         run.server.receive(*answers[-1])
+    assert told.value.silo is None
+
+
+def lied_to(silos, threshold, liar, about, vanished=()):
+    """Play a round in which one silo gives a wrong share of another's secret."""
+    run = Run(silos, threshold)
+    run.to_vectors()
+    units = {s: np.full(6, s + 1) for s in range(silos)}
+    _, messages = run.to_signatures(units, vanished)
+    messages, _ = run.step(messages)
+    for recipient, data in messages:
+        (reply,) = run.silos[recipient].receive(data)
+        if recipient == liar:
+            envelope = Envelope.decode(reply)
+            wrong = tuple(
+                (s, share[:-1] + bytes([share[-1] ^ (s == about)])) for s, share in envelope.message.shares
+            )
+            reply = dataclasses.replace(envelope, message=RevealedShares(shares=wrong)).encode()
+        run.give(recipient, reply)
+    return run.server.result()
+
+
+@pytest.mark.parametrize("liar", [0, 2, 4])
+def test_who_gives_a_wrong_share_of_a_vanished_silos_key_is_named_and_not_the_vanished_one(liar):
+    with pytest.raises(ProtocolError, match="gave a wrong share of silo 5's mask key") as told:
+        lied_to(6, 4, liar, 5, vanished=(5,))
+    assert told.value.silo == liar
+
+
+@pytest.mark.parametrize("liar", [0, 3])
+def test_who_gives_a_wrong_share_of_a_survivors_mask_is_named_where_enough_others_agree(liar):
+    with pytest.raises(ProtocolError, match="gave a wrong share of silo 1's own mask") as told:
+        lied_to(6, 4, liar, 1)
+    assert told.value.silo == liar
+
+
+def test_where_shares_do_not_show_who_lied_nobody_is_named():
+    with pytest.raises(
+        ProtocolError, match=r"silo 3 dealt wrong ones, or one of the silos \[0, 1, 2\] gave"
+    ) as told:
+        lied_to(4, 3, 1, 3, vanished=(3,))
+    assert told.value.silo is None
+    with pytest.raises(ProtocolError, match=r"4 shares at a threshold of 3 do not show who") as told:
+        lied_to(4, 3, 1, 2)
+    assert told.value.silo is None
+
+
+def test_a_vanished_silo_that_dealt_another_key_is_named_by_shares_that_agree(monkeypatch):
+    dealt = []
+
+    def other(secret, **numbers):
+        dealt.append(secret)  # silo by silo its seed and then its key
+        return split(bytes(32) if len(dealt) == 12 else secret, **numbers)
+
+    monkeypatch.setattr("fedveil.protection.masking.recovery_silo.split", other)
+    with pytest.raises(ProtocolError, match="dealt shares of another mask key than its own") as told:
+        lied_to(6, 4, None, None, vanished=(5,))
+    assert told.value.silo == 5
 
 
 def test_a_bundle_must_serve_every_silo():

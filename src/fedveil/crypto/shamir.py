@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,3 +75,36 @@ def combine(shares: list[Share], *, threshold: int) -> bytes:
     if total >= 2 ** (8 * SECRET_BYTES):
         raise CryptoError("the shares do not belong to one secret")
     return total.to_bytes(SECRET_BYTES, "big")
+
+
+def consistent(shares: Sequence[Share], *, threshold: int) -> bool:
+    """Return whether shares lie on one polynomial of degree below the threshold; so many or fewer always do.
+
+    They do iff sum_i v_i f(x_i) / prod_{j != i} (x_i - x_j) = 0 for every polynomial f of degree below the number of
+    shares less the threshold. A random f is tried, so shares that do not pass with probability 1 / PRIME.
+    """
+    spare = len(shares) - threshold
+    if spare <= 0:
+        return True
+    test = [secrets.randbelow(PRIME) for _ in range(spare)]
+    total = 0
+    for share in shares:
+        between = (
+            math.prod(share.point - other.point for other in shares if other.point != share.point) % PRIME
+        )
+        value = 0
+        for coefficient in test:
+            value = (value * share.point + coefficient) % PRIME
+        total += int.from_bytes(share.value, "big") * value * pow(between, -1, PRIME)
+    return total % PRIME == 0
+
+
+def odd_one_out(shares: Sequence[Share], fit: Callable[[list[Share]], bool]) -> Share | None:
+    """Return the one share without which the others fit together; None where there is none, or more than one.
+
+    Args:
+        shares: of one secret, at least one of them wrong.
+        fit: whether shares show that they are right.
+    """
+    found = [one for one in shares if fit([other for other in shares if other is not one])]
+    return found[0] if len(found) == 1 else None

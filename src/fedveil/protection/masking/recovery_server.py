@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from jaxtyping import Int64
 
 from fedveil.crypto.agreement import AgreementKey, RoundId
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.masks import apply_masks_
-from fedveil.crypto.shamir import Share, combine
+from fedveil.crypto.shamir import Share, combine, consistent, odd_one_out
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.masking.recoverable_aggregation import (
     Phase,
@@ -190,17 +192,55 @@ class RecoverableServer(Party):
         masks: list[tuple[bytes, bool]] = []
         for silo in self._sharers:
             shares = [Share(point=holder + 1, value=given[silo]) for holder, given in revealed.items()]
-            try:
-                secret = combine(shares, threshold=self._threshold)
-            except CryptoError as error:
-                raise ProtocolError(f"its shares do not fit together: {error}", silo=silo) from error
             if silo in self._cohort:
-                masks.append((secret, False))
+                masks.append((self._seed(silo, shares), False))
                 continue
-            vanished = AgreementKey.from_bytes(secret)
-            if vanished.public != self._keys[silo]:
-                raise ProtocolError("the shares of its key give another key", silo=silo)
+            vanished = self._key(silo, shares)
             for survivor in self._cohort:
                 key = vanished.agree(self._keys[survivor]).derive(MASK_PURPOSE, self._round_id)
                 masks.append((key, survivor > silo))
         apply_masks_(self._sum, masks)
+
+    def _seed(self, silo: int, shares: list[Share]) -> bytes:
+        """Return the seed of a survivor's own mask. Wrong shares show where there are more than the threshold."""
+
+        def fit(some: list[Share]) -> bool:
+            return len(some) > self._threshold and consistent(some, threshold=self._threshold)
+
+        if len(shares) > self._threshold and not fit(shares):
+            raise self._wrong(silo, "own mask", shares, fit)
+        try:
+            return combine(shares, threshold=self._threshold)
+        except CryptoError:
+            raise self._wrong(silo, "own mask", shares, fit) from None
+
+    def _key(self, silo: int, shares: list[Share]) -> AgreementKey:
+        """Return the mask key of a vanished silo. Wrong shares show in its public half."""
+
+        def fit(some: list[Share]) -> bool:
+            if len(some) < self._threshold or not consistent(some, threshold=self._threshold):
+                return False
+            try:
+                found = AgreementKey.from_bytes(combine(some, threshold=self._threshold))
+            except CryptoError:
+                return False
+            return found.public == self._keys[silo]
+
+        if not fit(shares):
+            raise self._wrong(silo, "mask key", shares, fit)
+        return AgreementKey.from_bytes(combine(shares, threshold=self._threshold))
+
+    def _wrong(
+        self, silo: int, what: str, shares: list[Share], fit: Callable[[list[Share]], bool]
+    ) -> ProtocolError:
+        """Return the error that names who gave a wrong share, where the others show it, and otherwise who may have."""
+        liar = odd_one_out(shares, fit)
+        if liar is not None:
+            return ProtocolError(f"gave a wrong share of silo {silo}'s {what}", silo=liar.point - 1)
+        if len(shares) > self._threshold and consistent(shares, threshold=self._threshold):
+            return ProtocolError(f"dealt shares of another {what} than its own", silo=silo)
+        holders, threshold = [one.point - 1 for one in shares], self._threshold
+        return ProtocolError(
+            f"the shares of silo {silo}'s {what} do not fit together: silo {silo} dealt wrong ones, or one of the "
+            f"silos {holders} gave a wrong one; {len(shares)} shares at a threshold of {threshold} do not show who"
+        )
