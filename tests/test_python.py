@@ -745,7 +745,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "settings that are no tables": (bad_train(settings=3), "settings: tables by name are needed"),
     "a composition": (
         bad_train(method=uldp_sgd(clip=0.5, noise_multiplier=1.0)),
-        r"not Method; a composition of your own is run by a name, .* entry point: fedveil.method\(NAME\)",
+        "server: a composed method has its own noise, local steps and server",
     ),
     "a builder": (bad_train(method=uldp_sgd), "not a builder: call it"),
     "a method that was not called": (bad_train(method=fv.uldp_avg), r"call it: fedveil.uldp_avg\(...\)"),
