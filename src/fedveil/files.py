@@ -46,6 +46,9 @@ _DEEP_KEY: Final = re.compile(
 )
 """A key of so many parts that reading it alone would take the square of its length."""
 
+_BYTE_ORDER_MARK: Final = "\ufeff"
+"""What some editors begin a UTF-8 file with."""
+
 _LONGEST_INTEGER: Final = 128
 _SHOWN: Final = 8
 _GROWN: Final = 1 << 16
@@ -186,7 +189,7 @@ def parse_toml(text: str, place: object, error: type[FedveilError]) -> dict[str,
         if _DEEP_KEY.search(text):
             raise _too_deep(place, error)
         try:
-            document = tomllib.loads(text)
+            document = tomllib.loads(text.removeprefix(_BYTE_ORDER_MARK))
         except tomllib.TOMLDecodeError as problem:
             raise error(f"{place}: not a TOML document: {problem}") from None
         _check(document, place, error)

@@ -21,7 +21,7 @@ from fedveil.engine.experiments.task_choice import defaults_of
 from fedveil.errors import ConfigError, FedveilError, ModelError
 from fedveil.local.import_path import import_object
 from fedveil.local.losses import LOSSES, Loss, Metric, RecordLoss, load_loss
-from fedveil.local.metrics import load_metric
+from fedveil.local.metrics import checked, load_metric
 from fedveil.local.models import build_model
 from fedveil.local.stillness import fingerprint, held_by, tensor_bytes
 from fedveil.local.task import Task
@@ -211,7 +211,8 @@ def _metrics(given: Sequence[MetricLike] | None, people: Population, loss: Loss)
         if isinstance(one, str):
             name, metric = one, load_metric(one, loss)
         elif callable(one) and not isinstance(one, type):
-            name, metric = recorded_name(one, "metric"), one
+            name = recorded_name(one, "metric")
+            metric = checked(name, one)
         else:
             raise ConfigError(
                 f"metrics: a name or a function (outputs, targets, weights) -> number is needed, not "

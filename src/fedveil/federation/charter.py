@@ -81,6 +81,14 @@ class Charter:
             }
         )
 
+    def check(self) -> None:
+        """Return if what is in it may be.
+
+        Raises:
+            ConfigError: it may not; names the key.
+        """
+        validated(_Document, tomlkit.parse(self.to_toml()).unwrap(), CHARTER)
+
     @classmethod
     def read(cls, path: Path) -> Charter:
         """Read a charter.

@@ -19,6 +19,7 @@ For two classes the balanced accuracy is the area under the curve of hard decisi
 reports as "accuracy" for Creditcard.
 """
 
+import inspect
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -223,7 +224,24 @@ def load_metric(name: str, loss: Loss) -> Metric:
     found = import_object(name, "metric", {**METRICS, "loss": loss})
     if not callable(found):
         raise ConfigError(f"metric {name} is a {type(found).__name__}; it must be a function")
-    return cast(Metric, found)
+    return checked(name, cast(Metric, found))
+
+
+def checked(name: str, metric: Metric) -> Metric:
+    """Return a metric from outside if it can be called as one.
+
+    Raises:
+        ConfigError: it takes other arguments.
+    """
+    try:
+        inspect.signature(metric).bind(None, None, None)
+    except ValueError:
+        return metric  # it does not say what it takes
+    except TypeError as error:
+        raise ConfigError(
+            f"metric {name}: it is called with (outputs, targets, weights), and it does not take them: {error}"
+        ) from None
+    return metric
 
 
 def _classes(outputs: Float[Tensor, "n k"]) -> Int64[np.ndarray, "n"]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from pydantic import Field
 
@@ -27,6 +27,9 @@ from fedveil.privacy.events import Event
 from fedveil.privacy.group import published, worst_split
 from fedveil.privacy.noise import DiscreteGaussian, grid_for
 from fedveil.stage import Moves, Published, Source
+
+_LARGEST: Final = 1e30
+"""Of a rate: a step is computed in float32, which ends at 3.4e38."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,11 @@ class LocalSgd(Source):
             raise ConfigError(
                 f"local steps end the one pass over the records; epochs must be 1, not {self.epochs}"
             )
+        for name in ("learning_rate", "weight_decay"):
+            if getattr(self, name) > _LARGEST:
+                raise ConfigError(
+                    f"{name} = {getattr(self, name):g}: training is in float32; at most {_LARGEST:g}"
+                )
 
     def count(self, records: int) -> int:
         """Return how many gradient steps a contribution of this many records takes."""

@@ -5,7 +5,6 @@ A finding counts, and repeats no value of a cell.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -338,4 +337,4 @@ def facts_of(schema: Schema, name: str, column: Column) -> ColumnFacts:
 
 
 def _share(marked: Bool[np.ndarray, "n"]) -> float:
-    return float(marked.mean()) if len(marked) else math.nan
+    return float(marked.mean()) if len(marked) else 0.0

@@ -271,7 +271,7 @@ def _refuse_first(path: Path, column: str, wrong: Int64[np.ndarray, "k"], proble
 
 
 def check_files(schema: Schema, files: Sequence[Path]) -> None:
-    """Refuse no files at all, and two that would be one silo.
+    """Refuse no files at all, one that is named twice, and two that would be one silo.
 
     Raises:
         ConfigError: says what would be right.
@@ -284,6 +284,10 @@ def check_files(schema: Schema, files: Sequence[Path]) -> None:
         raise ConfigError(
             f"two files would both be silo '{twice[0]}'; without a silo column each file names a silo"
         )
+    real = [path.resolve() for path in files]
+    again = [path for path, at in zip(files, real, strict=True) if real.count(at) > 1]
+    if again:
+        raise ConfigError(f"{again[0]}: the table is named twice, so that its records would count twice")
 
 
 def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, test_share: float) -> None:

@@ -9,6 +9,7 @@ requests, wrong fingerprints, revoked keys and older memberships.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -44,25 +45,21 @@ def found(
         passphrase: of both keys' files; None: mode 0600 alone protects them.
 
     Raises:
-        ConfigError: the folder exists.
+        ConfigError: the folder exists, or a name, host or port that cannot be; nothing was made.
         DataError: the schema is none.
     """
     read_schema(schema)
     if folder.exists():
         raise ConfigError(f"{folder}: exists already; a federation is never overwritten")
+    founder, text = IdentityKey.generate(), read_text(schema, ConfigError)
+    named = Charter(name=name, host=host, port=port, founder=founder.public, authority="", data_schema=text)
+    named.check()
     (folder / _ADMITTED).mkdir(parents=True)
     folder.chmod(0o700)
-    authority, founder = Authority.create(f"fedveil federation {name}"), IdentityKey.generate()
+    authority = Authority.create(f"fedveil federation {name}")
     authority.save(folder, passphrase)
     founder.save(folder / _KEY, passphrase)
-    charter = Charter(
-        name=name,
-        host=host,
-        port=port,
-        founder=founder.public,
-        authority=(folder / "ca.crt").read_text(encoding="ascii"),
-        data_schema=read_text(schema, ConfigError),
-    )
+    charter = replace(named, authority=(folder / "ca.crt").read_text(encoding="ascii"))
     (folder / CHARTER).write_text(charter.to_toml(), encoding="utf-8")
     return Charter.read(folder / CHARTER)
 
