@@ -95,7 +95,8 @@ class Policy(DocumentTable):
             take; looked at every second between two steps (``trainer = "span"``: between chunks of contributions), and
             between chunks of records.
         memory_mb: that the silo's process may take, where `fedveil silo serve` serves it.
-        fruitless_seconds: of a processor in 24 hours, for letters that lead to no charged round; then none is read.
+        fruitless_seconds: of a processor in 24 hours, for letters that lead to no charged round, and for rounds
+            that are asked for again and cost no charge; then none is read.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
