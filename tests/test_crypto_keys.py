@@ -38,13 +38,13 @@ def test_an_identity_key_file_is_private_and_never_overwritten(tmp_path):
         IdentityKey.load(path)
 
 
-@pytest.mark.parametrize("step", ["write", "fsync"])
-def test_a_key_for_which_the_disk_has_no_room_leaves_no_file(tmp_path, monkeypatch, step):
+@pytest.mark.parametrize(("step", "done"), [("write", []), ("fsync", []), ("fsync", [None])])
+def test_a_key_for_which_the_disk_has_no_room_leaves_no_file(tmp_path, monkeypatch, step, done):
     """Half a key would never be overwritten, and no party could be founded under its name."""
     path = tmp_path / "silo.pem"
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patched:
-        patched.setattr(os, step, Mock(side_effect=full))
+        patched.setattr(os, step, Mock(side_effect=[*done, full]))
         with pytest.raises(CryptoError, match=r"silo\.pem cannot be written: No space left"):
             IdentityKey.generate().save(path)
     assert not path.exists()

@@ -1,4 +1,4 @@
-"""Files: read within limits, replaced whole and durably, or not at all, and added to in the same way.
+"""Files: read within limits, replaced whole and durably, or not at all, and added to durably.
 
 Claim: whatever stands in a file that is read here, in its place or under its name (a folder, a queue, a device), what
 follows is a value or one error of this project that names the file: no document is read without end, none is nested or
@@ -308,9 +308,9 @@ def append(descriptor: int, content: bytes, *, flush: bool = True) -> None:
     """Add to the end of a file, which ends as before where that fails.
 
     Claim: after the return the file is what it was and the content, and survives a crash of the host. After an error
-    (a full disk) it is what it was, in this process and for whoever reads it. After a crash before the return, or where
-    not even taking back succeeds, it is what it was and any part of the content: readers of lines take a last one
-    without its end for none.
+    (a full disk) it is what it was, in this process and for whoever reads it. After a crash of the host before the
+    return, or after an error, or where not even taking back succeeds, it is what it was and any part of the content:
+    readers of lines take a last one without its end for none.
 
     Conditions: nobody else writes the file, and the disk keeps what was fsynced.
 

@@ -190,14 +190,16 @@ def write_private_file(path: Path, data: bytes) -> None:
     """
     if path.exists():
         raise CryptoError(f"{path} exists; a key is never overwritten, move the old one away first")
-    with writing(path, CryptoError):
-        with open(path, "xb", buffering=0, opener=partial(os.open, mode=0o600)) as stream:
-            try:
-                append(stream.fileno(), data)
-            except OSError:
-                path.unlink()
-                raise
-        sync_folder(path.parent)
+    with (
+        writing(path, CryptoError),
+        open(path, "xb", buffering=0, opener=partial(os.open, mode=0o600)) as stream,
+    ):
+        try:
+            append(stream.fileno(), data)
+            sync_folder(path.parent)
+        except OSError:
+            path.unlink()
+            raise
 
 
 def read_private_file(path: Path) -> bytes:
