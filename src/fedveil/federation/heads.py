@@ -16,9 +16,10 @@ is never taken for theirs.
 
 Conditions: as many silos as a round needs follow the protocol, and the coordinator, if it follows it, or one of those
 silos, has heard a later head; a round that needs one silo alone hears no peer. Under every protection silos hear of a
-round's charges before its sum can open: of all whose vectors it is over. In the open they hear heads only when a
-session begins. Of what was charged since then the coordinator alone can tell, and nobody notices if it goes back
-together with the silo, or lies. What silos have heard is kept without its signatures: it is no evidence for an auditor.
+round's charges before its sum can open: of all whose vectors it is over. What partial encryption leaves in clear the
+coordinator has by then. In the open they hear heads only when a session begins. Of what was charged since then the
+coordinator alone can tell, and nobody notices if it goes back together with the silo, or lies. What silos have heard is
+kept without its signatures: it is no evidence for an auditor.
 
 Enforced by :func:`check_heads` before a round is charged, and by :class:`HeadsSeen` at every letter; what the
 coordinator heard is on its disk before it sends anything that follows from a letter.
