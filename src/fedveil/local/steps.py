@@ -28,7 +28,7 @@ from fedveil.privacy.group import published, worst_split
 from fedveil.privacy.noise import DiscreteGaussian, grid_for
 from fedveil.stage import Moves, Published, Source
 
-_LARGEST: Final = 1e30
+_LARGEST: Final = 3e38
 """Of a rate: a step is computed in float32, which ends at 3.4e38."""
 
 
