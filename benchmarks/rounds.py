@@ -3,7 +3,9 @@
 ``FEDVEIL_OTHER`` names the other checkout (``git worktree add --detach OTHER COMMIT``); it is run by the same
 interpreter. Both play the same rounds in turn, each in a process of its own that prepares once and plays one run
 uncounted. A row has the medians of a round over the runs; its ratio is the median of the pairs', ours by the other's,
-so less is better. Noise is the system's, so the two runs of a pair do not end in the same model.
+so less is better. Noise is the system's, so the two runs of a pair do not end in the same model. What dp-fed pays
+for is that nobody's update depends on who else takes part: 50 clients fill 64 rows, and their 50 records two tiles of
+48.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Row, at_most, cpu_seconds
-from benchmarks.pfl_networks import network
+from benchmarks.pfl_alone.networks import network
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.turn import Turn
@@ -86,7 +86,9 @@ def _pfl(model: str, clients: int, rounds: int) -> dict[str, Any] | None:
     python = os.environ.get("FEDVEIL_PFL_PYTHON")
     if python is None:
         return None
-    return _run([python, str(Path(__file__).with_name("pfl_peer.py")), model, str(clients), str(rounds)])
+    return _run(
+        [python, str(Path(__file__).parent / "pfl_alone" / "peer.py"), model, str(clients), str(rounds)]
+    )
 
 
 def _run(command: list[str]) -> dict[str, Any]:

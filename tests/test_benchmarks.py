@@ -11,13 +11,14 @@ import pytest
 from benchmarks import correlated, ergonomics, flamby, flamby_page
 from benchmarks.curves import Place, Point, fit, write_page
 from benchmarks.harness import Row, report
+from benchmarks.measured_page import BENCHMARKS, STATISTICS, Page
 from benchmarks.price import read, settings_of
 from benchmarks.price_cases import DATA, GRID, SOURCES, TRANSFERRED, PriceCell, cells
 from benchmarks.price_page import page, plot
-from benchmarks.statistics_page import SOURCES as STATISTICS
-from benchmarks.statistics_page import page as statistics_page
 
 from fedveil.engine.experiments.experiment import parse
+
+MISSES: set[str] = set()
 
 
 def test_benchmarks_ask_the_house_for_what_it_has() -> None:
@@ -127,16 +128,45 @@ def test_flamby_s_claims_are_counted_and_the_page_is_that_of_its_runs(
         assert parse(cell.document(20), cell.name).privacy.delta == cell.delta
 
 
-def test_the_page_of_statistics_is_that_of_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every figure of docs/measured-statistics.md is one of its result files; what misses its goal is named here."""
+@pytest.mark.parametrize(
+    ("measured", "misses"),
+    [(STATISTICS, set()), (BENCHMARKS, MISSES)],
+    ids=["statistics", "benchmarks"],
+)
+def test_a_page_of_measured_figures_is_that_of_its_results(
+    measured: Page, misses: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every figure of the page is one of its result files; what misses its goal is named here."""
     monkeypatch.chdir(Path(__file__).parents[1])
-    assert Path("docs/measured-statistics.md").read_text(encoding="utf-8") == statistics_page()
-    missed = []
-    for name in STATISTICS.values():
-        rows = json.loads(Path(f"results/{name}.json").read_text(encoding="utf-8"))["rows"]
-        assert rows
-        missed += [row["case"] for row in rows if row["met"] is False]
-    assert missed == []
+    assert measured.path.read_text(encoding="utf-8") == measured.text()
+    rows = [row for document in measured.documents().values() for row in document["rows"]]
+    assert rows
+    assert {row["case"] for row in rows if row["met"] is False} == misses
+
+
+def test_the_table_of_bits_is_that_of_the_channels_results() -> None:
+    """docs/theory/lrsuq.md: every size, and the limit, is a row of results/benchmarks/channel.json."""
+    root = Path(__file__).parents[1]
+    rows = json.loads((root / "results/benchmarks/channel.json").read_text(encoding="utf-8"))["rows"]
+    found = {row["case"]: row for row in rows}
+    table = [
+        [cell.strip(" *") for cell in line.split("|")[1:-1]]
+        for line in (root / "docs/theory/lrsuq.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("|")
+    ]
+    head = next(index for index, cells in enumerate(table) if cells[0] == "sd(x) / sigma")
+    columns = ["Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"]
+    assert table[head][2:9] == columns
+    for ratio, *shown in table[head + 2 : head + 7]:
+        case = f"sd(X)/sigma = {float(ratio)}"
+        sizes = [found[f"{case}, {name}, bits a parameter"]["ours"] for name in columns]
+        half = found[f"{case}, adaptive against 50% Gaussian + SDQ of the same variance"]
+        rule, more = (found.get(f"{case}, adaptive, search {search}", {}).get("ours") for search in (2, 5))
+        limit = found[f"{case}, Z2, bits a parameter"]["peer"]
+        values = [limit, *sizes, rule, more, half["peer"]]
+        for cell, value in zip(shown, values, strict=True):
+            decimals = len(cell.partition(".")[2])
+            assert cell == ("" if value is None else f"{value:.{decimals}f}"), case
 
 
 @pytest.mark.parametrize("kind", correlated.KINDS)

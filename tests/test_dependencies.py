@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OURS = {"fedveil", "fedveil_example", "tests", "benchmarks"}
-PEERS = {"pfl", "pfl_networks", "opendp", "jax", "jax_privacy", "method_flower", "method_pfl"}
+PEERS = {"pfl", "networks", "opendp", "jax", "jax_privacy", "method_flower", "method_pfl"}
 """Imported by `benchmarks/*_peer.py`, `benchmarks/programs`, `tests/pins/jax_privacy_cases.py` alone, elsewhere."""
 TOOLS = {  # called by name, not imported
     "mkdocs": "/mkdocs build",

@@ -1,8 +1,8 @@
 """One round of private federated averaging in pfl 0.6, for ``benchmarks.simulation``.
 
-Runs alone, in an interpreter that has pfl (whose pins do not go with fedveil's): ``python pfl_peer.py linear 1000 3``
-prints the CPU seconds of every round as JSON. Imports nothing
-of fedveil.
+Runs alone, in an interpreter that has pfl (whose pins do not go with fedveil's): ``python peer.py linear 1000 3``
+prints the CPU seconds of every round as JSON. Imports nothing of fedveil; the folder holds nothing else, because a
+script's folder is the first in which Python looks for modules.
 """
 
 import json
@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import torch
+from networks import network
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -24,8 +25,6 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
-
-from pfl_networks import network  # beside this file: a script's folder is on the path
 
 RECORDS, COHORT, EPOCHS, BATCH = 50, 50, 5, 10
 
