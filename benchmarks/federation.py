@@ -215,7 +215,8 @@ def _over_flower() -> Iterator[Row]:
         with served(made) as coordinator:
             silos = [
                 subprocess.Popen(
-                    [sys.executable, "-m", "fedveil", "silo", "serve", str(SiloFolder(path).path)]
+                    [sys.executable, "-m", "fedveil", "silo", "serve", str(SiloFolder(path).path)],
+                    stdout=sys.stderr,
                 )
                 for path in made.provisioned.silos
             ]

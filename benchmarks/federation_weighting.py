@@ -158,11 +158,14 @@ class _Federation:
 
     def __enter__(self) -> _Federation:
         self._processes = [
-            subprocess.Popen([sys.executable, "-m", "fedveil", "coordinator", "serve", str(self._home.path)])
+            subprocess.Popen(
+                [sys.executable, "-m", "fedveil", "coordinator", "serve", str(self._home.path)],
+                stdout=sys.stderr,
+            )
         ]
         wait_for(self._home / "run" / SOCKET)
         self._processes += [
-            subprocess.Popen([sys.executable, "-m", "fedveil", "silo", "serve", str(path)])
+            subprocess.Popen([sys.executable, "-m", "fedveil", "silo", "serve", str(path)], stdout=sys.stderr)
             for path in self._founded.silos
         ]
         for path in self._founded.silos:

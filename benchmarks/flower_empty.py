@@ -118,4 +118,4 @@ def _start(home: Path, program: str, *arguments: str) -> subprocess.Popen[bytes]
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
         "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
     }
-    return subprocess.Popen([str(programs / program), *arguments], env=environment)
+    return subprocess.Popen([str(programs / program), *arguments], env=environment, stdout=sys.stderr)

@@ -60,8 +60,12 @@ BENCHMARKS: Final = Page(
     head="benchmarks_head.md",
     results=Path("results/benchmarks"),
     sections={
+        "Local training": "training",
         "DP-SGD in silos": "dpsgd",
+        "Whole rounds, against an earlier state of the house": "rounds",
         "The channel": "channel",
+        "Partial encryption": "encryption",
+        "Letters and exchanges of a federation": "federation",
     },
 )
 
