@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,6 +23,9 @@ from fedveil.engine.placement import beside_others
 from fedveil.errors import FedveilError
 from fedveil.federation.attendance import trains_alone
 from fedveil.local import choice
+from fedveil.local.losses import load_loss
+from fedveil.local.steps import LocalSgd
+from fedveil.local.task import Task
 from fedveil.local.trainer import Progress, SplitTrainer, Sums, TrainJob
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
@@ -153,7 +155,8 @@ def test_a_trainer_that_says_nothing_counts_as_one_that_batches(monkeypatch: pyt
             raise NotImplementedError
 
     monkeypatch.setattr(choice, "_TRAINERS", {**choice._TRAINERS, Silent.name: Silent})
-    trainer, device = Silent(task=Mock(), local=Mock()), torch.device("cuda")
+    task = Task(model=torch.nn.Linear(1, 1), loss=load_loss("binary_cross_entropy"))
+    trainer, device = Silent(task=task, local=LocalSgd(learning_rate=0.1)), torch.device("cuda")
     for name in (Silent.name, "auto", "nobody's"):
         assert not choice.computes_alone(name)
         assert not trains_alone(json.dumps({"trainer": {"name": name}}))
