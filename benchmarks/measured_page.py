@@ -62,6 +62,7 @@ BENCHMARKS: Final = Page(
     sections={
         "Local training": "training",
         "DP-SGD in silos": "dpsgd",
+        "Client-level simulation": "simulation",
         "Whole rounds, against an earlier state of the house": "rounds",
         "The channel": "channel",
         "Partial encryption": "encryption",
