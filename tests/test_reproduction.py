@@ -62,6 +62,7 @@ def test_no_cell_stands_on_the_page_with_fewer_than_three_runs():
 def test_a_result_file_belongs_to_a_table():
     assert {path.stem for path in (ROOT / "results").glob("*")} <= {
         *TABLES,
+        "benchmarks",
         "price",
         "flamby",
         "ergonomics",
