@@ -18,7 +18,17 @@ from benchmarks.price_page import page, plot
 
 from fedveil.engine.experiments.experiment import parse
 
-MISSES: set[str] = set()
+MISSES = {
+    "1 M parameters (from 100,000), a client: encrypt, serialise, decrypt; peer: CKKSVector, public key",
+    "MNIST, linear, 10,000 users: a round",
+    "cnn, 18,042 parameters, 1,000 clients: a round",
+    "dp-fed, 1,000 clients of 50 images: a round",
+    "softmax regression 784 to 10, 2,000 pairs, 2 epochs",
+    "vectorised: CNN, 21,840 parameters",
+    "vectorised: MLP, 25,450 parameters",
+    "vectorised: logistic regression, 7,850 parameters",
+}
+"""Cases of docs/benchmarks.md that miss their goals."""
 
 
 def test_benchmarks_ask_the_house_for_what_it_has() -> None:
