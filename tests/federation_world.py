@@ -338,7 +338,7 @@ class World:
 
     def opened(self, number: int, record: RoundRecord, envelope: Envelope) -> bytes:
         """What is in a sealed message, if the coordinator it was sealed for is still there."""
-        server = None if self.coordinator is None else self.coordinator._server
+        server = getattr(self.coordinator, "_server", None)  # none before its session begins
         if isinstance(server, SealedServer):
             try:
                 return server.unsealed(number, envelope)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -127,7 +128,8 @@ def test_a_connection_without_a_whole_header_is_closed(monkeypatch: pytest.Monke
             await asyncio.sleep(0.04 if len(words) > 1 else 0)
             if drip.is_closing() or slow.at_eof():
                 break
-        assert await asyncio.wait_for(slow.read(), 20) == b""
+        with suppress(ConnectionResetError):  # closed before all bytes were read
+            assert await asyncio.wait_for(slow.read(), 20) == b""
         assert loop.time() - begun > 0.5
         assert len(state.connections) == 1
         writer.close()

@@ -19,6 +19,7 @@ import zipfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -198,10 +199,7 @@ def test_exit_codes_are_those_of_the_page(error: type[FedveilError], code: int) 
 def test_a_bug_ends_with_a_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*, standalone_mode: bool) -> None:
-        raise RuntimeError("nobody foresaw this")
-
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "app", Mock(side_effect=RuntimeError("nobody foresaw this")))
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 70
