@@ -172,7 +172,10 @@ def test_a_release_has_its_report_from_resume(file: str, tmp_path: Path) -> None
         assert f"`fedveil resume {tmp_path}` writes its report again" in ended(*command).mistake
 
 
-def test_a_data_set_is_told_with_the_digests_that_its_files_are_known_by() -> None:
+def test_a_data_set_is_told_with_the_digests_that_its_files_are_known_by(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVEIL_DATA", str(data_folder))
     found = as_json("data", "heart_disease")
     assert [one["file"] for one in found["files"]] == [
         f"heart_disease/processed.{place}.data" for place in ("cleveland", "hungarian", "switzerland", "va")

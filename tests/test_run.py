@@ -377,7 +377,10 @@ def test_fewer_users_than_records_show_is_refused(tmp_path: Path) -> None:
         prepare(parse(document, "test"))
 
 
-def test_a_run_notes_the_files_of_a_catalogue_that_it_read_and_nothing_of_other_tables() -> None:
+def test_a_run_notes_the_files_of_a_catalogue_that_it_read_and_nothing_of_other_tables(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVEIL_DATA", str(data_folder))
     asked = {
         "name": "one",
         "rounds": 1,
