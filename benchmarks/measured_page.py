@@ -67,6 +67,7 @@ BENCHMARKS: Final = Page(
         "The channel": "channel",
         "Partial encryption": "encryption",
         "Letters and exchanges of a federation": "federation",
+        "Carriers": "carriers",
     },
 )
 
