@@ -75,10 +75,7 @@ BENCHMARKS: Final = Page(
 def _section(title: str, document: dict[str, Any]) -> Iterator[str]:
     yield f"## {title}"
     yield ""
-    if "load" in document["machine"]:
-        yield from (_documentation(document["name"]), "")
-    yield _conditions(document)
-    yield ""
+    yield from _conditions(document)
     rows = document["rows"]
     compared = any(row["ratio"] is not None for row in rows)
     heads = ["case", "ours", "peer", *(["ratio"] if compared else []), "goal", "met"]
@@ -91,16 +88,21 @@ def _section(title: str, document: dict[str, Any]) -> Iterator[str]:
         yield f"| {row['case']} ({row['unit']}) | {' | '.join(shown)} | {met} |"
 
 
-def _conditions(document: dict[str, Any]) -> str:
-    """Return where and how the rows were measured."""
+def _conditions(document: dict[str, Any]) -> Iterator[str]:
+    """Yield what was measured, where and how; of results of schema 1, which say no more, where."""
     machine = document["machine"]
-    if "load" not in machine:
-        return f"Measured on {machine['processor']}, one core, Python {machine['python']}."
-    command = f"fedveil bench {document['name'].replace('_', '-')}{' --quick' if document['quick'] else ''}"
-    return (
-        f"`{command} --json`, fedveil {machine['fedveil']}, on {machine['cores']} cores of {machine['processor']}, "
-        f"Python {machine['python']}, torch {machine['torch']}; load average when it began: {machine['load']:g}."
-    )
+    if document["schema_version"] == 1:
+        yield f"Measured on {machine['processor']}, one core, Python {machine['python']}."
+    else:
+        command = (
+            f"fedveil bench {document['name'].replace('_', '-')}{' --quick' if document['quick'] else ''}"
+        )
+        yield from (_documentation(document["name"]), "")
+        yield (
+            f"`{command} --json`, fedveil {machine['fedveil']}, on {machine['cores']} cores of {machine['processor']}, "
+            f"Python {machine['python']}, torch {machine['torch']}; load average when it began: {machine['load']:g}."
+        )
+    yield ""
 
 
 def _documentation(name: str) -> str:

@@ -6,10 +6,10 @@ twice, is refused in the next session in which the coordinator, or a peer that t
 
 Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all answers, and what the others keep, is not
 noticed; nor are charges of which no other silo has heard yet, where the coordinator goes back with it, or lies: silos
-hear heads when a session begins, and in rounds under a protection before their sum can open. A membership with a
-smaller serial number than one under which the silo was served in the same federation is refused, as long as the ledger
-is the last one. A silo that leaves a federation takes its ledger to another; who is in two at once has two ledgers, and
-neither counts the other's charges.
+hear heads when a session begins, and in rounds under a protection before their sum can open (by then the coordinator
+has what partial encryption leaves in clear). A membership with a smaller serial number than one under which the silo
+was served in the same federation is refused, as long as the ledger is the last one. A silo that leaves a federation
+takes its ledger to another; who is in two at once has two ledgers, and neither counts the other's charges.
 
 Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head at its charge in every
 answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' words
