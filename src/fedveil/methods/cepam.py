@@ -19,7 +19,7 @@ guaranteed. The baselines add the same noise as numbers, and may quantise what c
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
@@ -61,7 +61,7 @@ def fl_sdq(
     learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+SDQ: updates quantised with subtractive dither, step in units of s. No noise, no guarantee."""
-    bound = _bound(None, scale, clip)
+    bound = _bound(scale, clip)
     sent = _messages(n_users, None, 0.0, bound, Dithered(step=step))
     return _clients("fl-sdq", local, bound, sent, learning_rate)
 
@@ -76,24 +76,21 @@ def fl_gaussian(
     learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+Gaussian: noise N(0, (noise_multiplier s)^2 I) on each client's message, as numbers."""
-    bound = _bound("gaussian", scale, clip)
+    bound = _bound(scale, clip)
     sent = _messages(n_users, "gaussian", noise_multiplier, bound, Numbers())
     return _clients("fl-gaussian", local, bound, sent, learning_rate)
 
 
-def fl_laplace(
-    *,
-    local: Local,
-    n_users: Users,
-    noise_multiplier: Noise,
-    scale: Scale = "clip",
-    clip: ClipNorm | None = None,
-    learning_rate: ServerRate = 1.0,
-) -> Method:
+@variant_of(fl_gaussian)
+def fl_laplace(gaussian: Method) -> Method:
     """FL+Laplace: Laplace(noise_multiplier s) noise on every coordinate of each client's message, as numbers."""
-    bound = _bound("laplace", scale, clip)
-    sent = _messages(n_users, "laplace", noise_multiplier, bound, Numbers())
-    return _clients("fl-laplace", local, bound, sent, learning_rate)
+    bound, channel = gaussian.bound, cast(ClientMessages, gaussian.channel)
+    return replace(
+        gaussian,
+        name="fl-laplace",
+        bound=ClipL1(norm=bound.norm) if bound.bounded else bound,
+        channel=replace(channel, noise="laplace"),
+    )
 
 
 @variant_of(fl_gaussian)
@@ -122,8 +119,7 @@ def fl_laplace_sdq(noisy: Method, *, step: Step) -> Method:
 
 def _sent(noisy: Method, name: str, form: Form) -> Method:
     """Return a method whose messages are of another form."""
-    channel: Any = noisy.channel  # messages of clients
-    return replace(noisy, name=name, channel=replace(channel, form=form))
+    return replace(noisy, name=name, channel=replace(cast(ClientMessages, noisy.channel), form=form))
 
 
 def _messages(
@@ -155,8 +151,8 @@ def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages, lea
     )
 
 
-def _bound(noise: NoiseName | None, scale: Scale, clip: float | None) -> Bound:
-    """Return the bound of an update: l1 for Laplace noise, l2 else, none where its own norm is the scale."""
+def _bound(scale: Scale, clip: float | None) -> Bound:
+    """Return the l2 bound of an update; none where its own norm is the scale."""
     if scale == "norm":
         if clip is not None:
             raise CompositionError("method.scale = 'norm' clips nothing; remove clip, or take scale = 'clip'")
@@ -166,4 +162,4 @@ def _bound(noise: NoiseName | None, scale: Scale, clip: float | None) -> Bound:
             "method.scale = 'clip' measures the noise in clip; give method.clip, or take scale = 'norm', which "
             "guarantees nothing"
         )
-    return ClipL1(norm=clip) if noise == "laplace" else Clip(norm=clip)
+    return Clip(norm=clip)

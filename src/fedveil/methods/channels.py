@@ -177,6 +177,18 @@ class Channel(Source):
                 "before the run; take noise_decay = 1, or no protection"
             )
 
+    def check_pooled(self, asked: int, n_silos: int, name: str) -> None:
+        """Refuse senders that pool what they know where the noise that each adds is not sized for so many.
+
+        Raises:
+            CompositionError: it is not; names the method.
+        """
+        if self.message_std(self.n_senders(n_silos)) > 0 and asked > self.colluding_silos:
+            raise CompositionError(
+                f"privacy.colluding_silos = {asked}: the noise of {name} is not sized for senders that pool what they "
+                "know, and its statement is about one of them; remove the key, and give a larger noise_multiplier"
+            )
+
     # --- what is remembered from round to round ----------------------------------------------------------------
 
     @property

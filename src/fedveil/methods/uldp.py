@@ -137,30 +137,10 @@ def _pairs(
     )
 
 
-def _gradients(
-    *,
-    clip: Clipping,
-    noise_multiplier: Noise,
-    user_sampling_rate: UserRate = 1.0,
-    colluding_silos: Colluding = 0,
-    learning_rate: PairRate = 1.0,
-) -> Method:
-    """The same with one gradient of each pair, which has no keys of training."""
-    pairs = _pairs(
-        local=LocalGradient(),
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        user_sampling_rate=user_sampling_rate,
-        colluding_silos=colluding_silos,
-        learning_rate=learning_rate,
-    )
-    return replace(pairs, name="uldp-sgd")
-
-
-@variant_of(_gradients)
+@variant_of(_pairs, local=LocalGradient())
 def uldp_sgd(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None) -> Method:
     """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form)."""
-    return streamed(pairs, correlated, rounds)
+    return streamed(replace(pairs, name="uldp-sgd"), correlated, rounds)
 
 
 @variant_of(uldp_sgd)

@@ -12,11 +12,12 @@ from fedveil.methods.method import Method
 Builder = Callable[..., Method]
 
 
-def variant_of(base: Builder) -> Callable[[Builder], Builder]:
+def variant_of(base: Builder, **fixed: object) -> Callable[[Builder], Builder]:
     """Make a builder of a function that changes the method of another builder.
 
     Args:
         base: the other builder; its keys are the variant's too.
+        fixed: keys of the other that the variant does not have, with what they are.
 
     Returns:
         A decorator of a function of the other's method, whose keyword arguments are keys of its own. They stand behind
@@ -25,18 +26,19 @@ def variant_of(base: Builder) -> Callable[[Builder], Builder]:
 
     def decorate(change: Builder) -> Builder:
         plain, *own = inspect.signature(change).parameters.values()
-        theirs = list(inspect.signature(base).parameters.values())
+        theirs = [one for one in inspect.signature(base).parameters.values() if one.name not in fixed]
         needed = [one for one in (*theirs, *own) if one.default is one.empty]
         others = [one for one in (*own, *theirs) if one.default is not one.empty]
 
         @wraps(change)
         def build(**keys: object) -> Method:
             changed = {one.name: keys.pop(one.name) for one in own if one.name in keys}
-            return change(base(**keys), **changed)
+            return change(base(**fixed, **keys), **changed)
 
         hints = get_type_hints(base, include_extras=True) | get_type_hints(change, include_extras=True)
-        del hints[plain.name]
-        build.__annotations__ = hints
+        build.__annotations__ = {
+            name: hint for name, hint in hints.items() if name not in (plain.name, *fixed)
+        }
         build.__signature__ = inspect.Signature(needed + others)  # type: ignore[attr-defined]
         return build
 

@@ -84,23 +84,8 @@ class Composition:
             )
             protection = protection.paying(each, ballots)
         protected: Method = protection.over(method, population.n_users)
-        self._check_pooled(protected)
+        protected.channel.check_pooled(experiment.privacy.colluding_silos, population.n_silos, protected.name)
         return protected
-
-    def _check_pooled(self, method: Method) -> None:
-        """Refuse senders that pool what they know where the noise that each adds is not sized for that.
-
-        Raises:
-            CompositionError: it is not.
-        """
-        asked, channel = self.experiment.privacy.colluding_silos, method.channel
-        known = channel.message_std(channel.n_senders(self.population.n_silos)) > 0
-        if known and asked > channel.colluding_silos:
-            raise CompositionError(
-                f"privacy.colluding_silos = {asked}: the noise of {method.name} is not sized for senders that pool "
-                "what they know, and its statement is about one of them; remove the key, and give a larger "
-                "noise_multiplier"
-            )
 
     def uncovered(self, method: Method) -> tuple[str, ...]:
         """Return the private choices that the method's parameters rest on."""
