@@ -104,11 +104,9 @@ class EarlyStop(Callback):
         self._best, self._since = -math.inf, 0
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
-        """Forget an earlier run."""
         self._best, self._since = -math.inf, 0
 
     def round_ended(self, round: RoundSummary) -> str | None:
-        """Return the reason once patience is at its end."""
         if round.test is None:
             return None
         if self.metric not in round.test:
@@ -140,7 +138,6 @@ class Checkpoints(Callback):
         self.folder, self.every = Path(folder), every
 
     def round_ended(self, round: RoundSummary) -> str | None:
-        """Write the model of a round that is due."""
         if round.number % self.every == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(
@@ -157,11 +154,9 @@ class Progress(Callback):
         self._advised = False
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
-        """Forget an earlier run."""
         self._advised = False
 
     def round_ended(self, round: RoundSummary) -> str | None:
-        """Print the line."""
         spent = "none" if round.epsilon is None else show_epsilon(round.epsilon)
         metrics = "".join(f"  {name} {number(value)}" for name, value in (round.test or {}).items())
         print(f"round {round.number}/{round.rounds}  epsilon {spent}{metrics}")

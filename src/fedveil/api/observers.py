@@ -52,7 +52,6 @@ class Tracker(Callback):
         self.sees_private = private
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
-        """Begin, or go on after ``done`` rounds."""
         document = parse_toml(
             read_text(folder / "experiment.toml", ConfigError), folder / "experiment.toml", ConfigError
         )
@@ -60,12 +59,10 @@ class Tracker(Callback):
         self._begin(folder, done, dotted({key: document[key] for key in _TOLD if key in document}))
 
     def round_ended(self, round: RoundSummary) -> str | None:
-        """Keep a round's numbers."""
         self._keep(round.number, scalars(round))
         return None
 
     def ended(self, statement: Statement | None) -> None:
-        """Keep the statement, and let go."""
         sentences = () if statement is None else statement.sentences()
         self._end(
             "\n".join(sentences) or "The run broke off: there is no statement.", broken=statement is None

@@ -57,11 +57,9 @@ class FixedPopulation(Populations):
         self._population, self.machines, self._declared = population, machines, of
 
     def of(self, data: DataSection, seed: int) -> Population:
-        """Return what the party holds."""
         return self._population
 
     def declared(self, data: DataSection) -> Declared:
-        """Return what is declared of all parties' tables."""
         return super().declared(data) if self._declared is None else self._declared
 
 

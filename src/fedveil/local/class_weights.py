@@ -53,7 +53,6 @@ class ClassWeighted(Loss):
 
     @property
     def in_closed_form(self) -> bool:
-        """Whether those of the loss itself are."""
         return self._base.in_closed_form
 
     @property
@@ -62,7 +61,6 @@ class ClassWeighted(Loss):
         return self._base.by_row
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
-        """Accept what the loss itself accepts."""
         self._base.check_targets(targets, n_outputs)
 
     def _of(self, targets: Shaped[Tensor, "*g b"], outputs: Tensor) -> Float[Tensor, "*g b"]:

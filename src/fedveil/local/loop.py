@@ -39,11 +39,9 @@ class LoopTrainer(SplitTrainer):
     memory: int = LARGEST_BATCH
 
     def tuned(self, *, memory: int | None = None, compile: bool = False) -> LoopTrainer:
-        """Return the trainer with the memory of a batch in bytes."""
         return self if memory is None else replace(self, memory=memory)
 
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
-        """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`."""
         job = job.on_device()
         cohort, members, seeds = job.cohort, job.members, job.seeds
         silos = cohort.silos(members)

@@ -184,7 +184,6 @@ class LocalDpSgd(Source):
         return (Claim(covering(Tells.SUM, Tells.EXACT, Tells.MESSAGE, Tells.OWN), event),)
 
     def grid_loss(self, moves: Moves) -> float:
-        """Return what the grid of the noise of all steps costs a coordinate."""
         if self.noise_multiplier == 0 or moves.records is None:
             return 0.0
         std, grid = self.noise_multiplier * moves.norm, moves.bound.grid

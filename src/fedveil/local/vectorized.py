@@ -76,15 +76,12 @@ class VmapTrainer(SplitTrainer):
 
     @property
     def generated(self) -> bool:
-        """Whether kernels are compiled for it."""
         return self.compile
 
     def tuned(self, *, memory: int | None = None, compile: bool = False) -> VmapTrainer:
-        """Return the trainer with a chunk's memory in bytes, and its gradients compiled or not."""
         return replace(self, memory=memory, compile=compile)
 
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
-        """Return the bounded sums; see :meth:`fedveil.local.trainer.Trainer.sums`."""
         job = job.on_device()
         cohort, weights = job.cohort, job.weights
         silos = cohort.silos(job.members)

@@ -36,12 +36,10 @@ class CentralGaussian(Channel):
     scale: float
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse noise on unbounded contributions."""
         yield from refuses_unbounded(method)
         yield from super().refuses(method)
 
     def noise_std(self, n: int, summed: int) -> float:
-        """Return the noise that the server adds."""
         return self.std
 
     @property
@@ -60,13 +58,11 @@ class CentralGaussian(Channel):
         )
 
     def grid_loss(self, moves: Moves) -> float:
-        """Return what the grid of the noise costs a coordinate."""
         return (
             2 * grid_law(self.std, moves.bound.grid).log_ratio_to_gaussian if self.noise_multiplier else 0.0
         )
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return the sensitivity and the noise."""
         if self.noise_multiplier == 0:
             return ()
         return (

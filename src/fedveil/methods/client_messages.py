@@ -154,11 +154,9 @@ class ClientMessages(Channel):
 
     @property
     def falls(self) -> bool:
-        """Whether the noise is Gaussian."""
         return self.noise == "gaussian"
 
     def fallen(self, factor: float) -> ClientMessages:
-        """Return the channel with its noise times a factor."""
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     @property
@@ -170,7 +168,6 @@ class ClientMessages(Channel):
 
     @property
     def coded(self) -> bool:
-        """Whether a message is bytes and not numbers."""
         return not isinstance(self.form, Numbers)
 
     def n_senders(self, n_silos: int) -> int:
@@ -227,7 +224,6 @@ class ClientMessages(Channel):
         return 2 * law.log_ratio_to_laplace
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return the bound and the noise of a message."""
         if not self.noisy or self.bound is None:
             return ()
         order, law = (

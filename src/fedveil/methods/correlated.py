@@ -87,7 +87,6 @@ class CorrelatedShares(GaussianShares):
 
     @property
     def gain(self) -> float:
-        """Return the sum of the coefficients."""
         return sum(self.coefficients)
 
     @property
@@ -139,14 +138,12 @@ class CorrelatedShares(GaussianShares):
         return super().message_grid(grid * _UNIT, n_silos)
 
     def grid_loss(self, moves: Moves) -> float:
-        """Return what the grid of all shares costs a coordinate in a round."""
         if self.noise_multiplier == 0:
             return 0.0
         law = self.law(moves.n_senders, moves.bound.grid * _UNIT)
         return 2 * moves.n_senders * law.log_ratio_to_gaussian
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return the stream's sensitivity and the shares."""
         if self.noise_multiplier == 0:
             return ()
         n, bands = moves.n_senders, ", ".join(f"{one:g}" for one in self.coefficients)

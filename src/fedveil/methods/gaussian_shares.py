@@ -59,11 +59,9 @@ class GaussianShares(Channel):
         yield from super().refuses(method)
 
     def fallen(self, factor: float) -> GaussianShares:
-        """Return the channel with its noise times a factor."""
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     def noise_std(self, n: int, summed: int) -> float:
-        """Return the noise of so many shares."""
         return self.share_std(n) * math.sqrt(summed)
 
     def lacking(self, missing_silos: int) -> GaussianShares:
@@ -114,7 +112,6 @@ class GaussianShares(Channel):
         return self.noise_multiplier
 
     def message_std(self, n: int) -> float:
-        """Return the standard deviation of one share."""
         return self.share_std(n)
 
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
@@ -150,13 +147,11 @@ class GaussianShares(Channel):
         return GaussianEvent(noise_multiplier=self.noise_multiplier * self.scale / moves.total)
 
     def grid_loss(self, moves: Moves) -> float:
-        """Return what the grid of all shares costs a coordinate."""
         if self.noise_multiplier == 0:
             return 0.0
         return 2 * moves.n_senders * self.law(moves.n_senders, moves.bound.grid).log_ratio_to_gaussian
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return the sensitivity and the shares."""
         return self.told(moves, "discrete Gaussian shares")
 
     def told(self, moves: Moves, law: str) -> tuple[str, ...]:

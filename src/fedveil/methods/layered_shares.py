@@ -49,13 +49,11 @@ class LayeredShares(Channel):
             )
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse noise on unbounded contributions, and clients."""
         yield from refuses_unbounded(method)
         yield from refuses_clients(method)
         yield from super().refuses(method)
 
     def noise_std(self, n: int, summed: int) -> float:
-        """Return the noise of so many shares."""
         return self.shares.noise_std(n, summed)
 
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
@@ -68,7 +66,6 @@ class LayeredShares(Channel):
         return (*shares, unprotected(KEY_REASON, unless=Tells.COUNTS))
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return the sensitivity and the shares."""
         return self.shares.told(
             moves, "Gaussian shares, each the compression error of a silo's message (LRSUQ),"
         )
@@ -79,7 +76,6 @@ class LayeredShares(Channel):
 
     @property
     def colluding_silos(self) -> int:
-        """How many silos."""
         return self.shares.colluding_silos
 
     def nominal(self) -> float:
@@ -87,7 +83,6 @@ class LayeredShares(Channel):
         return self.shares.nominal()
 
     def message_std(self, n: int) -> float:
-        """Return the standard deviation of one share."""
         return self.shares.share_std(n)
 
     def _law(self, n_silos: int) -> GaussianLaw:

@@ -192,7 +192,6 @@ class SecureAggregation(ProtectionStage):
         return (_KEYS,)
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return what hides the messages."""
         lacking = f", which may lack {self.missing_silos} of them" if self.missing_silos else ""
         return (f"secure aggregation: pairwise masks hide every silo's message in the sum{lacking}",)
 
@@ -316,7 +315,6 @@ class PrivateWeighting(ProtectionStage):
         return WeightedSums(plan=plan, counts=counts, cipher=cipher, grid=grid)
 
     def sends(self, method: Any) -> Sends:
-        """Return the messages of the setup and of a round."""
         model, task, *drawn = plain_round(method)
         setup = (
             Sent(Announcement, _UP),
@@ -358,7 +356,6 @@ class PrivateWeighting(ProtectionStage):
         )
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return the cipher and the grid."""
         cipher = f"Paillier, {self.modulus_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"
         drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
         most = self.n_max // moves.n_senders

@@ -116,7 +116,6 @@ class AdaptiveClip(Shortening):
             )
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
-        """Return how the clip moves."""
         return (
             f"updates are clipped to C_t and sent in units of it, with a mark for 'longer than C_t' in the same "
             f"release (at most {self.norm:g} together); C_t starts at {self.start:g} and follows the quantile "

@@ -158,7 +158,6 @@ class PoissonUsers(Sampler):
         return over_sample(claims, unknowing=self.event, knowing_own=self.event)
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
-        """Return who takes part in a round, in words."""
         return (f"each {moves.unit} takes part in a round with probability {self.rate:g} (Poisson)",)
 
 
@@ -197,7 +196,6 @@ class UniformClients(Sampler):
 
     @property
     def size(self) -> int:
-        """M."""
         return self.sample
 
     @property
@@ -206,7 +204,6 @@ class UniformClients(Sampler):
         return self.sample / self.population
 
     def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
-        """Return who of ``n`` clients takes part."""
         if n != self.population:
             raise PrivacyError(
                 f"this sampler draws {self.sample} of {self.population} clients; it cannot draw among {n}"
@@ -237,7 +234,6 @@ class UniformClients(Sampler):
         return over_sample(claims, unknowing=self.event, knowing_own=others.event)
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
-        """Return who takes part in a round, in words."""
         drawn = f"{self.sample} of {self.population} {moves.unit}s"
         return (f"{drawn} take part in a round, drawn uniformly without replacement",)
 

@@ -49,7 +49,6 @@ class Scheduled(Everyone):
             )
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
-        """Return who takes part in a round, in words."""
         return (
             f"each {moves.unit} takes part in every silo in one of {self.period} rounds, by a public schedule",
         )

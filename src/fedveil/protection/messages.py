@@ -266,7 +266,6 @@ class MaskedVector(Message):
 
     @classmethod
     def decode(cls, data: bytes) -> MaskedVector:
-        """Return the vector of a body (read-only, without a copy of the words)."""
         size = Reader(data[:1]).number(1)
         if size not in (4, 8) or (len(data) - 1) % size:
             raise ProtocolError(f"a masked vector has words of 4 or 8 bytes, this one claims {size}")

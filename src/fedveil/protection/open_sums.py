@@ -36,12 +36,10 @@ class OpenVector(Message):
     values: Vector = told(Tells.CONTENT)
 
     def encode(self) -> bytes:
-        """Return the numbers (float64, little-endian)."""
         return self.values.astype("<f8", copy=False).tobytes()
 
     @classmethod
     def decode(cls, data: bytes) -> OpenVector:
-        """Return the vector of a body (read-only, without a copy)."""
         if len(data) % 8:
             raise ProtocolError(f"a vector in the open has numbers of 8 bytes, this one {len(data)} bytes")
         return cls(values=np.frombuffer(data, dtype="<f8"))

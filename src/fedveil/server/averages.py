@@ -130,7 +130,6 @@ class Ema(_Mean):
     beta: Annotated[float, Field(ge=0, lt=1, description="weight of the average before")] = 0.8
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return which average is released."""
         return (_free(f"an exponential average of its models, beta {self.beta:g}"),)
 
     def _weight(self, number: int) -> float:
@@ -161,7 +160,6 @@ class Tail(_Mean):
             yield "Tail averages the last rounds of a run, and the number of rounds is not given: give rounds"
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return which average is released."""
         return (_free(f"the mean of its models over the last {self.share:g} of the rounds"),)
 
     def _weight(self, number: int) -> float:

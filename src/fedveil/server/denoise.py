@@ -103,7 +103,6 @@ class NoDenoiser(Denoiser):
         return ()
 
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:
-        """Return the aggregate."""
         _check(noisy, shapes)
         return noisy
 
@@ -145,7 +144,6 @@ class Laplacian(Denoiser):
 
     @property
     def description(self) -> str:
-        """What it does, in a few words for reports."""
         return f"Laplacian smoothing, sigma {self.smoothing:g}, per {self.scope}, {self.order}"
 
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:
@@ -181,7 +179,6 @@ class ByRule(Denoiser):
     description: ClassVar[str] = "by rule"
 
     def resolved(self, ratio: Callable[[], float], shape: tuple[int, ...]) -> Denoiser:
-        """Return Laplacian smoothing or none."""
         if ratio() < SMOOTHED_FROM:
             return NO_DENOISER
         large = len(shape) >= 2 and min(sorted(shape)[-2:]) >= _LARGE_IMAGE
@@ -215,7 +212,6 @@ class JamesStein(Denoiser):
     description: ClassVar[str] = "James-Stein shrinkage"
 
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:
-        """Return the shrunk aggregate."""
         _check(noisy, shapes)
         _check_std(noise_std)
         square = float(noisy.double().square().sum())
@@ -232,7 +228,6 @@ class SoftThreshold(Denoiser):
     description: ClassVar[str] = "soft thresholding at nu sqrt(2 ln d)"
 
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:
-        """Return the thresholded aggregate."""
         _check(noisy, shapes)
         _check_std(noise_std)
         threshold = noise_std * math.sqrt(2 * math.log(max(1, len(noisy))))

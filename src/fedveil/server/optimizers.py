@@ -124,13 +124,11 @@ class _Scheduled(Optimizer):
             )
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return the schedule, if there is one."""
         if self.schedule == "constant":
             return ()
         return (_free(f"a learning rate on a {self.schedule} schedule over {self.rounds} rounds"),)
 
     def at_rate(self, learning_rate: float) -> Optimizer:
-        """Return the same steps with another learning rate."""
         return replace(self, learning_rate=learning_rate)  # type: ignore[call-arg]
 
     def _begun(self) -> dict[str, Tensor]:
@@ -190,7 +188,6 @@ class ServerSgd(_Scheduled):
         return None if self.momentum or self.schedule != "constant" else self.learning_rate
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return that there is momentum."""
         if not self.momentum:
             return super().mechanisms(moves)
         how = "Nesterov momentum" if self.nesterov else "momentum"
@@ -232,7 +229,6 @@ class _Adaptive(_Scheduled):
     ] = 1e-3
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        """Return which adaptive step is made."""
         return (
             _free(f"{type(self).__name__}, beta1 {self.beta1:g}, beta2 {self.beta2:g}, tau {self.tau:g}"),
             *super().mechanisms(moves),

@@ -82,17 +82,14 @@ class OneHot(Encoder):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of the cells."""
         return self.cells.columns
 
     @property
     def covers(self) -> bool:
-        """Whether every record has a cell."""
         return self.cells.covers
 
     @property
     def ordered(self) -> int:
-        """The ordered cells."""
         return self.cells.ordered
 
     @property
@@ -102,11 +99,9 @@ class OneHot(Encoder):
 
     @property
     def width(self) -> int:
-        """One number a cell."""
         return self.cells.size
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
-        """Return one 1 a record."""
         place = self.cells.of(table)
         return _csr(np.where(place >= 0, 1.0, 0.0), np.maximum(place, 0), len(table), self.width)
 
@@ -128,7 +123,6 @@ class Powers(Encoder):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The numbers."""
         return tuple(name for name, _, _ in self.ranges)
 
     @property
@@ -143,7 +137,6 @@ class Powers(Encoder):
         return math.sqrt(self.width)
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
-        """Return the products of every record."""
         complete = np.ones(len(table), dtype=np.bool_)
         scaled = np.empty((len(table), len(self.ranges)))
         for place, (name, lower, upper) in enumerate(self.ranges):

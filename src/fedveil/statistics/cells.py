@@ -78,7 +78,6 @@ class States(Partition):
         return (self.column,)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the state of every cell."""
         return table.columns[self.column].state.astype(np.int64)
 
 
@@ -95,7 +94,6 @@ class Bins(Partition):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Ranges."""
         edges = [f"{edge:g}" for edge in self.edges]
         inner = (f"{low} to {high}" for low, high in pairwise(edges))
         return (f"below {edges[0]}", *inner, f"above {edges[-1]}", MISSING, UNREADABLE)
@@ -110,7 +108,6 @@ class Bins(Partition):
         return len(self.edges) - 1
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the bin of every record."""
         column = table.numbers(self.column)
         edges = np.array(self.edges)
         place = np.searchsorted(edges, column.values, side="right")
@@ -132,7 +129,6 @@ class Categories(Partition):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The categories, and the rest."""
         return (*self.categories, *((OTHER,) if self.pooled else (MISSING, UNDECLARED)))
 
     @property
@@ -140,7 +136,6 @@ class Categories(Partition):
         return len(self.categories)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the category of every record."""
         column = table.places(self.column)
         if self.pooled:
             return np.where(column.state == State.VALID, column.values, len(self.categories))
@@ -156,11 +151,9 @@ class Silos(Partition):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Their names."""
         return self.names
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the silo of every record."""
         return table.silo.astype(np.int64)
 
 
@@ -172,7 +165,6 @@ class Everybody(Partition):
     labels: ClassVar[tuple[str, ...]] = ("all",)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the one cell."""
         return np.zeros(len(table), dtype=np.int64)
 
 
@@ -184,29 +176,24 @@ class Product(Partition):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of all parts."""
         return tuple(name for part in self.parts for name in part.columns)
 
     @property
     def size(self) -> int:
-        """The product of the parts' sizes."""
         return math.prod(part.size for part in self.parts)
 
     @property
     def spread(self) -> int:
-        """The product of the parts'."""
         return math.prod(part.spread for part in self.parts)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """One of each part."""
         found = [""]
         for part in self.parts:
             found = [f"{before}, {label}" if before else label for before in found for label in part.labels]
         return tuple(found)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the joint cell of every record."""
         place = np.zeros(len(table), dtype=np.int64)
         for part in self.parts:
             place = place * part.size + part.of(table)
@@ -227,7 +214,6 @@ class Exits(Partition):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Time and event."""
         return (self.time, self.event)
 
     @property
@@ -241,7 +227,6 @@ class Exits(Partition):
         return len(self.grid)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the interval in which a record leaves."""
         interval, readable = _interval(table, self.time, self.event, self.grid)
         return np.where(readable, len(self.grid) - 1 - interval, len(self.grid))
 
@@ -258,16 +243,13 @@ class Events(Partition):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Time and event."""
         return (self.time, self.event)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Intervals."""
         return tuple(_intervals(self.grid))
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the interval of the event."""
         interval, readable = _interval(table, self.time, self.event, self.grid)
         happened = readable & (table.places(self.event).values == 1) & (interval < len(self.grid) - 1)
         return np.where(happened, interval, NO_CELL)

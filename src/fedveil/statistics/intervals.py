@@ -134,7 +134,6 @@ class Bounded(Estimate):
 
     @property
     def interval(self) -> Interval:
-        """Those."""
         return self.ends
 
 

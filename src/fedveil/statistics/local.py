@@ -113,12 +113,10 @@ class LocalStatistic(PersonVector):
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The columns of the blocks."""
         return self.layout.columns
 
     @property
     def length(self) -> int:
-        """The length of all blocks."""
         return self.layout.length
 
     def vectors(

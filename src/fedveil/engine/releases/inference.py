@@ -46,7 +46,6 @@ class PreparedInference(PreparedReleases):
         return replace(self.series.releases[place], step=self._with(before).equation(place))
 
     def read(self, folder: RunFolder) -> NoisySums:
-        """Return what a folder has of the releases."""
         if not (folder / FILE).exists():
             return ()
         return read_begun(folder.path).releases

@@ -126,7 +126,6 @@ class ReleaseWork(ChannelWork):
         self._release, self._table, self._privacy, self._progress = release, table, privacy, progress
 
     def bare(self, client: int) -> Float64[np.ndarray, " d"]:
-        """Return a silo's sum."""
         found: np.ndarray = self._sums[client]
         return found
 

@@ -119,7 +119,6 @@ class Workload(ChannelWork):
         """Return what may be shown of the training, once an attempt has come to its end."""
 
     def moved(self) -> Float64[np.ndarray, " d"]:
-        """Return how far the model has moved."""
         moved: np.ndarray = (self.turn.model.cpu().double() - self._initial.cpu().double()).numpy()
         return moved
 
@@ -190,7 +189,6 @@ class CohortWork(Workload):
         return rows
 
     def trained(self) -> Trained:
-        """Return what may be shown of the training."""
         nonfinite = int(self._norms.isnan().sum()) if self._sums is None else self._sums.nonfinite
         return Trained.of(self.turn, self._members, self._norms, nonfinite)
 
@@ -223,7 +221,6 @@ class ClientWork(Workload):
         return self.drawn
 
     def bare(self, client: int) -> Float64[np.ndarray, " d"]:
-        """Return a client's update."""
         if client not in self._block:
             self._train_block()
         return self._block.pop(client)
@@ -233,7 +230,6 @@ class ClientWork(Workload):
         return self.bare(client)[None]
 
     def trained(self) -> Trained:
-        """Return what may be shown of the training."""
         none = torch.zeros(0)
         members = torch.cat([none.long(), *self._members])
         norms = torch.cat([none.double(), *self._norms])

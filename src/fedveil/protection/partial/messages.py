@@ -67,7 +67,6 @@ class _Parts(Message):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Return the two parts of a body."""
         reader = Reader(data)
         tag, fingerprint = reader.fixed(KEY_BYTES), reader.fixed(FINGERPRINT_BYTES)
         size = reader.number(1)

@@ -75,7 +75,6 @@ class ErrorStates(_Errors, Partition):
     labels: ClassVar[tuple[str, ...]] = ("within", "larger error", UNREADABLE)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the state of every record."""
         predicted, target = table.numbers(SCORE), table.numbers(TARGET)
         readable = (predicted.state == State.VALID) & (target.state == State.VALID)
         large = np.abs(predicted.values - target.values) > self.largest
@@ -96,7 +95,6 @@ class ErrorPowers(_Errors, Encoder):
     norm: ClassVar[float] = 2.0  # of four numbers of at most 1 in size
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
-        """Return the powers of every record."""
         predicted, target = table.numbers(SCORE), table.numbers(TARGET)
         error = np.minimum(np.abs(predicted.values - target.values) / self.largest, 1.0)
         y = 2 * (np.clip(target.values, self.lower, self.upper) - self.lower) / (self.upper - self.lower) - 1
@@ -124,11 +122,9 @@ class Amounts(Evaluator):
     def columns(
         self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]
     ) -> dict[str, Column]:
-        """Return prediction and target."""
         return {SCORE: numbers(outputs[:, 0]), TARGET: numbers(targets.astype(np.float64))}
 
     def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
-        """Return states and powers."""
         encoders = {
             _STATES: OneHot(ErrorStates(self.largest)),
             _POWERS: ErrorPowers(self.largest, self.lower, self.upper),
@@ -139,12 +135,10 @@ class Amounts(Evaluator):
         )
 
     def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
-        """Return the three figures."""
         found = _Moments(self, group)
         return {"mae": found.mae, "rmse": found.rmse, "r2": found.r2}
 
     def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
-        """Yield every figure of all people."""
         found, states = _Moments(self, everybody), everybody.parts[_STATES]
         yield everybody.counted, "", normal(float(states.values.sum()), 3 * states.variance, 0.0)
         for name, estimate in self.estimates(everybody, placed).items():

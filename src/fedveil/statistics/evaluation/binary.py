@@ -92,12 +92,10 @@ class LabelledBins(Partition):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Label and bin."""
         found = [f"{label}, bin {place}" for label in (0, 1) for place in range(self.bins)]
         return (*found, UNREADABLE)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the cell of every record."""
         scores, labels = table.numbers(SCORE), table.places(TARGET)
         place = np.searchsorted(np.array(self.edges), scores.values, side="left")
         readable = (scores.state == State.VALID) & (labels.state == State.VALID)
@@ -122,7 +120,6 @@ class ScoreCounts(Counts):
 
     @property
     def correct(self) -> Float64[np.ndarray, "2 B"]:
-        """1 in the cells whose class is predicted."""
         return np.stack((1 - self.predicted, self.predicted))
 
     @property
@@ -155,7 +152,6 @@ class TwoClasses(Evaluator):
 
     @property
     def unplaced(self) -> Placed:
-        """As many edges."""
         return Placed(edges=(0.0,) * self.bins, cells=np.zeros(0))
 
     def columns(
@@ -166,19 +162,16 @@ class TwoClasses(Evaluator):
         return {SCORE: numbers(score), TARGET: places(targets)}
 
     def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
-        """Return the counts of labels by bins."""
         encoder = OneHot(LabelledBins(placed.edges))
         return (Block(release=name, part=_LABELS, encoder=encoder, groups=groups),)
 
     def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
-        """Return area, accuracy and balanced accuracy."""
         counts = _counts(group, placed)
         return dict(
             zip(self.compared, (auc(counts), accuracy(counts), balanced_accuracy(counts)), strict=True)
         )
 
     def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
-        """Yield every figure of all people."""
         counts, (p, _) = _counts(everybody, placed), probabilities(placed.cells, placed.edges)
         ones = np.ones_like(counts.cells)
         positive = np.stack((np.zeros_like(p), np.ones_like(p)))

@@ -33,11 +33,9 @@ class ConfusionCells(Partition):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Class and prediction."""
         return (*(f"{one} taken for {other}" for one in self.classes for other in self.classes), UNREADABLE)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the cell of every record."""
         predicted, actual, k = table.places(SCORE), table.places(TARGET), len(self.classes)
         readable = (predicted.state == State.VALID) & (actual.state == State.VALID) & (predicted.values < k)
         return np.where(readable, actual.values * k + predicted.values, k * k).astype(np.int64)
@@ -49,7 +47,6 @@ class Confusion(Counts):
 
     @property
     def correct(self) -> Float64[np.ndarray, "K K"]:
-        """The diagonal."""
         return np.eye(len(self.cells))
 
 
@@ -69,22 +66,18 @@ class Classes(Evaluator):
     def columns(
         self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]
     ) -> dict[str, Column]:
-        """Return predicted class and class."""
         readable = ~np.isnan(outputs).any(axis=1)
         return {SCORE: places(outputs.argmax(axis=1), readable), TARGET: places(targets)}
 
     def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
-        """Return the confusion matrix."""
         encoder = OneHot(ConfusionCells(self.names))
         return (Block(release=name, part=_MATRIX, encoder=encoder, groups=groups),)
 
     def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
-        """Return accuracy and balanced accuracy."""
         counts = self._counts(group)
         return {"accuracy": accuracy(counts), "balanced accuracy": balanced_accuracy(counts)}
 
     def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
-        """Yield every figure of all people."""
         counts = self._counts(everybody)
         yield everybody.counted, "", counts.total
         for name, estimate in self.estimates(everybody, placed).items():

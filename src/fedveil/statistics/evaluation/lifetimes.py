@@ -81,13 +81,11 @@ class ExitCells(Partition):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Exit and bin."""
         exits = [f"{kind} by {time:g}" for time in self.horizons for kind in ("censored", "event")]
         found = [f"{one}, bin {place}" for one in (*exits, "beyond") for place in range(self.bins)]
         return (*found, UNREADABLE)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        """Return the cell of every record."""
         score, event, time = table.numbers(SCORE), table.places(TARGET), table.numbers(TIME)
         horizons = np.array(self.horizons)
         happened = event.values == 1
@@ -131,22 +129,18 @@ class Lifetimes(Evaluator):
 
     @property
     def first(self) -> Layout:
-        """The scores of all people."""
         return first_layout()
 
     def placed(self, cells: Float64[np.ndarray, " cells"]) -> Placed:
-        """Return bins of equal mass."""
         return Placed(edges=equal_mass_edges(cells, self.bins), cells=cells)
 
     @property
     def unplaced(self) -> Placed:
-        """As many edges."""
         return Placed(edges=(0.0,) * (self.bins - 1), cells=np.zeros(0))
 
     def columns(
         self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]
     ) -> dict[str, Column]:
-        """Return score, event and time."""
         return {
             SCORE: numbers(outputs[:, 0]),
             TARGET: places(targets[:, 0]),
@@ -154,17 +148,14 @@ class Lifetimes(Evaluator):
         }
 
     def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
-        """Return the counts of exits."""
         encoder = OneHot(ExitCells(self.horizons, placed.edges))
         return (Block(release=name, part=_EXITS, encoder=encoder, groups=groups),)
 
     def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
-        """Return the area at every horizon."""
         counts = self._counts(group)
         return {name: counts.area(place) for place, name in enumerate(self.compared)}
 
     def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
-        """Yield every figure of all people."""
         counts = self._counts(everybody)
         total = float(counts.cells.sum())
         yield everybody.counted, "", normal(total, counts.variance * counts.cells.size, 0.0)

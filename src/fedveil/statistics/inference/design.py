@@ -61,16 +61,13 @@ class Scaled(Term):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The column."""
         return (self.column,)
 
     @property
     def unit(self) -> float:
-        """The scale."""
         return self.scale
 
     def of(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n k"], Bool[np.ndarray, " n"]]:
-        """Return one covariate."""
         column = table.numbers(self.column)
         clipped = np.clip(column.values, self.lower, self.upper)
         return ((clipped - self.centre) / self.scale)[:, None], column.state == State.VALID
@@ -92,7 +89,6 @@ class Levels(Term):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Column and category."""
         return tuple(f"{self.column} = {name}" for name in self.categories if name != self.reference)
 
     @property

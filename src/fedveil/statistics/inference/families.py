@@ -206,12 +206,10 @@ class Linear(_Generalised):
 
     @property
     def unit(self) -> float:
-        """Half the cut."""
         return self.cut / 2
 
     @property
     def origin(self) -> float:
-        """The centre."""
         return self.centre
 
     def score_norm(self, bound: float) -> float:
@@ -324,7 +322,6 @@ class PiecewiseExponential(Family):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Time and event."""
         return self.time, self.event
 
     def score_norm(self, bound: float) -> float:

@@ -154,7 +154,6 @@ class LogisticInference(_OneColumn):
     family: Literal["logistic"]
 
     def equation(self, schema: Schema) -> Family:
-        """Return the equation of a column with two categories."""
         column = self.explained(schema)
         categories = categories_of(schema, column, "inference.target")
         if categories is None or len(categories) != 2:
@@ -174,7 +173,6 @@ class LinearInference(_OneColumn):
     )
 
     def equation(self, schema: Schema) -> Family:
-        """Return the equation of a number."""
         return Linear(self.number(schema), self.centre, self.cut)
 
 
@@ -187,7 +185,6 @@ class PoissonInference(_OneColumn):
     )
 
     def equation(self, schema: Schema) -> Family:
-        """Return the equation of a number."""
         return Poisson(self.number(schema), self.cap)
 
 
@@ -211,7 +208,6 @@ class SurvivalInference(_Asked):
         return grid
 
     def equation(self, schema: Schema) -> Family:
-        """Return the equation of the survival target."""
         target = schema.target
         if not isinstance(target, Survival):
             raise ConfigError(
