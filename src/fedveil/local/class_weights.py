@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from fedveil.errors import ConfigError
-from fedveil.local.losses import Loss
+from fedveil.local.losses import Loss, Mask, Present, Slopes, Terms
 
 
 class ClassWeighted(Loss):
@@ -40,15 +40,11 @@ class ClassWeighted(Loss):
         self.takes_float64 = base.takes_float64
         self._base, self._weights = base, torch.tensor(weights, dtype=torch.float64)
 
-    def records(
-        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
-    ) -> Float[Tensor, "b"]:
+    def records(self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
         """Return the weighted term of each record."""
         return self._of(targets, outputs) * self._base.records(outputs, targets, mask)
 
-    def slopes(
-        self, outputs: Float[Tensor, "g k b"], targets: Shaped[Tensor, "g b"], present: Bool[Tensor, "g b"]
-    ) -> Float[Tensor, "g k b"]:
+    def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b"], present: Present) -> Slopes:
         return self._base.slopes(outputs, targets, present) * self._of(targets, outputs).unsqueeze(-2)
 
     @property

@@ -23,6 +23,12 @@ from fedveil.local.import_path import import_object
 
 TaskKind: TypeAlias = Literal["classification", "regression", "survival"]
 RecordFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Mask: TypeAlias = Shaped[Tensor, "b"]
+Terms: TypeAlias = Float[Tensor, "b"]
+"""One term a record."""
+Present: TypeAlias = Bool[Tensor, "g b"]
+Slopes: TypeAlias = Float[Tensor, "g k b"]
+"""One number for every output of every record of g batches, class by class."""
 
 
 @runtime_checkable
@@ -69,16 +75,11 @@ class Loss(ABC):
 
     @abstractmethod
     def records(
-        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
-    ) -> Float[Tensor, "b"]:
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
+    ) -> Terms:
         """Return the term of each record; a padding row has a finite term whenever its output is finite."""
 
-    def slopes(
-        self,
-        outputs: Float[Tensor, "g k b"],
-        targets: Shaped[Tensor, "g b *target"],
-        present: Bool[Tensor, "g b"],
-    ) -> Float[Tensor, "g k b"]:
+    def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b *target"], present: Present) -> Slopes:
         """Return the gradient of the SUM of terms of each of g batches with respect to its outputs.
 
         Outputs are laid out class by class, so that steps over classes run along contiguous records. What a
@@ -112,7 +113,7 @@ class Loss(ABC):
             raise ConfigError(f"loss {self.name} is not for a {task} task; use one of: {fitting}")
 
     def __call__(
-        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
     ) -> Float[Tensor, ""]:
         """Return the mean term over the records whose mask is 1; 0 when there is none."""
         present = mask.to(torch.bool)
@@ -129,15 +130,11 @@ class CrossEntropy(Loss):
     tasks: frozenset[TaskKind] = frozenset({"classification"})
     takes_float64 = True
 
-    def records(
-        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
-    ) -> Float[Tensor, "b"]:
+    def records(self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
         """Return -log softmax(z_i)[y_i] for each record."""
         return functional.cross_entropy(outputs, targets, reduction="none")
 
-    def slopes(
-        self, outputs: Float[Tensor, "g k b"], targets: Shaped[Tensor, "g b"], present: Bool[Tensor, "g b"]
-    ) -> Float[Tensor, "g k b"]:
+    def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b"], present: Present) -> Slopes:
         """Return softmax(z_i) - e_{y_i}."""
         slopes = torch.softmax(outputs, -2)
         own = targets.unsqueeze(-2)
@@ -161,16 +158,14 @@ class BinaryCrossEntropy(Loss):
     tasks: frozenset[TaskKind] = frozenset({"classification"})
     takes_float64 = True
 
-    def records(
-        self, outputs: Float[Tensor, "b 1"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
-    ) -> Float[Tensor, "b"]:
+    def records(self, outputs: Float[Tensor, "b 1"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
         """Return softplus(z_i) - y_i z_i for each record, without overflow."""
         return functional.binary_cross_entropy_with_logits(
             outputs[..., 0], targets.to(outputs.dtype), reduction="none"
         )
 
     def slopes(
-        self, outputs: Float[Tensor, "g 1 b"], targets: Shaped[Tensor, "g b"], present: Bool[Tensor, "g b"]
+        self, outputs: Float[Tensor, "g 1 b"], targets: Shaped[Tensor, "g b"], present: Present
     ) -> Float[Tensor, "g 1 b"]:
         """Return sigmoid(z_i) - y_i."""
         return torch.sigmoid(outputs).sub_(targets.unsqueeze(-2))
@@ -197,9 +192,7 @@ class Focal(Loss):
     tasks: frozenset[TaskKind] = frozenset({"classification"})
     takes_float64 = True
 
-    def records(
-        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Shaped[Tensor, "b"]
-    ) -> Float[Tensor, "b"]:
+    def records(self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
         """Return -(1 - p)^2 log p of each record's own class."""
         both = functional.pad(outputs, (1, 0)) if outputs.shape[-1] == 1 else outputs
         own = -functional.cross_entropy(both, targets.long(), reduction="none")
@@ -221,17 +214,12 @@ class SquaredError(Loss):
     takes_float64 = True
 
     def records(
-        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
-    ) -> Float[Tensor, "b"]:
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
+    ) -> Terms:
         """Return the mean squared difference of each record."""
         return (outputs - targets.reshape(outputs.shape)).square().mean(-1)
 
-    def slopes(
-        self,
-        outputs: Float[Tensor, "g k b"],
-        targets: Shaped[Tensor, "g b *target"],
-        present: Bool[Tensor, "g b"],
-    ) -> Float[Tensor, "g k b"]:
+    def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b *target"], present: Present) -> Slopes:
         """Return (2/k) (z_i - y_i)."""
         wanted = targets.reshape(outputs.mT.shape).mT
         return (outputs - wanted).mul_(2 / outputs.shape[-2])
@@ -266,9 +254,7 @@ class Cox(Loss):
     takes_float64 = True
     separable = False
 
-    def records(
-        self, outputs: Float[Tensor, "b 1"], targets: Float[Tensor, "b 2"], mask: Shaped[Tensor, "b"]
-    ) -> Float[Tensor, "b"]:
+    def records(self, outputs: Float[Tensor, "b 1"], targets: Float[Tensor, "b 2"], mask: Mask) -> Terms:
         """Return the terms in the order of the batch; padding rows are in nobody's risk set."""
         present = mask.to(torch.bool)
         event, time = targets[..., 0].to(outputs.dtype), targets[..., 1]
@@ -279,7 +265,7 @@ class Cox(Loss):
         return torch.where(present, event * terms, torch.zeros_like(terms))
 
     def slopes(
-        self, outputs: Float[Tensor, "g 1 b"], targets: Float[Tensor, "g b 2"], present: Bool[Tensor, "g b"]
+        self, outputs: Float[Tensor, "g 1 b"], targets: Float[Tensor, "g b 2"], present: Present
     ) -> Float[Tensor, "g 1 b"]:
         """Return the gradient of the sum of terms with respect to the scores, in closed form.
 
@@ -323,8 +309,8 @@ class RecordLoss(Loss):
         self._function = function
 
     def records(
-        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Shaped[Tensor, "b"]
-    ) -> Float[Tensor, "b"]:
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
+    ) -> Terms:
         """Return the function's terms.
 
         Raises:

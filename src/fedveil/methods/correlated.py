@@ -219,11 +219,6 @@ def streamed(method: Method, correlated: Correlated | None, rounds: int | None) 
         )
     shares: Any = method.channel  # methods of pairs send shares of Gaussian noise
     period = correlated.period
-    channel = CorrelatedShares(
-        noise_multiplier=shares.noise_multiplier,
-        scale=shares.scale,
-        colluding_silos=shares.colluding_silos,
-        coefficients=best_coefficients(rounds, period, correlated.bands or period),
-        period=period,
-    )
+    coefficients = best_coefficients(rounds, period, correlated.bands or period)
+    channel = CorrelatedShares(**vars(shares), coefficients=coefficients, period=period)
     return replace(method, sampler=Scheduled(period=period), channel=channel)

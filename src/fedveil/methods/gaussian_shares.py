@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
-from fedveil.keys import NonNegative, filled
+from fedveil.keys import Count, NonNegative, filled
 from fedveil.methods.channels import NO_NOISE, Channel, refuses_clients, refuses_unbounded
 from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
@@ -37,7 +37,7 @@ class GaussianShares(Channel):
         scale: what the noise is measured in, same unit as the update (C for ULDP-AVG, |S| C for ULDP-NAIVE).
         colluding_silos: how many silos may pool their knowledge without weakening the noise against them.
         missing_silos: how many silos may be missing from a sum, with their shares, without weakening it.
-        users: |U|, for a grid of the noise on which sums over them are exact in float64; 0: not known yet.
+        users: |U|, for a grid of the noise on which sums over them are exact in float64 (:meth:`among`).
     """
 
     whole: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class GaussianShares(Channel):
     scale: float
     colluding_silos: int = 0
     missing_silos: int = 0
-    users: Annotated[int, filled()] = 0
+    users: Annotated[Count, filled()] = 1
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse noise on unbounded contributions, and clients, unless their shares are summed under masks."""
@@ -83,8 +83,7 @@ class GaussianShares(Channel):
         Where it is not the finest (2^29 steps a standard deviation), the loss that is stated for it is larger.
         """
         longest = max(self.users, n_silos) * self.lengthening
-        finest = finest_grid(grid, longest) if self.users else 0.0
-        return grid_law(self.share_std(n_silos), grid, finest)
+        return grid_law(self.share_std(n_silos), grid, finest_grid(grid, longest))
 
     def check_fine(self, n_silos: int, grid: float) -> None:
         """Return if the grid of a share is the finest."""

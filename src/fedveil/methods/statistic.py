@@ -60,6 +60,7 @@ def statistic(
         scale=1.0,
         colluding_silos=colluding_silos,
         missing_silos=protection.missing_silos,
+        users=public.n_users,
     )
     grid = grid_for(channel.share_std(public.n_silos), at_most=1.0)
     if public.n_users / grid >= 2.0**_EXACT_BITS:

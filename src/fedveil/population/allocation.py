@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Float64, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
+from fedveil.keys import Count, NonNegative, Positive, Share, check_ranges
 from fedveil.randomness import ExperimentRandomness
 
 Law: TypeAlias = Literal["uniform", "zipf", "limited-labels", "clients", "dirichlet"]
@@ -51,24 +52,15 @@ class Allocation:
     """
 
     law: Law = "zipf"
-    user_exponent: float = 0.5
-    silo_exponent: float = 2.0
-    main_share: float = 0.8
-    labels_per_user: int = 2
-    concentration: float = 1.0
+    user_exponent: NonNegative = 0.5
+    silo_exponent: NonNegative = 2.0
+    main_share: Share = 0.8
+    labels_per_user: Count = 2
+    concentration: Positive = 1.0
 
     def __post_init__(self) -> None:
-        for name, exponent in (("user_exponent", self.user_exponent), ("silo_exponent", self.silo_exponent)):
-            if not 0 <= exponent < np.inf:
-                raise ConfigError(f"allocation.{name} must be a finite number, 0 or above, not {exponent}")
-        if not 0 < self.concentration < np.inf:
-            raise ConfigError(
-                f"allocation.concentration must be a finite number above 0, not {self.concentration}"
-            )
-        if not 0 <= self.main_share <= 1:
-            raise ConfigError(f"allocation.main_share must be between 0 and 1, not {self.main_share}")
-        if self.labels_per_user < 1:
-            raise ConfigError(f"allocation.labels_per_user must be at least 1, not {self.labels_per_user}")
+        """Refuse a number outside its range."""
+        check_ranges(self)
 
     def free(
         self,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -66,31 +65,32 @@ class Partition(ABC):
 
 
 @dataclass(frozen=True)
-class States(Partition):
-    """Whether a column has a value: valid, missing, unreadable."""
+class _OfColumn(Partition):
+    """Cells that follow from one column."""
 
     column: str
-    labels: ClassVar[tuple[str, ...]] = ("with a value", MISSING, UNREADABLE)
-    spread: ClassVar[int] = 1  # most have a value
 
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.column,)
+
+
+@dataclass(frozen=True)
+class States(_OfColumn):
+    """Whether a column has a value: valid, missing, unreadable."""
+
+    labels: ClassVar[tuple[str, ...]] = ("with a value", MISSING, UNREADABLE)
+    spread: ClassVar[int] = 1  # most have a value
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         return table.columns[self.column].state.astype(np.int64)
 
 
 @dataclass(frozen=True)
-class Bins(Partition):
+class Bins(_OfColumn):
     """Bins of a number between declared edges: below, [e_0, e_1), ..., [e_B-1, e_B], above; missing; unreadable."""
 
-    column: str
     edges: tuple[float, ...]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -116,16 +116,11 @@ class Bins(Partition):
 
 
 @dataclass(frozen=True)
-class Categories(Partition):
+class Categories(_OfColumn):
     """Declared categories, and what is none of them: missing and undeclared, in one cell if ``pooled``."""
 
-    column: str
     categories: tuple[str, ...]
     pooled: bool = False
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -201,11 +196,12 @@ class Product(Partition):
 
 
 @dataclass(frozen=True)
-class Exits(Partition):
-    """When a record is last followed, LAST INTERVAL FIRST, so that leading sums are the people at risk.
+class _Followed(Partition):
+    """Intervals of a grid in which records that are followed over time leave.
 
-    Cells: beyond the grid; (g_J-1, g_J]; ...; [g_0, g_1]; unreadable (no time, a time before the grid, no event). A
-    time on a grid point belongs to the interval that it ends.
+    Attributes:
+        time, event: columns.
+        grid: g_0 < ... < g_J; a time on a grid point belongs to the interval that it ends.
     """
 
     time: str
@@ -216,10 +212,29 @@ class Exits(Partition):
     def columns(self) -> tuple[str, ...]:
         return (self.time, self.event)
 
+    def _intervals(self) -> list[str]:
+        return [f"{low:g} to {high:g}" for low, high in pairwise(self.grid)]
+
+    def _left(self, table: ColumnTable) -> tuple[Int64[np.ndarray, "n"], np.ndarray]:
+        """Return the interval of every time (J: beyond the grid), and which records are readable."""
+        times, events = table.numbers(self.time), table.places(self.event)
+        edges: Float64[np.ndarray, " J1"] = np.array(self.grid)
+        readable = (times.state == State.VALID) & (events.state == State.VALID) & (times.values >= edges[0])
+        interval = np.maximum(np.searchsorted(edges, times.values, side="left") - 1, 0)
+        return interval.astype(np.int64), readable
+
+
+@dataclass(frozen=True)
+class Exits(_Followed):
+    """When a record is last followed, LAST INTERVAL FIRST, so that leading sums are the people at risk.
+
+    Cells: beyond the grid; (g_J-1, g_J]; ...; [g_0, g_1]; unreadable (no time, a time before the grid, no event).
+    """
+
     @property
     def labels(self) -> tuple[str, ...]:
         """Intervals, last first."""
-        return (f"beyond {self.grid[-1]:g}", *reversed(_intervals(self.grid)), UNREADABLE)
+        return (f"beyond {self.grid[-1]:g}", *reversed(self._intervals()), UNREADABLE)
 
     @property
     def ordered(self) -> int:
@@ -227,47 +242,24 @@ class Exits(Partition):
         return len(self.grid)
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        interval, readable = _interval(table, self.time, self.event, self.grid)
+        interval, readable = self._left(table)
         return np.where(readable, len(self.grid) - 1 - interval, len(self.grid))
 
 
 @dataclass(frozen=True)
-class Events(Partition):
+class Events(_Followed):
     """The interval of a record's event; a record without one has no cell."""
 
     covers: ClassVar[bool] = False
 
-    time: str
-    event: str
-    grid: tuple[float, ...]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.time, self.event)
-
     @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(_intervals(self.grid))
+        return tuple(self._intervals())
 
     def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        interval, readable = _interval(table, self.time, self.event, self.grid)
+        interval, readable = self._left(table)
         happened = readable & (table.places(self.event).values == 1) & (interval < len(self.grid) - 1)
         return np.where(happened, interval, NO_CELL)
-
-
-def _intervals(grid: Sequence[float]) -> list[str]:
-    return [f"{low:g} to {high:g}" for low, high in pairwise(grid)]
-
-
-def _interval(
-    table: ColumnTable, time: str, event: str, grid: tuple[float, ...]
-) -> tuple[Int64[np.ndarray, "n"], np.ndarray]:
-    """Return the interval of every time (J: beyond the grid), and which records are readable."""
-    times, events = table.numbers(time), table.places(event)
-    edges: Float64[np.ndarray, " J1"] = np.array(grid)
-    readable = (times.state == State.VALID) & (events.state == State.VALID) & (times.values >= edges[0])
-    interval = np.maximum(np.searchsorted(edges, times.values, side="left") - 1, 0)
-    return interval.astype(np.int64), readable
 
 
 def _or_state(place: np.ndarray, state: np.ndarray, first: int) -> Int64[np.ndarray, "n"]:

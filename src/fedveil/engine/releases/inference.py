@@ -66,12 +66,7 @@ def unfitted(document: InferenceDocument, of: Declared) -> Fitted:
 def prepare_inference(document: InferenceDocument, of: Declared | None = None) -> PreparedInference:
     """Compose the releases and find their noise, from the document and the schema; no table is opened.
 
-    Args:
-        document: what is asked for.
-        of: what is declared of the tables; None: what the files say that the document names.
-
-    Raises:
-        FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.
+    See :func:`fedveil.engine.releases.kinds.prepare_document`.
     """
     request = document.inference
     assert document.data.table is not None, "TableDocument asks for it"

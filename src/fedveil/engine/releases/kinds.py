@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.release_document import InferenceDocument, ReleaseDocument, TableDocument
@@ -13,17 +13,11 @@ from fedveil.engine.releases.inference import prepare_inference
 from fedveil.engine.releases.prepared_releases import PreparedReleases
 from fedveil.engine.releases.statistics import prepare_release
 
-
-class _Kind(NamedTuple):
-    asked: Callable[[Any, Declared], Asks]
-    prepare: Callable[[Any, Declared | None], PreparedReleases]
-
-
-_KINDS: Final[Mapping[type[TableDocument], _Kind]] = MappingProxyType(
-    {
-        ReleaseDocument: _Kind(statistics_asked, prepare_release),
-        InferenceDocument: _Kind(regression_asked, prepare_inference),
-    }
+_ASKED: Final[Mapping[type[TableDocument], Callable[[Any, Declared], Asks]]] = MappingProxyType(
+    {ReleaseDocument: statistics_asked, InferenceDocument: regression_asked}
+)
+_PREPARE: Final[Mapping[type[TableDocument], Callable[[Any, Declared | None], PreparedReleases]]] = (
+    MappingProxyType({ReleaseDocument: prepare_release, InferenceDocument: prepare_inference})
 )
 
 
@@ -37,7 +31,7 @@ def asked_of(document: TableDocument, of: Declared) -> Asks:
     Raises:
         FedveilError: a request that does not fit the schema, named by its key.
     """
-    return _KINDS[type(document)].asked(document, of)
+    return _ASKED[type(document)](document, of)
 
 
 def prepare_document(document: TableDocument, of: Declared | None = None) -> PreparedReleases:
@@ -50,4 +44,4 @@ def prepare_document(document: TableDocument, of: Declared | None = None) -> Pre
     Raises:
         FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.
     """
-    return _KINDS[type(document)].prepare(document, of)
+    return _PREPARE[type(document)](document, of)

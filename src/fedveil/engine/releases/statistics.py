@@ -70,12 +70,7 @@ class PreparedRelease(PreparedReleases):
 def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> PreparedRelease:
     """Compose a release and find its noise, from the document and the schema; no table is opened.
 
-    Args:
-        document: what is asked for.
-        of: what is declared of the tables; None: what the files say that the document names.
-
-    Raises:
-        FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.
+    See :func:`fedveil.engine.releases.kinds.prepare_document`.
     """
     assert document.data.table is not None, "TableDocument asks for it"
     of = declared(document.data.table) if of is None else of

@@ -24,7 +24,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -33,6 +33,16 @@ from scipy.special import expit
 from scipy.stats import poisson
 
 from fedveil.population.columns import ColumnTable, State
+
+Each: TypeAlias = Float64[np.ndarray, " n"]
+"""One number a record."""
+Known: TypeAlias = tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]
+"""What is explained, and which records have it."""
+Covariates: TypeAlias = Float64[np.ndarray, "n p"]
+Target: TypeAlias = Float64[np.ndarray, "n t"]
+Theta: TypeAlias = Float64[np.ndarray, " d"]
+Terms: TypeAlias = tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n d d"]]
+"""Every record's score and curvature."""
 
 REACH = 30.0
 """Largest linear predictor in absolute value: beyond it a probability is within 1e-13 of 0 or 1."""
@@ -101,7 +111,7 @@ class Family(ABC):
     def typical(self) -> float:
         """A curvature v that is expected of a record, for predictions alone."""
 
-    def start(self, n_covariates: int) -> Float64[np.ndarray, " d"]:
+    def start(self, n_covariates: int) -> Theta:
         """Return a public theta to begin from: no effects."""
         return np.zeros(1 + n_covariates)
 
@@ -110,16 +120,11 @@ class Family(ABC):
         return math.exp(predictor), math.exp(predictor)
 
     @abstractmethod
-    def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
-        """Return what is explained, and which records have it."""
+    def target(self, table: ColumnTable) -> Known:
+        """Return the target on the scale of the equation."""
 
     @abstractmethod
-    def terms(
-        self,
-        covariates: Float64[np.ndarray, "n p"],
-        target: Float64[np.ndarray, "n t"],
-        theta: Float64[np.ndarray, " d"],
-    ) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n d d"]]:
+    def terms(self, covariates: Covariates, target: Target, theta: Theta) -> Terms:
         """Return every record's score and curvature at theta, before the weight of its covariates."""
 
 
@@ -134,9 +139,7 @@ class _Generalised(Family):
         return (self.column,)
 
     @abstractmethod
-    def residual(
-        self, y: Float64[np.ndarray, " n"], predictor: Float64[np.ndarray, " n"]
-    ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+    def residual(self, y: Each, predictor: Each) -> tuple[Each, Each]:
         """Return r and v."""
 
     def mean(self, predictor: float) -> tuple[float, float]:
@@ -144,12 +147,7 @@ class _Generalised(Family):
         r, v = self.residual(np.zeros(1), np.array([predictor]))
         return -float(r[0]), float(v[0])
 
-    def terms(
-        self,
-        covariates: Float64[np.ndarray, "n p"],
-        target: Float64[np.ndarray, "n t"],
-        theta: Float64[np.ndarray, " d"],
-    ) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n d d"]]:
+    def terms(self, covariates: Covariates, target: Target, theta: Theta) -> Terms:
         """Return z r and v z z'."""
         z = np.concatenate((np.ones((len(covariates), 1)), covariates), axis=1)
         r, v = self.residual(target[:, 0], np.clip(_predictor(z, theta), -REACH, REACH))
@@ -171,14 +169,12 @@ class Logistic(_Generalised):
         """B^2 / 4: p (1 - p) is at most 1/4."""
         return bound**2 / 4
 
-    def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
+    def target(self, table: ColumnTable) -> Known:
         """Return the place of the second category, 0 or 1."""
         column = table.places(self.column)
         return column.values.astype(np.float64)[:, None], column.state == State.VALID
 
-    def residual(
-        self, y: Float64[np.ndarray, " n"], predictor: Float64[np.ndarray, " n"]
-    ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+    def residual(self, y: Each, predictor: Each) -> tuple[Each, Each]:
         """Return y - p and p (1 - p)."""
         p = expit(predictor)
         return y - p, p * (1 - p)
@@ -220,14 +216,12 @@ class Linear(_Generalised):
         """B^2."""
         return bound**2
 
-    def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
+    def target(self, table: ColumnTable) -> Known:
         """Return the centred number on the scale of the equation; infinite ones are cut like any other."""
         column = table.numbers(self.column)
         return ((column.values - self.centre) / self.unit)[:, None], column.state == State.VALID
 
-    def residual(
-        self, y: Float64[np.ndarray, " n"], predictor: Float64[np.ndarray, " n"]
-    ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+    def residual(self, y: Each, predictor: Each) -> tuple[Each, Each]:
         """Return the residual cut at 2, and 1 where it was not."""
         whole = y - predictor
         return np.clip(whole, -2, 2), (np.abs(whole) <= 2).astype(np.float64)
@@ -269,14 +263,12 @@ class Poisson(_Generalised):
         """Half of the largest."""
         return self.largest / 2
 
-    def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
+    def target(self, table: ColumnTable) -> Known:
         """Return the count, from 0 to the cap."""
         column = table.numbers(self.column)
         return np.clip(column.values, 0, self.cap)[:, None], column.state == State.VALID
 
-    def residual(
-        self, y: Float64[np.ndarray, " n"], predictor: Float64[np.ndarray, " n"]
-    ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+    def residual(self, y: Each, predictor: Each) -> tuple[Each, Each]:
         """Return min(y, c) - E[min(Y, c)] and the derivative of the latter, mu P(Y < c)."""
         mu = np.exp(predictor)
         below = np.stack([poisson.cdf(k, mu) for k in range(self.cap)])
@@ -337,22 +329,17 @@ class PiecewiseExponential(Family):
         """A third of c."""
         return self.hazard / 3
 
-    def start(self, n_covariates: int) -> Float64[np.ndarray, " d"]:
+    def start(self, n_covariates: int) -> Theta:
         """Return the guessed rate in every interval, and no effects."""
         return np.concatenate((np.full(len(self.leading), math.log(self.rate)), np.zeros(n_covariates)))
 
-    def target(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]:
+    def target(self, table: ColumnTable) -> Known:
         """Return time and event."""
         time, event = table.numbers(self.time), table.places(self.event)
         known = (time.state == State.VALID) & (event.state == State.VALID)
         return np.stack((time.values, event.values.astype(np.float64)), axis=1), known
 
-    def terms(
-        self,
-        covariates: Float64[np.ndarray, "n p"],
-        target: Float64[np.ndarray, "n t"],
-        theta: Float64[np.ndarray, " d"],
-    ) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n d d"]]:
+    def terms(self, covariates: Covariates, target: Target, theta: Theta) -> Terms:
         """Return (M, x sum M) and the sum over intervals of the hazard times the square of (e_j, x)."""
         grid, size = np.array(self.grid), len(self.leading)
         time, happened = target.T
