@@ -12,6 +12,7 @@ from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
+from fedveil.methods.client_messages import ClientMessages, Dithered, Numbers
 from fedveil.methods.correlated import CorrelatedShares
 from fedveil.methods.derive import derive
 from fedveil.methods.gaussian_shares import GaussianShares
@@ -25,6 +26,7 @@ CLIP = Clip(norm=0.75)
 USERS, SILOS, NOISE = 10_000_000, 100, 0.5
 """|U| sqrt(|S|) / z = 2e8: on the finest grid of the noise a sum has 2^57 steps, and float64 holds 2^53."""
 
+PLAIN = Numbers()
 SHARES = {
     "independent": GaussianShares(noise_multiplier=NOISE, scale=CLIP.norm),
     "correlated": CorrelatedShares(
@@ -68,6 +70,37 @@ def test_noise_that_falls_ends_before_its_grid_costs_more_than_is_stated() -> No
         CompositionError, match=r"noise_decay: .* too small beside exact sums over 1000 users"
     ):
         noise.fallen(1e-4).check_fine(SILOS, CLIP.grid)
+
+
+def clients(noise: float = 0.05, form: Numbers | Dithered = PLAIN) -> ClientMessages:
+    return ClientMessages(senders=USERS, noise="gaussian", noise_multiplier=noise, bound=CLIP.norm, form=form)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_longest_sum_of_clients_and_a_message_are_added_exactly(sign: int) -> None:
+    """What readers are promised counts the noise of all messages: their sum is exact, or has another noise."""
+    at = Sender(
+        round=1, attempt=0, number=0, senders=USERS, grid=CLIP.grid, privacy=PrivacyRandomness.insecure(3)
+    )
+    others = sign * ((USERS - 1) * CLIP.norm - CLIP.grid)
+    for message in clients().send(np.full(300, CLIP.norm - CLIP.grid), at).numbers.tolist():
+        assert Fraction(others + message) == Fraction(others) + Fraction(message)
+
+
+def test_a_statement_says_that_the_error_of_dithered_messages_is_rounded() -> None:
+    """One message's noise is counted whole against the server; of a sum, what is added to it must not depend on it."""
+    (said,) = clients(form=Dithered(step=1.0)).uncovered(None)
+    assert "covers neither the rounding" in said
+    assert not clients().uncovered(None)
+    assert not replace(clients(form=Dithered(step=1.0)), noise="laplace").uncovered(None)
+
+
+def test_clients_whose_noise_falls_end_before_its_grid_costs_more_than_is_stated() -> None:
+    clients(10.0).check_fine(USERS, CLIP.grid)
+    with pytest.raises(
+        CompositionError, match=r"noise_decay: .* too small beside an exact sum over 10000000"
+    ):
+        clients(10.0).fallen(1e-3).check_fine(USERS, CLIP.grid)
 
 
 def test_a_run_has_its_noise_on_a_grid_for_its_users() -> None:

@@ -265,7 +265,7 @@ def test_a_moment_is_played_once():
         ({"ratio": float("nan")}, "0 <= r <= 1"),
         ({"decay": 0.0}, "0 < lambda <= 1"),
         ({"decay": 1.1}, "0 < lambda <= 1"),
-        ({"clear_limit": 2**62}, "below 2\\^63"),
+        ({"clear_limit": 2**53 + 1}, "of 2\\^53 at most"),
         ({"clear_limit": 0}, "limit of 1"),
         ({"hidden_limit": 2**50}, "from at most 0 silos"),
         ({"length": 0}, "coordinates"),

@@ -28,12 +28,12 @@ from fedveil.errors import CompositionError
 from fedveil.keys import NonNegative
 from fedveil.methods.cepam_profile import one_round
 from fedveil.methods.channels import Channel
-from fedveil.methods.quantized import KEY_REASON, OF_LAYERS, layered, layered_codec, quantized
+from fedveil.methods.quantized import KEY_REASON, OF_DITHERS, OF_LAYERS, layered, layered_codec, quantized
 from fedveil.methods.sending import Coded, MessageCost, Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
-from fedveil.privacy.noise.on_grid import grid_law
+from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
 from fedveil.quantization.codec import Codec
 from fedveil.quantization.errors import ChannelError
 from fedveil.quantization.lattices import Z1
@@ -159,6 +159,15 @@ class ClientMessages(Channel):
     def fallen(self, factor: float) -> ClientMessages:
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
+    def check_fine(self, n_silos: int, grid: float) -> None:
+        """Return if the grid of a message's noise is the finest."""
+        law = self.additive(self.bound, grid) if self.falls and self.noisy and self.bound else None
+        if isinstance(law, DiscreteGaussian) and not is_finest(law, grid):
+            raise CompositionError(
+                f"noise_decay: messages' noise of multiplier {self.noise_multiplier:g} in the last round is too small "
+                f"beside an exact sum over {self.senders} clients; let it fall less, or take more noise"
+            )
+
     @property
     def content(self) -> Tells:
         """What a message tells whoever reads it: a layered quantiser's key shows more than its value."""
@@ -236,8 +245,12 @@ class ClientMessages(Channel):
         )
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
-        """Return what no epsilon over a layered quantiser covers."""
-        return OF_LAYERS if self.noisy and self.bound is not None and isinstance(self.form, Layered) else ()
+        """Return what no epsilon over a layered quantiser covers, nor one over noise of several dithered messages."""
+        if not self.noisy or self.bound is None or isinstance(self.form, Numbers):
+            return ()
+        if isinstance(self.form, Layered):
+            return OF_LAYERS
+        return OF_DITHERS if self.noise == "gaussian" else ()
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the one-round profile of CEPAM, where its noise is scaled as there."""
@@ -323,13 +336,16 @@ class ClientMessages(Channel):
         return self._codec(scale, self.form).decode(coded.message, KeyedStreams(coded.key), length=length)
 
     def additive(self, scale: float, grid: float | None) -> DiscreteGaussian | DiscreteLaplace:
-        """Return the exact law of noise that is added as numbers, on a grid that divides the updates'."""
+        """Return the exact law of noise that is added as numbers, on a grid that divides the updates'.
+
+        Gaussian noise of all messages is counted for their sum, so its grid is one on which that is exact in float64.
+        """
         spread = self.noise_multiplier * scale
         if self.noise == "laplace":
             return DiscreteLaplace(scale=spread, grid=grid_for(spread, at_most=grid))
         if grid is None:
             return DiscreteGaussian(std=spread, grid=grid_for(spread))
-        return grid_law(spread, grid)
+        return grid_law(spread, grid, finest_grid(grid, float(self.senders)))
 
     def _law(self, scale: float) -> GaussianLaw | LaplaceLaw:
         """Return the law of a message's noise, as real numbers."""

@@ -20,7 +20,7 @@ from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
 from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
-from fedveil.privacy.noise.on_grid import finest_grid, grid_law
+from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
 from fedveil.stage import Moves
 
 
@@ -87,10 +87,7 @@ class GaussianShares(Channel):
 
     def check_fine(self, n_silos: int, grid: float) -> None:
         """Return if the grid of a share is the finest."""
-        if (
-            self.noise_multiplier
-            and self.law(n_silos, grid).grid > grid_law(self.share_std(n_silos), grid).grid
-        ):
+        if self.noise_multiplier and not is_finest(self.law(n_silos, grid), grid):
             raise CompositionError(
                 f"noise_decay: shares of noise of multiplier {self.noise_multiplier:g} in the last round are too small "
                 f"beside exact sums over {self.users} users in {n_silos} silos; let it fall less, or take more noise"

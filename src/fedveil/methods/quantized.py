@@ -27,6 +27,12 @@ OF_LAYERS: Final = (
     "stream under a fresh key, and epsilon covers neither the rounding nor a broken cipher",
 )
 """What no epsilon over a layered quantiser covers."""
+OF_DITHERS: Final = (
+    "what readers and clients are promised counts the noise of several messages, whose sum a dithered quantiser leaves "
+    "as it is but for an error of its own: that is so in real numbers, and is computed in float64 from 52-bit uniforms "
+    "of a ChaCha20 stream under a fresh key; epsilon covers neither the rounding nor a broken cipher",
+)
+"""What no epsilon over Gaussian noise of several messages covers, where they are dithered; one message is covered."""
 
 
 def layered_codec(law: GaussianLaw | LaplaceLaw, name: str | None) -> Codec:

@@ -44,6 +44,11 @@ def finest_grid(grid: float, longest: float) -> float:
     return grid * math.ldexp(1.0, math.ceil(math.log2(longest)) - _SUMS_BITS + UNITS_BITS)
 
 
+def is_finest(law: DiscreteGaussian, grid: float) -> bool:
+    """Return whether noise for sums on this grid is as fine as it would be for sums of any length."""
+    return law.grid <= grid_law(law.std, grid).grid
+
+
 def grid_gaussian(dimension: int, std: float, grid: float, source: BitSource) -> Float64[np.ndarray, " d"]:
     """Return exact discrete Gaussian noise, one value a coordinate, on a grid that divides the contributions'."""
     return grid_law(std, grid).sample((dimension,), source)

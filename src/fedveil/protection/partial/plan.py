@@ -58,10 +58,11 @@ class PartialPlan:
                 f"the encrypted share is r = {self.ratio} and its decay lambda = {self.decay}; "
                 "0 <= r <= 1 and 0 < lambda <= 1 are possible"
             )
-        if min(self.clear_limit, self.hidden_limit) < 1 or self.silos * self.clear_limit >= 2**63:
+        exact = self.clear_limit <= 2**53 and self.silos * self.clear_limit < 2**63
+        if min(self.clear_limit, self.hidden_limit) < 1 or not exact:
             raise ProtocolError(
-                f"{self.silos} silos with values up to {self.clear_limit} grid units in clear: "
-                "a limit of 1 at least, and sums below 2^63, are needed"
+                f"{self.silos} silos with values up to {self.clear_limit} grid units in clear: a limit of 1 at least "
+                "and of 2^53 at most, beyond which float64 rounds a sum with its noise, and sums below 2^63 are needed"
             )
         if self.ballot_limit and self.ballots != "secagg":
             raise ProtocolError(f"noise on ballots = {self.ballots!r} protects nobody; take 'secagg'")
