@@ -29,7 +29,6 @@ from torch import Tensor
 from fedveil.engine.experiments.named_code import check_code
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.simulated_parties import SimulatedParties
-from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run_folder.diagnostics import require_same_records
 from fedveil.engine.run_folder.documents import read_statement
 from fedveil.engine.run_folder.folder import RunFolder, stored_tensors
@@ -217,15 +216,8 @@ def canary_scores(
     state = replace(setting.method, server=released).init(model)
     parties = SimulatedParties.in_the_open(setting)  # the sums of the method, whatever hides them
     for number in range(1, rounds + 1):
-        turn = Turn(
-            setting=replace(setting, method=replace(setting.method, server=released)),
-            model=model,
-            state=state,
-            round_number=number,
-            experiment=experiment,
-            privacy=privacy,
-            measured=False,
-        )
+        turn = prepared.turn(number, model, state, privacy, measured=False)
+        turn = replace(turn, setting=replace(setting, method=replace(setting.method, server=released)))
         bound = setting.method.at_round(number, state).bound
         after, state, _ = play_round(turn, parties)
         local = as_trained(setting.method.local, number)

@@ -76,10 +76,9 @@ def load_population(data: DataSection, seed: int) -> Population:
     assert data.name is not None
     assert data.n_users is not None
     refuse_session("data.name", data.name)
-    law = {} if data.allocation is None else data.allocation.model_dump()
     return load(
         data.name,
-        allocation=Allocation(**law),
+        allocation=data.allocation or Allocation(),
         n_users=data.n_users,
         n_silos=data.n_silos,
         seed=seed if data.seed is None else data.seed,

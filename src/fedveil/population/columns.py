@@ -9,7 +9,7 @@ files and about columns, and name them; none repeats a value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import TypeAlias
@@ -118,13 +118,8 @@ class ColumnTable:
 
     def take(self, rows: Int64[np.ndarray, "k"]) -> ColumnTable:
         """Return the table of these records."""
-        return ColumnTable(
-            columns={name: column.take(rows) for name, column in self.columns.items()},
-            silo=self.silo[rows],
-            user=self.user[rows],
-            n_users=self.n_users,
-            silo_names=self.silo_names,
-        )
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
+        return replace(self, columns=columns, silo=self.silo[rows], user=self.user[rows])
 
     def pairs(self) -> Groups:
         """Group by (silo, user), as training does."""

@@ -74,40 +74,33 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianEvent(Event, type="gaussian"):
-    """One release of a sum with Gaussian noise; ``noise_multiplier`` = standard deviation / l2 bound."""
+class _Noisy:
+    """A release whose noise is ``noise_multiplier`` times the bound on one contribution."""
 
     noise_multiplier: float
 
     def __post_init__(self) -> None:
         """Refuse a multiplier outside (0, inf)."""
-        _positive("GaussianEvent.noise_multiplier", self.noise_multiplier)
+        _positive(f"{type(self).__name__}.noise_multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConcentratedEvent(Event, type="concentrated"):
+class GaussianEvent(_Noisy, Event, type="gaussian"):
+    """One release of a sum with Gaussian noise; ``noise_multiplier`` = standard deviation / l2 bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConcentratedEvent(_Noisy, Event, type="concentrated"):
     """A release whose Renyi divergences are at most a Gaussian one's of this multiplier, and nothing finer is known.
 
     That is 1/(2 z^2)-zCDP (Bun and Steinke 2016): what discrete Gaussian noise of few steps on whole numbers gives,
     whose privacy loss has jumps that a Gaussian's has not.
     """
 
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        """Refuse a multiplier outside (0, inf)."""
-        _positive("ConcentratedEvent.noise_multiplier", self.noise_multiplier)
-
 
 @dataclass(frozen=True, kw_only=True)
-class LaplaceEvent(Event, type="laplace"):
+class LaplaceEvent(_Noisy, Event, type="laplace"):
     """One release of a sum with Laplace noise; ``noise_multiplier`` = scale b / l1 bound."""
-
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        """Refuse a multiplier outside (0, inf)."""
-        _positive("LaplaceEvent.noise_multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedveil.population.columns import ColumnTable, State
+from fedveil.errors import ConfigError
+from fedveil.population.columns import ColumnTable, State, categories_of
+from fedveil.population.schema import Schema
 
 MISSING, UNREADABLE, UNDECLARED, OTHER = "missing", "unreadable", "undeclared", "missing or undeclared"
 NO_CELL = -1
@@ -135,6 +137,26 @@ class Categories(_OfColumn):
         if self.pooled:
             return np.where(column.state == State.VALID, column.values, len(self.categories))
         return _or_state(column.values, column.state, len(self.categories))
+
+
+def declared_groups(schema: Schema, name: str, key: str) -> Categories:
+    """Return the groups of a column of categories; a record that has none of them is in a group of its own.
+
+    Args:
+        schema: what the columns are.
+        name: of the column.
+        key: of the document that asks, for its errors.
+
+    Raises:
+        ConfigError: a column that is a number.
+        DataError: one that the schema does not have.
+    """
+    declared = categories_of(schema, name, key)
+    if declared is None:
+        raise ConfigError(
+            f"{key}: '{name}' is a number, and groups are declared categories, of which a record has one"
+        )
+    return Categories(name, declared, pooled=True)
 
 
 @dataclass(frozen=True)

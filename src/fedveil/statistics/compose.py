@@ -20,6 +20,7 @@ from fedveil.statistics.cells import (
     Product,
     Silos,
     States,
+    declared_groups,
 )
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.local import LocalStatistic
@@ -91,17 +92,7 @@ class _Composer:
         return Everybody() if not parts else parts[0] if len(parts) == 1 else Product(parts)
 
     def _group(self, name: str) -> Partition:
-        if name == "silo":
-            return Silos(self._silos)
-        return self._categories(name, "statistics.by")
-
-    def _categories(self, name: str, key: str) -> Categories:
-        declared = categories_of(self._schema, name, key)
-        if declared is None:
-            raise ConfigError(
-                f"{key}: '{name}' is a number, and groups are declared categories, of which a record has one"
-            )
-        return Categories(name, declared, pooled=True)
+        return Silos(self._silos) if name == "silo" else declared_groups(self._schema, name, "statistics.by")
 
     def _column(self, name: str, release: ColumnRelease, key: str) -> Iterator[Block]:
         column, show = release.column or name, set(release.show)
@@ -137,7 +128,8 @@ class _Composer:
         yield self._block(name, EVENTS, OneHot(events), release.weight)
 
     def _cross(self, name: str, release: CrossRelease, key: str) -> Block:
-        cells = Product(tuple(self._categories(column, f"{key}.columns") for column in release.columns))
+        parts = (declared_groups(self._schema, column, f"{key}.columns") for column in release.columns)
+        cells = Product(tuple(parts))
         return self._block(name, CELLS, OneHot(cells), release.weight, but=release.columns)
 
     def _correlation(self, name: str, release: CorrelationRelease, key: str) -> Iterator[Block]:

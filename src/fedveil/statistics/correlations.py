@@ -36,7 +36,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from fedveil.statistics.intervals import Interval, mean_within, positive_ratio, share
+from fedveil.statistics.intervals import Interval, between, mean_within, positive_ratio, share
 
 _Z_SLOPE: Final = 2.807033768343811
 """Of 99.5 %."""
@@ -152,22 +152,13 @@ class _Pair:
     @property
     def interval(self) -> Interval:
         """The correlation; ends between -1 and 1."""
-        low, high = self._ends(self.per_person)
-        low_here, high_here = self._ends(0.0)
         r, (_, one, other) = self._estimate, self._clear
         weights = self._weights(np.array([r]), np.array([np.sqrt(other / one)]))
         noise, people = (
             float(self._noise(weights)[0, 0]),
             float(self._people(np.array([r]), self.per_person)[0]),
         )
-        return Interval(
-            estimate=r,
-            low=low,
-            high=high,
-            low_here=low_here,
-            high_here=high_here,
-            privacy=share(noise, people),
-        )
+        return between(r, self._ends(self.per_person), self._ends(0.0), share(noise, people))
 
     @property
     def _clear(self) -> Float64[np.ndarray, " 3"]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 NORMAL_95: Final = 1.959963984540054
+Ends: TypeAlias = tuple[float | None, float | None]
 LEAST_RATIO: Final = 4.0
 """How many standard deviations a denominator is from 0 at least, where a ratio has an interval."""
 
@@ -84,6 +85,14 @@ class Interval:
         )
 
 
+def between(estimate: float, ends: Ends, here: Ends, privacy: float) -> Interval:
+    """Return the interval of a figure, given its ends for the population and for these people."""
+    (low, high), (low_here, high_here) = ends, here
+    return Interval(
+        estimate=estimate, low=low, high=high, low_here=low_here, high_here=high_here, privacy=privacy
+    )
+
+
 def normal(estimate: float, noise: float, people: float) -> Interval:
     """Return the interval of a linear figure.
 
@@ -93,14 +102,8 @@ def normal(estimate: float, noise: float, people: float) -> Interval:
         people: variance by the choice of people.
     """
     both, here = NORMAL_95 * math.sqrt(noise + people), NORMAL_95 * math.sqrt(noise)
-    return Interval(
-        estimate=estimate,
-        low=estimate - both,
-        high=estimate + both,
-        low_here=estimate - here,
-        high_here=estimate + here,
-        privacy=share(noise, people),
-    )
+    ends, ends_here = (estimate - both, estimate + both), (estimate - here, estimate + here)
+    return between(estimate, ends, ends_here, share(noise, people))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,17 +156,9 @@ def ratio(above: float, below: float, noise: tuple[float, float, float], people:
         return None
     estimate = above / below
     of_above, of_below, joint = noise
-    low, high = _fieller(above, below, (of_above + people, of_below, joint))
-    low_here, high_here = _fieller(above, below, noise)
+    ends = _fieller(above, below, (of_above + people, of_below, joint))
     at = max(0.0, of_above - 2 * estimate * joint + estimate**2 * of_below)
-    return Interval(
-        estimate=estimate,
-        low=low,
-        high=high,
-        low_here=low_here,
-        high_here=high_here,
-        privacy=share(at, people),
-    )
+    return between(estimate, ends, _fieller(above, below, noise), share(at, people))
 
 
 def at_the_ends(lowest: float, highest: float) -> float:

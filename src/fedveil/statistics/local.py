@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int32, Int64
 from scipy import sparse
 from torch import Tensor
 
-from fedveil.population.columns import ColumnTable, Places, State
+from fedveil.population.columns import Column, ColumnTable, Places, State
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import FixedVector
 from fedveil.stage import Source
@@ -230,7 +230,7 @@ def _add_few(
 
 def _any(table: ColumnTable, groups: Groups) -> tuple[ColumnTable, Groups]:
     """Return one record a pair: in every 0/1 column a 1 if any record has one, else a 0 if any has, else a state."""
-    columns = {}
+    columns: dict[str, Column] = {}
     for name in table.columns:
         column = table.places(name)
         rank = np.where(column.state == State.VALID, 3 + column.values, 2 - column.state)[groups.order]
@@ -238,13 +238,7 @@ def _any(table: ColumnTable, groups: Groups) -> tuple[ColumnTable, Groups]:
         state = np.where(best >= 3, State.VALID, 2 - best).astype(np.int8)
         columns[name] = Places(values=np.maximum(best - 3, 0), state=state)
     every: Int64[np.ndarray, " m"] = np.arange(len(groups))
-    condensed = ColumnTable(
-        columns={**columns},
-        silo=groups.silo,
-        user=groups.user,
-        n_users=table.n_users,
-        silo_names=table.silo_names,
-    )
+    condensed = replace(table, columns=columns, silo=groups.silo, user=groups.user)
     return condensed, Groups(
         order=every, start=every, size=np.ones_like(every), silo=groups.silo, user=groups.user
     )

@@ -10,12 +10,13 @@ so it is no narrower than a bin.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.statistics.intervals import NORMAL_95, Interval, share
+from fedveil.statistics.intervals import NORMAL_95, Interval, between, share
 from fedveil.statistics.rising import isotonic_regression
 
 
@@ -53,20 +54,11 @@ def quantile(
         return None
     distance, noise = (part[:-1] for part in cumulative(values, covariance, level))
     people = people_per_unit * total * level * (1 - level)
-    low, high = _ends(distance, np.sqrt(noise + people), edges)
-    low_here, high_here = _ends(distance, np.sqrt(noise), edges)
+    ends, here = (_ends(distance, np.sqrt(noise + own), edges) for own in (people, 0.0))
     shares = isotonic_regression(np.cumsum(values) / total, y_min=0.0, y_max=1.0)
     place = int(np.argmin(np.abs(distance)))
     estimate, beyond = _interpolated(shares[:-1], edges, level)
-    return Interval(
-        estimate=estimate,
-        beyond=beyond,
-        low=low,
-        high=high,
-        low_here=low_here,
-        high_here=high_here,
-        privacy=share(float(noise[place]), people),
-    )
+    return replace(between(estimate, ends, here, share(float(noise[place]), people)), beyond=beyond)
 
 
 def _ends(

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.statistics.intervals import NORMAL_95, Interval
+from fedveil.statistics.intervals import NORMAL_95, Interval, between
 
 LEAST_AT_RISK: Final = 10.0
 """People at risk that an interval has an estimate from, by the lower end of what noise leaves open.
@@ -67,16 +67,8 @@ class Curve:
                 return low, high
             return min(low, max(0.0, s * (1 - half))), max(high, min(1.0, s * (1 + half)))
 
-        low, high = ends(both)
-        low_here, high_here = ends(here)
-        return Interval(
-            estimate=float(np.clip(self.survival[k], 0, 1)),
-            low=low,
-            high=high,
-            low_here=low_here,
-            high_here=high_here,
-            privacy=here / both if both > 0 else 1.0,
-        )
+        estimate = float(np.clip(self.survival[k], 0, 1))
+        return between(estimate, ends(both), ends(here), here / both if both > 0 else 1.0)
 
     def band(self) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
         """Return the ends of the simultaneous 95 % band: S (1 ± c sd of log S), within [0, 1].

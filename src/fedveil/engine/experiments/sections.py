@@ -11,11 +11,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from fedveil.engine.experiments.choice import Choice, Chosen
+from fedveil.engine.experiments.choice import Choice, Chosen, Keys
 from fedveil.engine.experiments.handed_over import SESSION
 from fedveil.errors import ConfigError
-from fedveil.keys import Count, NonNegative, Positive
-from fedveil.population.allocation import Law
+from fedveil.keys import Count, Positive
+from fedveil.population.allocation import Allocation
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.limits import (
     LEAST_BINS,
@@ -72,17 +72,6 @@ class TableSection(Section):
         )
 
 
-class AllocationSection(Section):
-    """The law by which a catalogue's records are handed to users and silos (docs/reference/data-sets.md)."""
-
-    law: Law = "zipf"
-    user_exponent: NonNegative = 0.5
-    silo_exponent: NonNegative = 2.0
-    main_share: Annotated[float, Field(ge=0, le=1)] = 0.8
-    labels_per_user: Count = 2
-    concentration: Positive = Field(1.0, description="of the law dirichlet")
-
-
 class DataSection(Section):
     """Which records are trained on, and how they are allotted to silos and users."""
 
@@ -93,7 +82,9 @@ class DataSection(Section):
     n_silos: Count | None = Field(
         None, description="|S|; fixed by the medical data sets and by your own tables"
     )
-    allocation: AllocationSection | None = Field(None, description="of a catalogue data set; default: zipf")
+    allocation: Annotated[Allocation, Keys(Allocation)] | None = Field(
+        None, description="of a catalogue data set; default: zipf"
+    )
     seed: int | None = Field(None, description="seed of split and allocation; default: the experiment's")
 
     @model_validator(mode="after")

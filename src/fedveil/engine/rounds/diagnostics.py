@@ -12,48 +12,33 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from fedveil.engine.rounds.turn import Turn
+from fedveil.engine.run_folder.folder import Row
 from fedveil.methods.sending import MessageCost
 from fedveil.protection.transcript import Transcript
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommunicationCost:
-    """What the messages of all silos or clients cost in a round, where a channel counts them.
+def communication_cost(costs: Sequence[MessageCost]) -> Row | None:
+    """Return what the messages of all silos or clients cost in a round, added up; None where there are none.
 
-    Attributes:
-        float32_bytes: length of the same sums in float32.
-        bits_per_parameter: bits of the messages over parameters sent.
-        limit: information limit of the same sums, bits a parameter, mean over messages; None where messages are not
-            compressed to their noise.
-        ratio: bits_per_parameter over limit; None where the limit is 0 or None.
-        acceptance: share of the quantisers' draws that were accepted, mean over messages; None where none are drawn.
+    It is what a :class:`~fedveil.engine.run_folder.documents.CommunicationCost` reads, a mean over messages where one
+    has a number of its own, and ``ratio``: bits_per_parameter over limit, None where that is 0 or None.
     """
-
-    float32_bytes: int
-    bits_per_parameter: float
-    limit: float | None
-    ratio: float | None
-    acceptance: float | None
-
-    @classmethod
-    def of(cls, costs: Sequence[MessageCost]) -> CommunicationCost | None:
-        """Add up the messages of a round; None where there are none."""
-        if not costs:
-            return None
-        parameters = sum(cost.parameters for cost in costs)
-        limits = [cost.limit for cost in costs if cost.limit is not None]
-        accepted = [cost.acceptance for cost in costs if cost.acceptance is not None]
-        limit = float(np.mean(limits)) if limits else None
-        bits = 8 * sum(cost.bytes for cost in costs) / parameters
-        return cls(
-            float32_bytes=4 * parameters,
-            bits_per_parameter=bits,
-            limit=limit,
-            ratio=bits / limit if limit else None,
-            acceptance=float(np.mean(accepted)) if accepted else None,
-        )
+    if not costs:
+        return None
+    parameters = sum(cost.parameters for cost in costs)
+    limits = [cost.limit for cost in costs if cost.limit is not None]
+    accepted = [cost.acceptance for cost in costs if cost.acceptance is not None]
+    limit = float(np.mean(limits)) if limits else None
+    bits = 8 * sum(cost.bytes for cost in costs) / parameters
+    return {
+        "float32_bytes": 4 * parameters,
+        "bits_per_parameter": bits,
+        "limit": limit,
+        "ratio": bits / limit if limit else None,
+        "acceptance": float(np.mean(accepted)) if accepted else None,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +89,7 @@ class RoundDiagnostics(Trained):
     """
 
     bytes_up: int | None = None
-    communication_cost: CommunicationCost | None = None
+    communication_cost: Row | None = None
     attempts: int | None = None
     summed: int | None = None
 
@@ -132,5 +117,5 @@ class RoundDiagnostics(Trained):
         return cls(
             **vars(trained),
             bytes_up=sum(cost.bytes for cost in sent) if sent else None,
-            communication_cost=CommunicationCost.of(sent),
+            communication_cost=communication_cost(sent),
         )

@@ -46,6 +46,7 @@ from fedveil.statistics.intervals import (
     Estimate,
     Interval,
     at_the_ends,
+    between,
     mean_within,
     normal,
     positive_ratio,
@@ -232,17 +233,10 @@ class _Moments:
         """Return factor x sqrt(square), the mean of numbers in [0, top]; None where there are too few people."""
         if not self._enough:
             return None
-        low, high = mean_within(square, noise, top, self._per_person)
-        low_here, high_here = mean_within(square, noise, top, 0.0)
+        ends, here = (mean_within(square, noise, top, people) for people in (self._per_person, 0.0))
         inside = min(max(square, 0.0), top)
-        value, slope = factor * math.sqrt(inside), factor / (2 * math.sqrt(max(inside, high_here / 4)))
+        value, slope = factor * math.sqrt(inside), factor / (2 * math.sqrt(max(inside, here[1] / 4)))
         people = self._per_person * (top * inside - inside**2)
-        ends = Interval(
-            estimate=value,
-            low=factor * math.sqrt(low),
-            high=factor * math.sqrt(high),
-            low_here=factor * math.sqrt(low_here),
-            high_here=factor * math.sqrt(high_here),
-            privacy=share(noise, people),
-        )
-        return Bounded(value=value, noise=slope**2 * noise, people=slope**2 * people, ends=ends)
+        low, high = ((factor * math.sqrt(one[0]), factor * math.sqrt(one[1])) for one in (ends, here))
+        found = between(value, low, high, share(noise, people))
+        return Bounded(value=value, noise=slope**2 * noise, people=slope**2 * people, ends=found)

@@ -15,9 +15,8 @@ from pydantic import ConfigDict
 
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import read_json
-from fedveil.population.columns import categories_of
 from fedveil.population.schema import Label, Schema, Survival
-from fedveil.statistics.cells import Categories, Everybody, Partition, Silos
+from fedveil.statistics.cells import Everybody, Partition, Silos, declared_groups
 from fedveil.statistics.decoding import decode
 from fedveil.statistics.evaluation.amounts import Amounts
 from fedveil.statistics.evaluation.binary import TwoClasses
@@ -112,14 +111,9 @@ class Asked(DocumentTable):
         return {ALL: Everybody(), **{name: self._partition(name) for name in self.by}}
 
     def _partition(self, name: str) -> Partition:
-        if name == "silo":
-            return Silos(self.silo_names)
-        declared = categories_of(self.schema_, name, "evaluation.by")
-        if declared is None:
-            raise ConfigError(
-                f"evaluation.by: '{name}' is a number, and groups are declared categories, of which a record has one"
-            )
-        return Categories(name, declared, pooled=True)
+        return (
+            Silos(self.silo_names) if name == "silo" else declared_groups(self.schema_, name, "evaluation.by")
+        )
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
