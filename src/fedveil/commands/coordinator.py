@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedveil.commands.link import end_by_terminate, imported
-from fedveil.commands.options import OUT, Json, grouped, tell
+from fedveil.commands.options import OUT, Json, group, grouped, tell
 from fedveil.commands.passphrase import Asked, Descriptor, NewKey
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.founding.joining import accept, join_as_coordinator
@@ -17,11 +17,7 @@ from fedveil.flower.release import check_release
 if TYPE_CHECKING:  # it needs the extra, which not every command does
     from fedveil.flower.coordinator_host.party import Party
 
-coordinator = typer.Typer(
-    help="Join a federation as its coordinator, accept its membership, serve.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+coordinator = group("Join a federation as its coordinator, accept its membership, serve.")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder")]
 

@@ -13,7 +13,7 @@ import typer
 from fedveil.commands.coordinator import open_party
 from fedveil.commands.figures import print_statement
 from fedveil.commands.link import end_by_terminate
-from fedveil.commands.options import OUT, Json, grouped, tell
+from fedveil.commands.options import OUT, Json, group, grouped, tell
 from fedveil.commands.passphrase import Asked, Descriptor, NewKey
 from fedveil.commands.released import RELEASES, kind_of
 from fedveil.console import observer, print_json, transposed_table
@@ -42,11 +42,7 @@ from fedveil.report.page import write_report
 if TYPE_CHECKING:  # it needs the extra, which not every command does
     from fedveil.flower.coordinator_host.party import Party
 
-federation = typer.Typer(
-    help="Found a federation between institutions, check a silo, run an experiment.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+federation = group("Found a federation between institutions, check a silo, run an experiment.")
 
 
 Founder = Annotated[Path, typer.Argument(metavar="DIR", help="the founder's folder")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json
+from fedveil.commands.options import OUT, Json, group
 from fedveil.console import print_json, transposed_table
 from fedveil.errors import ConfigError
 from fedveil.flower.deployment import Hosting, write_deployment
@@ -17,11 +17,7 @@ from fedveil.flower.status import party_status
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")]
 
-deploy = typer.Typer(
-    help="Write files for service managers, containers and proxies.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+deploy = group("Write files for service managers, containers and proxies.")
 
 
 @deploy.callback()

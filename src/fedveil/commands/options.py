@@ -28,6 +28,11 @@ Code = Annotated[
 Runs = Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")]
 
 
+def group(help: str) -> typer.Typer:
+    """Return a command that has commands of its own."""
+    return typer.Typer(help=help, no_args_is_help=True, add_completion=False)
+
+
 def tell(as_json: bool, document: Mapping[str, Any], *told: object) -> None:
     """Print a result as one JSON object, or in lines and tables for people."""
     print_json(document) if as_json else OUT.print(*told, sep="\n")

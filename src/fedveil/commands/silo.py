@@ -9,7 +9,7 @@ import typer
 
 from fedveil.commands.coordinator import tell_request
 from fedveil.commands.link import end_by_terminate
-from fedveil.commands.options import OUT, Json, grouped, tell
+from fedveil.commands.options import OUT, Json, group, grouped, tell
 from fedveil.commands.passphrase import Asked, Descriptor, NewKey
 from fedveil.federation.audit.ledger_audit import export_ledger
 from fedveil.federation.silo_ledger import adopt
@@ -18,12 +18,8 @@ from fedveil.flower.founding.joining import accept, join_as_silo, rotate
 from fedveil.flower.founding.moving import leave, migrate
 from fedveil.flower.silo_host.silo import ServedSilo, limit_memory
 
-silo = typer.Typer(
-    help="Join a federation as a silo, accept its membership, serve; export the ledger.",
-    no_args_is_help=True,
-    add_completion=False,
-)
-ledger = typer.Typer(help="What the silo's users have spent over all runs.", no_args_is_help=True)
+silo = group("Join a federation as a silo, accept its membership, serve; export the ledger.")
+ledger = group("What the silo's users have spent over all runs.")
 silo.add_typer(ledger, name="ledger")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")]

@@ -9,14 +9,12 @@ from fedveil.errors import CompositionError
 from fedveil.keys import filled
 from fedveil.methods.channels import Channel
 from fedveil.methods.client_messages import ClientMessages, Form, Layered
-from fedveil.methods.keys import Lattice
+from fedveil.methods.keys import Lattice, Users
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.privacy.sampling import Sampler
 
 Of = Annotated[Any, filled()]
 """The method that the channel is for."""
-Users = Annotated[int, filled()]
-"""|U|, of the population."""
 
 
 def additive(*, method: Of) -> Channel:
