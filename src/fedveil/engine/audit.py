@@ -40,7 +40,7 @@ from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Groups, Population, Records
 from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
-from fedveil.server.optimizers import Optimizer, State
+from fedveil.server.optimizers import Model, Optimizer, State, Vector
 
 _MOST_RECORDS = 20_000
 _MOST_CANARY_FLOATS = 1 << 28
@@ -237,13 +237,11 @@ class _Released(Optimizer):
     def __init__(self, inner: Optimizer) -> None:
         self._inner, self.mean = inner, torch.zeros(0, dtype=torch.float64)
 
-    def init(self, model: Float32[Tensor, " d"]) -> State:
+    def init(self, model: Model) -> State:
         """Return the state before the first round."""
         return self._inner.init(model)
 
-    def step(
-        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
-    ) -> tuple[Float32[Tensor, " d"], State]:
+    def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
         """Return the next model and state; keep the mean."""
         self.mean = mean
         return self._inner.step(model, mean, state)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxtyping import Float32, Float64
-from torch import Tensor
-
 from fedveil.errors import CompositionError
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.gaussian_shares import GaussianShares
@@ -18,7 +15,7 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.noise import grid_for
 from fedveil.privacy.sampling import Everyone
-from fedveil.server.optimizers import STATELESS, Optimizer, State
+from fedveil.server.optimizers import STATELESS, Model, Optimizer, State, Vector
 from fedveil.statistics.local import PersonVector
 
 _EXACT_BITS = 52
@@ -30,13 +27,11 @@ class ReleaseSum(Optimizer):
 
     steps_models: ClassVar[bool] = False
 
-    def init(self, model: Float32[Tensor, " d"]) -> State:
+    def init(self, model: Model) -> State:
         """Return nothing: every release is the whole of what is released."""
         return STATELESS
 
-    def step(
-        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
-    ) -> tuple[Float32[Tensor, " d"], State]:
+    def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
         """Return the sum, whatever was released before."""
         return mean.float(), STATELESS
 

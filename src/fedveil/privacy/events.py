@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Annotated, ClassVar, Final
@@ -295,7 +295,7 @@ def event_from_json(data: object) -> Event:
             f"event {name!r}: fields must be {sorted(one.name for one in known)}, found {sorted(set(data) - {'type'})}"
         )
     return kind(
-        **{one.name: _READ[str(one.type)](f"event {name!r}: {one.name!r}", data[one.name]) for one in known}
+        **{one.name: _read(f"event {name!r}: {one.name!r}", str(one.type), data[one.name]) for one in known}
     )
 
 
@@ -309,43 +309,19 @@ def _written(value: object) -> object:
     return value.to_json() if isinstance(value, Event) else value
 
 
-def _number(name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise PrivacyError(f"{name} must be a number, found {type(value).__name__}")
-    return float(value)
+_PLAIN: Final = {"float": ("a number", int | float), "int": ("an integer", int), "str": ("a string", str)}
+"""What a field is in JSON, by its declared type."""
 
 
-def _integer(name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise PrivacyError(f"{name} must be an integer, found {type(value).__name__}")
-    return value
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise PrivacyError(f"{name} must be a string, found {type(value).__name__}")
-    return value
-
-
-def _event(_: str, value: object) -> Event:
-    return event_from_json(value)
-
-
-def _several(read: Callable[[str, object], object]) -> Callable[[str, object], tuple[object, ...]]:
-    def items(name: str, value: object) -> tuple[object, ...]:
+def _read(name: str, kind: str, value: object) -> object:
+    """Return a field of a declared type: a number, a text, an event, or a list of them."""
+    if kind == "Event":
+        return event_from_json(value)
+    if kind.startswith("tuple["):
         if not isinstance(value, list):
             raise PrivacyError(f"{name} must be a list, found {type(value).__name__}")
-        return tuple(read(name, item) for item in value)
-
-    return items
-
-
-_READ: Final[Mapping[str, Callable[[str, object], object]]] = {
-    "float": _number,
-    "int": _integer,
-    "str": _text,
-    "Event": _event,
-    "tuple[float, ...]": _several(_number),
-    "tuple[Event, ...]": _several(_event),
-}
-"""What reads a field, by its declared type."""
+        return tuple(_read(name, kind.removeprefix("tuple[").removesuffix(", ...]"), item) for item in value)
+    wanted, plain = _PLAIN[kind]
+    if not isinstance(value, plain) or isinstance(value, bool):
+        raise PrivacyError(f"{name} must be {wanted}, found {type(value).__name__}")
+    return float(value) if kind == "float" else value

@@ -41,6 +41,14 @@ State: TypeAlias = Mapping[str, Tensor]
 
 STATELESS: Final[State] = {}
 
+Model: TypeAlias = Float32[Tensor, " d"]
+"""A global model."""
+Vector: TypeAlias = Float64[Tensor, " d"]
+"""A mean of updates, and what is computed of means."""
+Rate: TypeAlias = Annotated[
+    float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
+]
+
 
 class Optimizer(Stage):
     """What the server does with the mean update; a frozen value, its state apart from it.
@@ -73,14 +81,12 @@ class Optimizer(Stage):
         raise CompositionError(f"{type(self).__name__} has no learning rate to be found")
 
     @duty
-    def init(self, model: Float32[Tensor, " d"]) -> State:
+    def init(self, model: Model) -> State:
         """Return the state before the first round; names, shapes and types stay the same from then on."""
         raise NotImplementedError
 
     @duty
-    def step(
-        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
-    ) -> tuple[Float32[Tensor, " d"], State]:
+    def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
         """Return the next global model and state; what is given is left as it is.
 
         Args:
@@ -171,9 +177,7 @@ class ServerSgd(_Scheduled):
     tensor([2.5000])
     """
 
-    learning_rate: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
-    ]
+    learning_rate: Rate
     momentum: Annotated[float, Field(ge=0, lt=1, description="mu, weight of the means before")] = 0.0
     nesterov: Annotated[bool, Field(description="look ahead along the momentum")] = False
 
@@ -193,13 +197,11 @@ class ServerSgd(_Scheduled):
         how = "Nesterov momentum" if self.nesterov else "momentum"
         return (_free(f"{how} {self.momentum:g}"), *super().mechanisms(moves))
 
-    def init(self, model: Float32[Tensor, " d"]) -> State:
+    def init(self, model: Model) -> State:
         """Return u_0 = 0; nothing without momentum."""
         return self._begun() | ({"momentum": _zeros(model)} if self.momentum else {})
 
-    def step(
-        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
-    ) -> tuple[Float32[Tensor, " d"], State]:
+    def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
         """Return the next global model, computed in float64 and stored in float32, and u_t."""
         rate, counted = self._rate(self.learning_rate, state)
         if not self.momentum:
@@ -219,9 +221,7 @@ class _Adaptive(_Scheduled):
     Algorithm 2, and unlike Adam's, there is no bias correction, so the first steps are shorter.
     """
 
-    learning_rate: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
-    ]
+    learning_rate: Rate
     beta1: Annotated[float, Field(ge=0, lt=1, description="weight of the means before")] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, description="weight of their squares")] = 0.99
     tau: Annotated[
@@ -234,16 +234,14 @@ class _Adaptive(_Scheduled):
             *super().mechanisms(moves),
         )
 
-    def init(self, model: Float32[Tensor, " d"]) -> State:
+    def init(self, model: Model) -> State:
         """Return m_0 = 0 and v_0 = tau^2."""
         return self._begun() | {
             "mean": _zeros(model),
             "square": torch.full_like(_zeros(model), self.tau**2),
         }
 
-    def step(
-        self, model: Float32[Tensor, " d"], mean: Float64[Tensor, " d"], state: State
-    ) -> tuple[Float32[Tensor, " d"], State]:
+    def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
         """Return the next global model, computed in float64 and stored in float32, with m_t and v_t."""
         first = self.beta1 * state["mean"] + (1 - self.beta1) * mean
         second = self._second(state["square"], mean * mean)
@@ -251,7 +249,7 @@ class _Adaptive(_Scheduled):
         along = rate * first / (second.sqrt() + self.tau)
         return _moved(model, along), counted | {"mean": first, "square": second}
 
-    def _second(self, before: Float64[Tensor, " d"], square: Float64[Tensor, " d"]) -> Float64[Tensor, " d"]:
+    def _second(self, before: Vector, square: Vector) -> Vector:
         """Return v_t from v_{t-1} and Delta_t^2."""
         raise NotImplementedError
 
@@ -274,7 +272,7 @@ class FedAdam(_Adaptive):
         ConfigError: a value outside these ranges.
     """
 
-    def _second(self, before: Float64[Tensor, " d"], square: Float64[Tensor, " d"]) -> Float64[Tensor, " d"]:
+    def _second(self, before: Vector, square: Vector) -> Vector:
         return self.beta2 * before + (1 - self.beta2) * square
 
 
@@ -286,7 +284,7 @@ class FedYogi(_Adaptive):
     2018). It never falls below 0. Arguments and errors are those of :class:`FedAdam`.
     """
 
-    def _second(self, before: Float64[Tensor, " d"], square: Float64[Tensor, " d"]) -> Float64[Tensor, " d"]:
+    def _second(self, before: Vector, square: Vector) -> Vector:
         return before - (1 - self.beta2) * square * (before - square).sign()
 
 
@@ -294,12 +292,12 @@ class FedYogi(_Adaptive):
 class Begins(Protocol):
     """What has a state that begins with the model."""
 
-    def init(self, model: Float32[Tensor, " d"]) -> State:
+    def init(self, model: Model) -> State:
         """Return the state before the first round."""
         ...
 
 
-def matching(server: Begins, model: Float32[Tensor, " d"], state: Any) -> bool:
+def matching(server: Begins, model: Model, state: Any) -> bool:
     """Return whether a state that was kept is one of this server and model: its names, shapes, types, and finite."""
     fresh = server.init(model)
     return set(fresh) == set(state) and all(
@@ -313,9 +311,9 @@ def _free(what: str) -> str:
     return f"the server steps by {what}: post-processing of the released mean, free of charge"
 
 
-def _zeros(model: Float32[Tensor, " d"]) -> Float64[Tensor, " d"]:
+def _zeros(model: Model) -> Vector:
     return torch.zeros(len(model), dtype=torch.float64)
 
 
-def _moved(model: Float32[Tensor, " d"], along: Float64[Tensor, " d"]) -> Float32[Tensor, " d"]:
+def _moved(model: Model, along: Vector) -> Model:
     return (model.to(torch.float64) + along).to(torch.float32)
