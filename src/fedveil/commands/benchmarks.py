@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedveil.commands.options import OUT, Json
-from fedveil.console import print_json, rows_table
+from fedveil.commands.options import Json, tell
+from fedveil.console import rows_table
 from fedveil.errors import ConfigError
 
 
@@ -24,11 +24,8 @@ def bench_command(
 ) -> None:
     """Run a benchmark against its peers (from a checkout: benchmarks/ is not installed)."""
     document = run_benchmark(name, quick=quick, page=page)
-    if as_json:
-        print_json(document)
-        return
     rows = [{key: value for key, value in row.items() if key != "place"} for row in document["rows"]]
-    OUT.print(rows_table(rows, title=f"{name}: {document['machine']['processor']}"))
+    tell(as_json, document, rows_table(rows, title=f"{name}: {document['machine']['processor']}"))
 
 
 def run_benchmark(name: str, *, quick: bool, page: Path | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.commands.figures import print_statement
-from fedveil.commands.options import OUT, Json, Runs
+from fedveil.commands.options import OUT, Json, Runs, tell
 from fedveil.console import ends, number, print_json, rows_table
 from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
 from fedveil.engine.releases.inference import PreparedInference, answered, prepare_inference
@@ -119,12 +119,11 @@ def _print_plan(prepared: PreparedInference, as_json: bool) -> None:
         }
         for one in prepared.plan
     ]
-    if as_json:
-        print_json({"epsilon": epsilon, "releases": releases, "effects": effects})
-        return
-    OUT.print(rows_table(releases))
-    OUT.print(rows_table(effects))
-    OUT.print(
+    tell(
+        as_json,
+        {"epsilon": epsilon, "releases": releases, "effects": effects},
+        rows_table(releases),
+        rows_table(effects),
         f"noise multiplier {prepared.multiplier:.4g}, epsilon {show_epsilon(epsilon)} at delta "
-        f"{prepared.document.privacy.delta:g}; no record was read and nothing was charged"
+        f"{prepared.document.privacy.delta:g}; no record was read and nothing was charged",
     )

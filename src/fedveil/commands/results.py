@@ -71,17 +71,14 @@ def spent_command(
     rows = [
         {"run": path.name, "charges": charges, "epsilon": epsilon} for path, charges, epsilon in found.runs
     ]
-    if as_json:
-        print_json(asdict(found) | {"runs": rows})
-        return
-    OUT.print(rows_table(rows))
-    if found.epsilon is None:
-        OUT.print("one of these runs guarantees nothing, so all together guarantee nothing")
-        return
-    OUT.print(
-        f"together: each {found.unit} is protected with epsilon {show_epsilon(found.epsilon)} at delta "
-        f"{show_delta(found.delta)} (accountant {found.accountant}), against whoever reads all that these runs released"
-    )
+    told = "one of these runs guarantees nothing, so all together guarantee nothing"
+    if found.epsilon is not None:
+        told = (
+            f"together: each {found.unit} is protected with epsilon {show_epsilon(found.epsilon)} at delta "
+            f"{show_delta(found.delta)} (accountant {found.accountant}), against whoever reads all that these runs "
+            "released"
+        )
+    tell(as_json, asdict(found) | {"runs": rows}, rows_table(rows), told)
 
 
 def _epsilon(value: float) -> str:

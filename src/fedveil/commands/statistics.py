@@ -9,7 +9,7 @@ import typer
 
 from fedveil.commands.figures import print_rows, print_statement
 from fedveil.commands.inference import print_effects, told
-from fedveil.commands.options import OUT, Json, Runs
+from fedveil.commands.options import OUT, Json, Runs, tell
 from fedveil.console import print_json, rows_table
 from fedveil.engine.experiments.release_document import ReleaseDocument, read_releases
 from fedveil.engine.releases.prepared_releases import make_releases
@@ -162,13 +162,11 @@ def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
         for one in prepared.plan
     ]
     epsilon, method = prepared.series.epsilon_of(prepared.series.event), prepared.release(()).method
-    if as_json:
-        document = {"epsilon": epsilon, "numbers": prepared.step.layout.length, "blocks": found}
-        print_json(document)
-        return
-    OUT.print(rows_table(found))
-    OUT.print(
-        f"{prepared.step.layout.length} numbers, noise multiplier {method.channel.nominal():.4g}, epsilon "
-        f"{show_epsilon(epsilon)} at delta {prepared.document.privacy.delta:g}; no record was read "
-        "and nothing was charged"
+    numbers = prepared.step.layout.length
+    tell(
+        as_json,
+        {"epsilon": epsilon, "numbers": numbers, "blocks": found},
+        rows_table(found),
+        f"{numbers} numbers, noise multiplier {method.channel.nominal():.4g}, epsilon {show_epsilon(epsilon)} at "
+        f"delta {prepared.document.privacy.delta:g}; no record was read and nothing was charged",
     )
