@@ -230,6 +230,27 @@ def test_a_rate_of_no_normal_number_costs_what_one_above_it_costs(
     assert costs[-1] < 1e-3
 
 
+@pytest.mark.parametrize("noise", [1e9, 1e17, 1e100])
+def test_noise_beyond_all_rounding_costs_what_less_noise_costs(noise: float) -> None:
+    """Of 1e17 and more the library raised TypeError, or divided by zero."""
+
+    def releases(much: float) -> list[tuple[PldAccountant, Event]]:
+        gaussian = GaussianEvent(noise_multiplier=much)
+        sampled: list[Event] = [
+            PoissonSampledEvent(rate=0.5, event=gaussian),
+            PoissonSampledEvent(rate=0.5, event=LaplaceEvent(noise_multiplier=much)),
+            LaplaceEvent(noise_multiplier=much),
+            MixtureOfGaussiansEvent(
+                noise_multiplier=much, sensitivities=(0.0, 1.0), probabilities=(0.5, 0.5)
+            ),
+        ]
+        drawn = SampledWithoutReplacementEvent(population=10, sample=9, event=gaussian)
+        return [(PLD, event) for event in sampled] + [(PldAccountant(adjacency=Adjacency.REPLACE_ONE), drawn)]
+
+    for (judge, event), (_, stronger) in zip(releases(noise), releases(1e6), strict=True):
+        assert judge.epsilon(event, DELTA) == judge.epsilon(stronger, DELTA) < 1e-3
+
+
 def test_pld_refuses_a_delta_below_its_numerical_error() -> None:
     with pytest.raises(PrivacyError, match="use accountant 'rdp'"):
         PLD.epsilon(gaussian_rounds(100, rate=0.5), 1e-12)

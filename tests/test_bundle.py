@@ -111,6 +111,21 @@ def test_a_bundle_predicts_what_the_run_did(name: str, trained: fv.Result, tmp_p
         trained.save(tmp_path / name)
 
 
+def test_a_zip_that_lists_many_files_is_refused_before_a_list_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of 19 MB took 165 MB; one of 4 GiB, the longest file that is read, would take as many times that."""
+    entry = (
+        b"PK\1\2" + struct.pack("<4B4H3L5H2L", 20, 3, 20, 0, 0, 0, 0, 33, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    )
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1101, 1101, len(entry) * 1101, 0, 0)
+    path = tmp_path / "many.zip"
+    path.write_bytes(entry * 1101 + end)
+    monkeypatch.delattr(zipfile, "ZipFile")
+    with pytest.raises(BundleError, match="more than 1100 files"):
+        read_files(path)
+
+
 def test_a_zip_and_a_folder_hold_the_same(trained: fv.Result, made: Path, tmp_path: Path) -> None:
     packed = trained.save(tmp_path / "model.zip", about="Tells who is ill, for nurses.")
     assert read_files(packed) == read_files(made)
@@ -334,6 +349,10 @@ def test_onnx_gives_the_same_outputs(made: Path, tmp_path: Path) -> None:
         ),
         ({"classes": []}, "classes: 0 of them, and the model has 2 outputs"),
         ({"task": "survival"}, "classes: a survival has none"),
+        (
+            {"task": "survival", "classes": [], "model": {"outputs": 2**63}},
+            "no .* has records of shape .* and 9223372036854775808 outputs",
+        ),
         ({"input": {"factor": 1e38}}, "row 0: the model's outputs are not finite"),
     ],
 )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -234,6 +235,21 @@ def test_every_experiment_of_a_study_is_checked_before_the_first_trains(
     (tmp_path / "two.toml").write_text(f"{STUDY}{wrong}\n")
     assert message in ended("run", "two.toml").mistake
     assert not (tmp_path / "runs").exists()
+
+
+def test_more_seeds_than_anybody_runs_are_refused_by_name() -> None:
+    """A command that was asked for 10^20 of them made documents without end."""
+    said = ended("check", "digits", "--seeds", str(10**20)).mistake
+    assert "--seeds" in said
+    assert "1<=x<=10000" in said
+
+
+def test_what_does_not_fit_into_memory_is_one_line(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = mock.Mock(side_effect=MemoryError("Unable to allocate an array with shape (4711,)"))
+    monkeypatch.setattr("fedveil.commands.training.prepare", full)
+    said = ended("check", str(toml)).mistake
+    assert "more memory is needed than there is" in said
+    assert "4711" not in said
 
 
 def test_check_shows_every_seed_and_a_study_loads_each_population_once(

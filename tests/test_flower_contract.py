@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 pytest.importorskip("flwr")
 
 import httpx
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.error.base import FlowerError
+from flwr.superlink.servicer.fleet.fleet_handlers import activate_node
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedveil.commands.coordinator import open_party, serve_command
 from fedveil.commands.link import imported as imported_to_serve
+from fedveil.crypto.errors import CryptoError
 from fedveil.errors import ConfigError
+from fedveil.flower.coordinator_host.link import quiet_flower
+from fedveil.flower.founding.certificates import new_node_key
 from fedveil.flower.release import RELEASES, check_release
 from fedveil.flower.silo_host.silo import ServedSilo
 from tests.pins.flower import RECORDED, contract, imported, installed
@@ -87,3 +95,32 @@ def test_another_release_is_refused_before_anything_of_it_is_imported(
 def test_a_client_of_the_link_has_the_connections_that_a_carrier_replaces() -> None:
     with FleetHttpClient.from_server_address("127.0.0.1:9", False, None, []) as client:
         assert isinstance(client._client, httpx.Client)
+
+
+def test_a_silo_that_waits_to_be_known_is_no_error_of_the_links_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower tells of each of its requests, with the key, as an error; other errors are told."""
+    log, told = logging.getLogger("flwr"), list[str]()
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: told.append(record.getMessage()))
+    monkeypatch.setattr(log, "filters", list(log.filters))
+    monkeypatch.setattr(log, "handlers", [handler])
+    before = log.level
+    quiet_flower()
+    nobody = mock.Mock(**{"get_node_id_by_public_key.return_value": None})
+    with pytest.raises(FlowerError) as raised:
+        activate_node(ActivateNodeRequest(public_key=b"key"), nobody)
+    log.error("%s", raised.value.message)
+    log.error("another error")
+    log.setLevel(before)
+    assert told == ["another error"]
+
+
+def test_a_silo_is_not_served_with_a_node_key_that_others_read(tmp_path: Path) -> None:
+    new_node_key(tmp_path / "node.key")
+    (tmp_path / "node.key").chmod(0o644)
+    folder: Any = tmp_path
+    with pytest.raises(CryptoError, match=r"node.key has mode 0644"):
+        ServedSilo(folder)
+    assert not (tmp_path / "run").exists()

@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -432,6 +433,16 @@ def test_a_failed_write_keeps_the_old_page(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="cannot be written"):
         write_document(tmp_path / "page.html", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_page_is_written_through_no_link_of_another_user(tmp_path: Path) -> None:
+    """In a folder that is shared, what lay under the name of the draft was followed and written to."""
+    page, other = tmp_path / "page.html", tmp_path / "another's"
+    other.write_text("theirs")
+    for name in (f".page.html.{os.getpid()}.tmp", ".page.html.tmp"):
+        (tmp_path / name).symlink_to(other)
+    assert write_document(page, "new\n").read_bytes() == b"new\n"
+    assert other.read_text() == "theirs"
 
 
 def plan_rows() -> list[dict[str, object]]:

@@ -24,12 +24,12 @@ def fails(where):
     if (Path(__file__).parent / where).exists():
         raise ZeroDivisionError("{SECRET}")
 
-measurements = 0
+measurements, HELD = 0, 2
 
 def measured(outputs, targets, weights):
     global measurements
     measurements += 1
-    if measurements > 2:
+    if measurements > HELD:
         fails("metric")
     return float(outputs.shape[0])
 
@@ -78,7 +78,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own_pieces", None)
 
 
-def test_a_metric_that_fails_in_a_run_is_named_without_its_words_and_the_run_goes_on(place: Path) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_metric_that_fails_in_a_run_is_named_without_its_words_and_the_run_goes_on(
+    place: Path, number: int
+) -> None:
+    (place / "own_pieces.py").write_text(OWN.replace("HELD = 0, 2", f"HELD = 0, {number + 1}"))
     asked = ("--code", "own_pieces:network", "--code", "own_pieces:lost", "--code", "own_pieces:measured")
     (place / "metric").touch()
     said = ended("run", place / "own.toml", "--runs", place / "runs").mistake
@@ -86,6 +90,7 @@ def test_a_metric_that_fails_in_a_run_is_named_without_its_words_and_the_run_goe
     assert f"`fedveil resume {place / 'runs' / 'own'}` goes on" in said
     assert "4711" not in said
     assert "Traceback" not in said
+    assert (place / "runs" / "own" / "checkpoint" / "state.safetensors").exists() == bool(number)
     (place / "metric").unlink()
     assert ended("resume", place / "runs" / "own", *asked).code == 0
 

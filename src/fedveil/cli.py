@@ -246,6 +246,9 @@ def main() -> None:
     except typer.Abort:
         _say("an answer was asked for, and the input ended")
         code = 1
+    except MemoryError:  # what it says of shapes may count records
+        _say("more memory is needed than there is: fewer users, silos or parameters, or another machine")
+        code = FedveilError.exit_code
     except Exception:
         traceback.print_exc()
         code = _BUG

@@ -32,6 +32,8 @@ SUMS: Final = "SHA256SUMS"
 _NAME: Final = re.compile(r"(signatures/)?[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LINE: Final = re.compile(r"([0-9a-f]{64})  (\S+)")
 _MOST_FILES: Final = 1100  # a thousand silos may sign
+_ENTRY: Final = b"PK\x01\x02"
+"""What every file's entry in the list of a zip archive begins with."""
 
 
 def sums(files: Mapping[str, bytes]) -> bytes:
@@ -127,11 +129,13 @@ def _from_folder(path: Path) -> dict[str, bytes]:
 
 def _from_zip(path: Path) -> dict[str, bytes]:
     content = read_content(path, BundleError, largest=LARGEST_FILE)
+    if (
+        content.count(_ENTRY) > _MOST_FILES
+    ):  # before a list is made of them, which takes many times their bytes
+        raise BundleError(f"{path}: more than {_MOST_FILES} files: no bundle")
     try:
         with reading(path, BundleError), zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
-            if len(entries) > _MOST_FILES:
-                raise BundleError(f"{path}: more than {_MOST_FILES} files: no bundle")
             if sum(entry.file_size for entry in entries) > len(content):
                 raise BundleError(f"{path} is damaged, or no bundle: its files have more bytes than it has")
             for entry in entries:

@@ -110,7 +110,7 @@ class Bundle:
             try:
                 with torch.device("meta"):
                     planned = MODELS[said.name](shape, said.outputs)
-            except (RuntimeError, ValueError) as error:
+            except (RuntimeError, TypeError, ValueError) as error:  # TypeError: of 2^63 and more
                 raise BundleError(
                     f"{self.path}: no {said.name} has records of shape {shape} and {said.outputs} outputs "
                     f"({foreign(str(error))})"

@@ -25,6 +25,9 @@ Code = Annotated[
     list[str] | None,
     typer.Option("--code", help="package.module:name that the run folder names: says that its code may run"),
 ]
+MOST_SEEDS: Final = 10_000
+"""Runs of one variant that one command makes."""
+
 Runs = Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.commands.options import OUT, Json, tell
+from fedveil.commands.options import MOST_SEEDS, OUT, Json, tell
 from fedveil.console import observer, rows_table
 from fedveil.errors import ConfigError
 from fedveil.files import replace_file
@@ -23,7 +23,10 @@ def reproduce_command(
         str | None, typer.Argument(metavar="[TABLE]", help="which table; none: list them")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="runs per cell; default: what the table asks for")
+        int | None,
+        typer.Option(
+            "--seeds", min=1, max=MOST_SEEDS, help="runs per cell; default: what the table asks for"
+        ),
     ] = None,
     results: Annotated[Path, typer.Option("--results", help="folder of the result files")] = Path("results"),
     runs: Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")] = Path(

@@ -11,7 +11,7 @@ import typer
 
 from fedveil.commands.data import print_report
 from fedveil.commands.figures import print_rows, print_statement
-from fedveil.commands.options import OUT, Code, Json, Listed, Runs, Source, grouped
+from fedveil.commands.options import MOST_SEEDS, OUT, Code, Json, Listed, Runs, Source, grouped
 from fedveil.commands.released import go_on, kind_of
 from fedveil.console import epsilon_text, observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.advice import advice_of
@@ -46,7 +46,9 @@ class Chosen:
     variant: Annotated[
         list[str] | None, typer.Option("--variant", help="only this variant (may be repeated)")
     ] = None
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs per variant, with consecutive seeds")] = 1
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=MOST_SEEDS, help="runs per variant, with consecutive seeds")
+    ] = 1
 
     @property
     def selection(self) -> Selection:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.key_files import is_protected, protect, unprotect
 from fedveil.errors import ConfigError
-from fedveil.files import append, read_content, sync_folder, writing
+from fedveil.files import CLOSED_IN_CHILDREN, append, read_content, sync_folder, writing
 
 SIGNATURE_BYTES: Final = 64
 """Length of a signature."""
@@ -188,18 +188,20 @@ def write_private_file(path: Path, data: bytes) -> None:
     Raises:
         CryptoError: the file exists (keys are never overwritten) or cannot be written.
     """
-    if path.exists():
-        raise CryptoError(f"{path} exists; a key is never overwritten, move the old one away first")
-    with (
-        writing(path, CryptoError),
-        open(path, "xb", buffering=0, opener=partial(os.open, mode=0o600)) as stream,
-    ):
+    with writing(path, CryptoError):
         try:
-            append(stream.fileno(), data)
-            sync_folder(path.parent)
-        except OSError:
-            path.unlink()
-            raise
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOSED_IN_CHILDREN, 0o600)
+        except FileExistsError:
+            raise CryptoError(
+                f"{path} exists; a key is never overwritten, move the old one away first"
+            ) from None
+        with os.fdopen(descriptor, "wb", buffering=0) as stream:
+            try:
+                append(stream.fileno(), data)
+                sync_folder(path.parent)
+            except OSError:
+                path.unlink()
+                raise
 
 
 def read_private_file(path: Path) -> bytes:

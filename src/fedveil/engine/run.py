@@ -131,11 +131,12 @@ def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
 
 
 def _play(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
-    experiment = prepared.experiment
+    experiment, guarantee = prepared.experiment, prepared.guarantee
     privacy = experiment.privacy.randomness()
-    guarantee = prepared.guarantee
     parties = _parties(prepared, privacy)
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
+        if begins := not folder.begun:  # before code of a user's own runs: who listens says how to go on
+            observer.started(folder.path, experiment, 0)
         checkpoint = last_checkpoint(prepared, folder, ledger)
         if any(entry.event != _event_of(prepared, entry) for entry in ledger.entries):
             raise RunFolderError(
@@ -146,7 +147,8 @@ def _play(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
         listed = parties.transcript if (folder / _TRANSCRIPT).exists() else None
         if listed is not None:
             folder.drop_torn_line(_TRANSCRIPT)
-        observer.started(folder.path, experiment, checkpoint.round)
+        if not begins:
+            observer.started(folder.path, experiment, checkpoint.round)
         stopped = evaluated_already(folder) if checkpoint.round < experiment.rounds else None
         if stopped is not None and _ended_at(folder) == checkpoint.round:
             prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
@@ -171,9 +173,8 @@ def _play(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
                 prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
                 break
         skipped = release_evaluation(prepared, folder, checkpoint, ledger)
-        return conclude(
-            prepared, folder, checkpoint, ledger, "; ".join(filter(None, (stopped, skipped))) or None
-        )
+        stopped = "; ".join(filter(None, (stopped, skipped))) or None
+        return conclude(prepared, folder, checkpoint, ledger, stopped)
 
 
 def _ended_at(folder: RunFolder) -> int | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from dp_accounting import privacy_accountant
@@ -39,6 +39,9 @@ _FFT_ERROR = 1e-12
 _FFT_ERROR_PER_RELEASE = 1e-15
 _LEAST_RATE = 1e-30
 """A rate below costs what this one costs, which is more: dp_accounting takes no subnormal number."""
+_MOST_NOISE = 1e6
+"""Releases with more noise cost what one with so much costs, which is more: of a weaker loss rounding is all that is
+left, and dp_accounting fails on it."""
 _MOST_POINTS = 1 << 21
 """Of a composed distribution, about: beyond, its grid is coarser."""
 _REACH = 16.0  # standard deviations of a composed loss between its ends
@@ -137,7 +140,10 @@ class PldAccountant:
             for event, count in counts.items()
             if isinstance(event, GaussianEvent)
         )
-        others = Counter({event: n for event, n in counts.items() if not isinstance(event, GaussianEvent)})
+        others = Counter[Event]()
+        for event, n in counts.items():
+            if not isinstance(event, GaussianEvent):
+                others[_counted_as(event)] += n
         return full_sensitivity(self.adjacency) * math.sqrt(square), others
 
     @staticmethod
@@ -191,6 +197,14 @@ def _epsilon(distribution: pld.PrivacyLossDistribution, delta: float) -> float:
         else:
             above = middle
     return above
+
+
+def _counted_as(release: Any) -> Event:
+    """Return a release as it is counted: with no more noise than a loss can be computed for."""
+    if hasattr(release, "event"):
+        return cast(Event, replace(release, event=_counted_as(release.event)))
+    most = _MOST_NOISE * (max(getattr(release, "sensitivities", ()), default=1.0) or 1.0)
+    return cast(Event, replace(release, noise_multiplier=min(release.noise_multiplier, most)))
 
 
 def _shape(release: Event) -> tuple[float, float, float]:

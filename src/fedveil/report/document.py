@@ -9,9 +9,7 @@ page.
 import base64
 import gzip
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +21,7 @@ from markupsafe import escape as escaped
 
 from fedveil.engine.run_folder.documents import JsonValue
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.files import writing
+from fedveil.files import replace_file, writing
 from fedveil.foreign import inert
 from fedveil.privacy.statement import Statement
 from fedveil.report.drawing import Plot, show, show_epsilon
@@ -159,14 +157,8 @@ def write_document(path: Path, text: str) -> Path:
         RunFolderError: the file cannot be written (a full disk, say); an older page stays as it was.
     """
     refuse_no_page(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path, RunFolderError):
-        try:
-            draft.write_text(text, encoding="utf-8", newline="\n")
-            draft.replace(path)
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
+        replace_file(path, text.encode())
     return path
 
 

@@ -42,7 +42,7 @@ class Experiment(Section):
     schema_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
     seed: int = Field(0, description="initial model, split, allocation, batches, dropout")
-    rounds: Count
+    rounds: Annotated[Count, Field(le=1_000_000_000)]
     evaluate_every: Count = Field(1, description="rounds between evaluations on the test set")
     data: DataSection
     model: ModelSection = ModelSection()

@@ -78,8 +78,10 @@ class DataSection(Section):
     name: str | None = Field(None, description="a data set of the catalogue (`fedveil data`)")
     table: TableSection | None = Field(None, description="your own tables, instead of name")
     folder: Path | None = Field(None, description="folder of the canonical files; default: FEDVEIL_DATA")
-    n_users: Count | None = Field(None, description="|U|, the public number of users")
-    n_silos: Count | None = Field(
+    n_users: Annotated[Count, Field(le=100_000_000)] | None = Field(
+        None, description="|U|, the public number of users"
+    )
+    n_silos: Annotated[Count, Field(le=1_000_000)] | None = Field(
         None, description="|S|; fixed by the medical data sets and by your own tables"
     )
     allocation: Annotated[Allocation, Keys(Allocation)] | None = Field(

@@ -71,6 +71,7 @@ PREPROCESSED: Final = "preprocessing.json"
 SCHEMA: Final = "schema.toml"
 """The refined schema in the folder of a run with [preprocessing]."""
 
+_CHECKPOINT: Final = "checkpoint/state.safetensors"
 _CHECKPOINT_VERSION: Final = 2
 _STATE: Final = "state."
 """Before the names of an optimiser's tensors in a checkpoint."""
@@ -202,7 +203,12 @@ class RunFolder:
             **{_STATE + name: value for name, value in checkpoint.state.items()},
         }
         whole = {name: value.cpu().contiguous() for name, value in tensors.items()}
-        self.write("checkpoint/state.safetensors", save(whole, metadata))
+        self.write(_CHECKPOINT, save(whole, metadata))
+
+    @property
+    def begun(self) -> bool:
+        """Whether round 0, the initial model, was reached."""
+        return (self.path / _CHECKPOINT).exists()
 
     def read_checkpoint(self) -> Checkpoint | None:
         """Return the last complete round, or None if not even round 0 was reached.
@@ -210,8 +216,8 @@ class RunFolder:
         Raises:
             RunFolderError: it is damaged, of another version or of another experiment.
         """
-        path = self.path / "checkpoint" / "state.safetensors"
-        if not path.exists():
+        path = self.path / _CHECKPOINT
+        if not self.begun:
             return None
         with reading(path, RunFolderError), stored_tensors(path) as stored:
             metadata, model = stored.metadata(), stored.get_tensor("model")

@@ -71,6 +71,9 @@ _ENDS: Final = {PUSH: letter_end, PUSH_OBJECT: object_end}
 LARGEST_BODY: Final = LARGEST_LETTER + (1 << 20)
 """Bytes of a request that brings a letter, and Flower's words around it."""
 
+UNREGISTERED: Final = "Attempted to register SuperNode with public key"
+"""How Flower's errors begin about a node that is not registered."""
+
 _LOOK_SECONDS: Final = 0.2
 _SILO_WAITS: Final = 10.0
 _COORDINATOR_WAITS: Final = 1.0
@@ -292,12 +295,22 @@ def _write_secret(path: Path, secret: bytes, group: int | None) -> None:
         path.chmod(0o640)
 
 
+def quiet_flower() -> None:
+    """Have Flower log warnings and errors, but those of a silo that waits to be known: its own log says that it does.
+
+    Flower logs each of its requests as an error, with the key.
+    """
+    log = quiet_log("flwr")
+    log.setLevel(logging.WARNING)
+    log.addFilter(lambda record: UNREGISTERED not in str(record.msg))
+
+
 def main() -> None:
     """Serve both doors until the parent ends, or ends this process; socket and secret do not outlive it."""
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     settings = settings_of_parent(over.set)
-    quiet_log("flwr").setLevel(logging.WARNING)
+    quiet_flower()
     try:
         serve(LinkFolder(Path(settings["folder"])), over.wait)
     except FedveilError as error:

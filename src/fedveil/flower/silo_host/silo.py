@@ -12,6 +12,8 @@ from typing import Final
 
 from fedveil.flower.child import Child
 from fedveil.flower.folders import SiloFolder
+from fedveil.flower.founding.certificates import node_public
+from fedveil.flower.founding.joining import NODE
 from fedveil.flower.metrics import as_metrics
 from fedveil.flower.page import MetricsPage
 from fedveil.flower.release import check_release
@@ -42,10 +44,12 @@ class ServedSilo:
 
     Raises:
         ConfigError: the carrier was not made for the release of Flower that is installed, or there is none.
+        CryptoError: the node's key is missing, or others can read it.
     """
 
     def __init__(self, folder: SiloFolder) -> None:
         check_release()
+        node_public(folder / NODE)
         self._silo = folder
         with contextlib.ExitStack() as begun:
             self._running = RunningFolder(folder.path)
