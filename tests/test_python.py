@@ -183,6 +183,14 @@ def test_what_is_counted_is_said() -> None:
     assert "Declare" not in " ".join(people().notes)
 
 
+def test_what_one_record_refuses_all_for_is_said_as_not_covered() -> None:
+    missing = X.astype(np.float64)
+    missing[3, 0] = np.nan
+    with pytest.raises(DataError, match="row 3"):
+        people(features=missing)
+    assert any("values is missing" in note and "is not covered" in note for note in people().notes)
+
+
 def test_labels_come_back_as_they_went_in() -> None:
     for classes, given in ((["no", "yes"], np.array(["no", "yes"])[Y]), ([1, 0], Y)):
         held = people(targets=given, classes=classes, test=None)

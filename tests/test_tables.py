@@ -180,6 +180,20 @@ def test_a_cell_that_does_not_fit_is_named_by_file_record_and_column(
     assert "table.csv" in told
 
 
+def test_what_one_record_refuses_a_table_for_is_said_as_not_covered(tmp_path: Path) -> None:
+    """With her the run never begins, without her it does: no noise hides that, so every statement says it."""
+    rows, binned = changed(1, "age", SECRET), schema(invalid="bin")
+    assert "the value is no number" in problem(tmp_path, rows)
+    said = read(tmp_path).notes
+    assert any("one of whose cells is not as declared" in note and "is not covered" in note for note in said)
+    read(tmp_path, rows, binned)
+    assert "the id is missing" in problem(tmp_path, changed(1, "patient", ""), binned)
+    (said,) = {note for note in read(tmp_path, how=binned).notes if "refused" in note}
+    assert "id or silo is missing" in said
+    assert "cells" not in said
+    assert schema().refusing in schema().matching  # of releases, and between institutions
+
+
 def test_a_parquet_file_that_announces_other_rows_than_it_has_takes_no_room_for_them(tmp_path: Path) -> None:
     """Each place of its end that says 77 says 2 * 10^11 instead: it is read for what it has, or refused."""
     path, rows = tmp_path / "table.parquet", 77

@@ -335,17 +335,28 @@ class Schema(_Part):
         return sum(feature.width + self.binned for feature in self.features.values())
 
     @property
-    def matching(self) -> tuple[str, str]:
+    def refusing(self) -> str:
+        """For what one record refuses a whole table, as statements say it: everybody sees whether a run begins."""
+        cells = "" if self.binned else ", or, in training and by silos, one of whose cells is not as declared"
+        instead = "" if self.binned else ' (invalid = "bin" refuses no cell)'
+        return (
+            f"A table is refused for one record whose id or silo is missing or unknown, whose line is not whole{cells}"
+            f"; that there is none, as a run shows that begins, is not covered{instead}."
+        )
+
+    @property
+    def matching(self) -> tuple[str, str, str]:
         """How one user's records are known for hers, as statements say it: what is checked of it, and what is not."""
         how = (
             "a user's id is her number"
             if self.users is None
             else f"users are numbered by one list of ids (sha256 {self.users}), without which none takes part"
         )
-        return AS_TEXT, (
+        between = (
             f"Between institutions {how}: that an id is the same person at all of them is what they say, which nobody "
             "checks."
         )
+        return AS_TEXT, between, self.refusing
 
     @property
     def binned(self) -> bool:

@@ -88,6 +88,7 @@ def read_tables(
     notes = [
         "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records.",
         AS_TEXT,
+        schema.refusing,
     ]
     test_rows = None
     if test is not None:
