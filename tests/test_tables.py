@@ -22,6 +22,7 @@ from fedveil.local.loop import LoopTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.population.records import Population
+from fedveil.population.refused import of_tables
 from fedveil.population.schema import Format, Schema
 from fedveil.population.table_file import open_table, without_days
 from fedveil.population.tables import held_out, read_own, read_tables
@@ -191,7 +192,7 @@ def test_what_one_record_refuses_a_table_for_is_said_as_not_covered(tmp_path: Pa
     (said,) = {note for note in read(tmp_path, how=binned).notes if "refused" in note}
     assert "id or silo is missing" in said
     assert "cells" not in said
-    assert schema().refusing in schema().matching  # of releases, and between institutions
+    assert of_tables(False) in schema().matching  # of releases, and between institutions
 
 
 def test_a_parquet_file_that_announces_other_rows_than_it_has_takes_no_room_for_them(tmp_path: Path) -> None:

@@ -294,11 +294,7 @@ class ClientMessages(Channel):
         return math.sqrt(self.senders * variance)
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
-        """Return a client's bounded update as its message; zeros for a client without records.
-
-        Raises:
-            UpdateError: a parameter above 2^30 times the scale of what is quantised.
-        """
+        """Return a client's bounded update as its message; zeros for a client without records."""
         size = len(total)
         scale = float(np.linalg.norm(total)) if self.bound is None else self.bound
         own = scale if self.bound is None else None

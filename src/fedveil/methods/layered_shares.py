@@ -90,11 +90,7 @@ class LayeredShares(Channel):
         return GaussianLaw(std=self.shares.share_std(n_silos))
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
-        """Return a silo's sum of clipped contributions as one byte string.
-
-        Raises:
-            UpdateError: a parameter of the sum above 2^30 times the share's standard deviation.
-        """
+        """Return a silo's sum of clipped contributions as one byte string."""
         return layered(total, at, self._law(at.senders), self.lattice)
 
     def decode(self, coded: Coded, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:

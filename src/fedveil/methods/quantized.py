@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.methods.sending import Coded, MessageCost, Sender, Sending
-from fedveil.quantization.codec import Codec, Sent, gaussian_channel
+from fedveil.quantization.codec import MAX_RATIO, Codec, Sent, gaussian_channel
 from fedveil.quantization.information import information_limit
 from fedveil.quantization.lattices import lattice
 from fedveil.quantization.laws import GaussianLaw, LaplaceLaw
@@ -57,9 +57,6 @@ def layered(
         law: of the error.
         name: of the lattice; None: see :func:`layered_codec`.
         scale: what the noise is measured in, where that is the sender's own.
-
-    Raises:
-        UpdateError: a parameter above 2^30 times the law's scale.
     """
     sent, coded = quantized(layered_codec(law, name), values, at, at.source("channel"))
     cost = MessageCost(
@@ -77,9 +74,11 @@ def quantized(
     """Return the message of a codec, and the message with its key, which no other message has.
 
     The source is privacy randomness of this sender and attempt. It stands for a key agreement: the secret is drawn from
-    it, so attempts never share a key.
+    it, so attempts never share a key. A number that is too large for the codec, above 2^30 scales of its law, is cut:
+    nobody moves a cut sum farther than the sum, and a refusal would tell of it.
     """
+    longest = MAX_RATIO * codec.quantizer.law.scale
     secret = source.uint64(4).astype("<u8").tobytes()
     key = update_key(secret, run="one process", client=at.number, round_number=at.round)
-    sent = codec.send(values, KeyedStreams(key))
+    sent = codec.send(np.clip(values, -longest, longest), KeyedStreams(key))
     return sent, Coded(key=key, message=sent.message)

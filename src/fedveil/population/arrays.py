@@ -35,6 +35,7 @@ from fedveil.population.records import (
     Targets,
     Task,
 )
+from fedveil.population.refused import OF_ARRAYS
 from fedveil.population.schema import read_schema
 from fedveil.population.splits import holdout_by_user
 from fedveil.population.tables import read_tables
@@ -44,10 +45,6 @@ Counted = Literal["counted"]
 _PREPARED: Final = (
     "The features were handed over as numbers: whatever was fitted on records to make them (a scaling, a vocabulary, a "
     "choice of columns) is not covered."
-)
-_REFUSED: Final = (
-    "All records are refused for one whose id is missing, or one of whose values is missing, infinite or not allowed: "
-    "that there is none, as a run shows that begins, is not covered."
 )
 _ALIKE: Final = (
     "user: some ids differ in their form alone (case, blanks, marks, leading zeros), and each form counts as a person "
@@ -127,7 +124,7 @@ def population(
     assert n_users is not None
     columns = _columns(features, targets, user, silo)
     table = read_features(columns["features"])
-    notes = [_PREPARED, AS_TEXT, _REFUSED]
+    notes = [_PREPARED, AS_TEXT, OF_ARRAYS]
     labels, words = _targets(columns["targets"], task, classes, "targets")
     refuse_outside(labels, within, "targets")
     users, place = numbered(read_ids(columns["user"], "user"))

@@ -25,6 +25,7 @@ from fedveil.files import parse_toml, read_text
 from fedveil.foreign import foreign
 from fedveil.population.column_checks import check_bounds
 from fedveil.population.identities import AS_TEXT
+from fedveil.population.refused import of_tables
 from fedveil.validation import DocumentTable, validated
 
 MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
@@ -335,16 +336,6 @@ class Schema(_Part):
         return sum(feature.width + self.binned for feature in self.features.values())
 
     @property
-    def refusing(self) -> str:
-        """For what one record refuses a whole table, as statements say it: everybody sees whether a run begins."""
-        cells = "" if self.binned else ", or, in training and by silos, one of whose cells is not as declared"
-        instead = "" if self.binned else ' (invalid = "bin" refuses no cell)'
-        return (
-            f"A table is refused for one record whose id or silo is missing or unknown, whose line is not whole{cells}"
-            f"; that there is none, as a run shows that begins, is not covered{instead}."
-        )
-
-    @property
     def matching(self) -> tuple[str, str, str]:
         """How one user's records are known for hers, as statements say it: what is checked of it, and what is not."""
         how = (
@@ -356,7 +347,7 @@ class Schema(_Part):
             f"Between institutions {how}: that an id is the same person at all of them is what they say, which nobody "
             "checks."
         )
-        return AS_TEXT, between, self.refusing
+        return AS_TEXT, between, of_tables(self.binned)
 
     @property
     def binned(self) -> bool:

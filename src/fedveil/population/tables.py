@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float32, Int32, Int64
 from fedveil.errors import ConfigError, DataError
 from fedveil.population.identities import AS_TEXT, keys_of, numbered
 from fedveil.population.records import Population, Records, Targets, Task
+from fedveil.population.refused import of_tables
 from fedveil.population.schema import MISSING_VALUES, Label, Schema
 from fedveil.population.splits import holdout_by_user
 from fedveil.population.table_file import open_table
@@ -88,7 +89,7 @@ def read_tables(
     notes = [
         "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records.",
         AS_TEXT,
-        schema.refusing,
+        of_tables(schema.binned),
     ]
     test_rows = None
     if test is not None:
