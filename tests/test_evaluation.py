@@ -495,7 +495,7 @@ def test_a_model_that_was_evaluated_is_not_trained_on(tmp_path: Path) -> None:
     assert on.rounds == 1
     assert on.stopped is not None
     assert "was evaluated" in on.stopped
-    assert any("a callback ended it" in line for line in outcome.statement.uncovered)
+    assert any("a callback stopped it" in line for line in outcome.statement.uncovered)
     assert on.statement.uncovered == outcome.statement.uncovered  # who resumes a run takes nothing back
 
 

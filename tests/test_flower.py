@@ -843,7 +843,7 @@ def test_four_hospitals_as_real_processes_under_tls(
         "sys.argv", ["fedveil", "federation", "demo", str(target), "--rounds", "2", "--port", str(port)]
     )
     main_ends()
-    assert "What the server sees: " in capsys.readouterr().out
+    assert "Epsilon against the server is " in capsys.readouterr().out
     run = next((target / "federation" / "coordinator" / "runs").iterdir())
     rows = json_lines(run / "metrics.jsonl")
     assert [row["round"] for row in rows] == [0, 1, 2]

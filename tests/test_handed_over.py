@@ -141,7 +141,7 @@ def test_stages_of_the_settings_go_with_it_as_with_any_other(tmp_path: Path) -> 
 
 def test_a_stage_from_elsewhere_is_taken_at_its_word_and_the_statement_says_so(tmp_path: Path) -> None:
     made = run(tmp_path, replace(METHOD, channel=Mine(noise_multiplier=1.0, scale=0.5)), rounds=1)
-    (said,) = [one for one in made.statement.uncovered if "at their word" in one]
+    (said,) = [one for one in made.statement.uncovered if "taken on trust" in one]
     assert said.startswith(
         "the channel Mine comes from tests.test_handed_over, and was handed over in Python"
     )

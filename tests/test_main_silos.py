@@ -134,9 +134,9 @@ def test_the_server_learns_no_counts_and_its_line_is_that_of_readers() -> None:
     prepared = prepare(declared(found), FixedPopulation(population()))
     guarantee = prepared.guarantee
     assert guarantee.against(Role.SERVER) == guarantee.event
-    assert any("who made it is trusted" in line and "abab" in line for line in prepared.uncovered)
+    assert any("relies on its author" in line and "abab" in line for line in prepared.uncovered)
     by_count = prepare(asked(method={"name": "uldp-avg-w", "power": "main"}), FixedPopulation(population()))
-    assert not any("who made it" in line for line in by_count.uncovered)
+    assert not any("its author" in line for line in by_count.uncovered)
     assert by_count.epsilon_with(Role.SERVER, 1, ()) == np.inf
 
 

@@ -64,7 +64,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 NEEDS_TENSEAL = tuple(name for name in SETTINGS if name.startswith("partial"))
-RATES = "the number of records each silo keeps sets its batch rate and counts as public"
+RATES = (
+    "the number of records that each silo trains on: it sets the silo's sampling rate and counts as public"
+)
 
 
 def population(method: str, without: str = "nobody") -> Population:

@@ -143,14 +143,14 @@ def test_a_statement_names_what_ciphers_leave_open() -> None:
     masked = derive(replace(own, protection=SecureAggregation()), facts).uncovered
     assert any("X25519" in line for line in masked)
     for protection, words in (
-        (PrivateWeighting(key_bits=2048), "primes of 1024 bits are hard, but for a silo in 2^23"),
-        (PrivateWeighting(cipher="rlwe"), "ring-LWE is, at 128 bits, up to a statistical distance of 2^-40"),
+        (PrivateWeighting(key_bits=2048), "primes of 1024 bits, which are hard but for one silo in 2^23"),
+        (PrivateWeighting(cipher="rlwe"), "ring-LWE at 128 bits, up to a statistical distance of 2^-40"),
         (PrivateWeighting(private_sampling=True), "how many users were drawn"),
     ):
         method = replace(sampled if protection.private_sampling else own, protection=protection)
         named = derive(method, facts).uncovered
         assert {line for line in masked if "X25519" in line} <= set(named)
-        assert any(words in line and "no delta counts" in line for line in named)
+        assert any(words in line and "delta does not include" in line for line in named)
 
 
 @pytest.mark.parametrize("votes", ["plain", "secagg"])
@@ -162,10 +162,10 @@ def test_who_knows_the_order_of_ballots_is_not_said_to_learn_no_coordinate(votes
         next(line for line in guarantee.uncovered if line.startswith(f"{who} learn "))
         for who in ("the server", "one silo", "the server with one silo")
     )
-    assert "no coordinate that was voted for" in of_server
-    assert not [line for line in (of_silo, of_both) if "no coordinate" in line]
-    assert "which coordinates most votes are for" in of_silo
-    assert of_both.count("every sender votes for" if votes == "plain" else "every coordinate has") == 1
+    assert "not which coordinates these are" in of_server
+    assert not [line for line in (of_silo, of_both) if "not which coordinates" in line]
+    assert "which coordinates have most votes" in of_silo
+    assert of_both.count("each sender votes for" if votes == "plain" else "each coordinate has") == 1
     sees = {view.role: view.sees for view in guarantee.views}
     assert Tells.VOTES.value not in sees[Role.SERVER]
     assert Tells.BALLOT.value not in sees[Role.SILO]

@@ -502,7 +502,9 @@ def test_a_run_ends_by_a_public_reason_alone(tmp_path: Path) -> None:
     result = train(tmp_path, callbacks=[Keep(after=1)], rounds=3)
     assert (result.rounds, result.stopped) == (1, "enough")
     assert (result.folder / "privacy.json").exists()
-    assert sum("what that looked at is not covered" in line for line in result.statement.uncovered) == 1
+    assert (
+        sum("what the callback looked at is not covered" in line for line in result.statement.uncovered) == 1
+    )
     for private in (KeepAll(after=1), LooksAndForgets(after=2)):
         with pytest.raises(ConfigError, match="cannot end the run"):
             train(tmp_path, callbacks=[private])
@@ -514,10 +516,11 @@ def test_what_is_handed_over_beside_the_records_is_named_and_not_covered(tmp_pat
     for given, named in (({"loss": counted}, True), ({"loss": "cross_entropy"}, False), ({}, False)):
         statement = train(tmp_path, rounds=1, **given).statement
         lines = statement.uncovered
-        assert "Whatever else is released from the same data, by another run too, adds to this" in " ".join(
-            statement.sentences()
+        assert (
+            "Anything else that is released from the same data, by this run or another, adds to"
+            in " ".join(statement.sentences())
         )
-        assert any("the loss session:CrossEntropyLoss comes from outside" in line for line in lines) == named
+        assert any("the loss session:CrossEntropyLoss was handed over" in line for line in lines) == named
     assert not any("when the run ended" in line for line in lines)
 
 

@@ -22,7 +22,7 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.statement import AsPublished, Disclosure
 from fedveil.report import document
 from fedveil.report.document import escape, fields, write_document
-from fedveil.report.drawing import show, show_epsilon
+from fedveil.report.drawing import show, show_delta, show_epsilon
 from fedveil.report.page import report_page, write_report
 from fedveil.report.plan import write_plan
 from fedveil.report.run_data import load_run
@@ -208,8 +208,13 @@ def test_the_statement_comes_first_in_words(tmp_path: Path) -> None:
     assert claim is not None
     assert "Against readers of the models, each user is protected with" in claim[1]
     assert "ε = 1.00, δ = 1e-5" in claim[1]
-    assert "Adding or removing one user (all her records in every silo) changes" in claim[1]
+    assert "Adding or removing one user (all of the user&#39;s records, in every silo) changes" in claim[1]
     assert "Not covered: the learning rate was chosen by hand." in claim[1]
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1.00004e-5, 3**-7, 1 / 3])
+def test_a_report_never_shows_a_delta_smaller_than_it_is(delta: float) -> None:
+    assert delta <= float(show_delta(delta)) <= delta * (1 + 1e-5)
 
 
 def test_no_guarantee_is_said_with_its_reasons(tmp_path: Path) -> None:

@@ -63,12 +63,12 @@ NONE = dataclasses.replace(
 
 def test_the_claim_is_one_plain_sentence() -> None:
     assert GOOD.sentences()[0] == (
-        "Adding or removing one user (all her records in every silo) changes the probability of anything "
-        "computed from the released models by at most a factor e^2.81, and by at most 1e-05 beyond that "
-        "(accountant: pld)."
+        "Adding or removing one user (all of the user's records, in every silo) changes the probability of any "
+        "result computed from the released models by at most a factor of e^2.81, plus at most 1e-05: this is "
+        "(2.81, 1e-05)-differential privacy (accountant: pld)."
     )
     replaced = dataclasses.replace(GOOD, unit="record", adjacency=Adjacency.REPLACE_ONE)
-    assert replaced.sentences()[0].startswith("Replacing the data of one record by any other changes")
+    assert replaced.sentences()[0].startswith("Replacing the data of one record with any other data changes")
 
 
 @pytest.mark.parametrize(("mu", "times"), [(0.268, 16), (0.5015, 9), (1.096, 4.9)])
@@ -98,14 +98,17 @@ def test_every_field_of_the_design_is_told() -> None:
     told = "\n".join(GOOD.sentences())
     for words in (
         "multiplier 5",
-        "the server sees",
-        "one silo sees",
+        "Epsilon against the server is ",
+        "Epsilon against one silo is ",
         "infinite",
         "operating system",
         "tuned on",
     ):
         assert words in told
-    assert "As published, Theorem 1: 1.40. Its theory has a gap: counts C|S|" in told
+    assert (
+        "As published, Theorem 1: 1.40. This figure is no guarantee, because its derivation has a gap: counts"
+        in told
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_an_accountant_that_has_no_number_is_left_out() -> None:
 def test_a_statement_whose_first_sentence_claims_otherwise_is_refused() -> None:
     data = GOOD.to_json()
     now, *others = data["sentences"]
-    before = now.replace("and by at most 1e-05 beyond that", "except with probability 1e-05")
+    before = now.replace("plus at most 1e-05", "except with probability 1e-05")
     assert before != now
     assert Statement.from_json({**data, "sentences": [now, *others]}) == GOOD
     for wrong in (before, now.replace("2.81", "2.80"), now.replace("1e-05", "1e-06"), now + " "):

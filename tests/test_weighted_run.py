@@ -326,7 +326,7 @@ def test_the_statement_says_who_learns_what(private: bool) -> None:
     assert Tells.MESSAGE.value not in server.sees
     assert Tells.COUNTS.value in both.sees
     assert guarantee.uncovered[-1].startswith("the server and one silo learn which users have a record")
-    assert any("rounded to its grid" in line for line in guarantee.mechanisms)
+    assert any("rounded to a grid" in line for line in guarantee.mechanisms)
 
 
 # --- what is refused, before any training -----------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_nothing_says_that_a_user_has_more_records_than_count() -> None:
     """N_max is public, and refusing somebody who has more would tell whoever chooses it how many records she has."""
     prepared = prepare(asked(protection={**QUICK, "n_max": 8}))
     assert prepared.setting.cohort.groups.size.max() > 2
-    assert "a silo counts at most 2 records of a user" in " ".join(prepared.guarantee.mechanisms)
+    assert "each silo counts at most 2 records of a user" in " ".join(prepared.guarantee.mechanisms)
 
 
 @pytest.mark.parametrize(

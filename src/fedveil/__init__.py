@@ -1,4 +1,4 @@
-"""Federated learning over data that nobody may pool, with one honest privacy statement per run.
+"""Federated learning over data that may not be pooled; every run ends with a privacy statement derived from what ran.
 
 >>> import fedveil as fv
 >>> people = fv.population(features=X, targets=y, user=patient, silo=hospital, n_users=5000, task="classification")
@@ -6,8 +6,12 @@
 >>> result = fv.train(model, people, method=fv.uldp_avg_w(clip=0.5, epochs=5), epsilon=2.0, rounds=50)
 ...                                                             # doctest: +SKIP
 
+``people`` says which user and which silo (a hospital, say) each record belongs to; ``result.statement`` says who is
+protected, against whom, how strongly, and what is not covered. ``help(fv.train)`` explains the arguments, and
+``help(fv.uldp_avg_w)`` those of a method.
+
 Everything in ``__all__`` is public and documented in docs/reference/python.md; everything else may change. Names are
-imported when they are used: PyTorch is not loaded before.
+imported on first use, so ``import fedveil`` does not load PyTorch.
 """
 
 import os

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -63,6 +63,11 @@ def tried(name: str, check: Callable[[], str]) -> Check:
         return Check(name=name, outcome="unchecked", detail=str(why))
     except FedveilError as error:
         return Check(name=name, outcome="fails", detail=str(error))
+
+
+def not_checkable(limits: Mapping[str, str]) -> tuple[Check, ...]:
+    """Return what no check can show, each by its name."""
+    return tuple(Check(name=name, outcome="unchecked", detail=what) for name, what in limits.items())
 
 
 def check_trusted(keys: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a stage of a method answers for: what it claims, what it refuses, and how it is told."""
+"""What a stage of a method must declare: its privacy claims, what it cannot be combined with, and its description."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a Python program uses: choose a method, train a model over a population, and take what comes of it."""
+"""The Python interface: choose a method, train a model over a population, and use the result."""

@@ -1,7 +1,8 @@
-"""Who is told how a run goes on: public numbers, unless private ones are asked for by name.
+"""Callbacks: they receive public numbers after each round, and private numbers only if they ask for them.
 
-A private number (how many took part, how long it took, norms before clipping) is a function of the records that no
-guarantee covers. A callback that asks for them cannot end the run: when a run ends is public.
+A private number (how many users took part, how long the round took, norms before clipping) is a function of the records
+that no guarantee covers. A callback that asks for private numbers cannot end the run, because the end of a run is
+public.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from fedveil.privacy.statement import Statement, show_epsilon
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundSummary:
-    """A complete round, in public numbers.
+    """A completed round, described by public numbers.
 
     Attributes:
         number: 1, 2, ...
-        rounds: how many there shall be.
+        rounds: how many rounds the experiment has.
         epsilon: spent so far; None if nothing is guaranteed.
         test: metrics on the PUBLIC test table; None where the round was not evaluated, or the test records were held
             out of the private ones.
-        private: the rest of the round's line of metrics, for a callback that asks for it; else None.
-        folder: the run folder, whose checkpoint is this round's.
-        advice: what released models and public numbers say about the noise, and what to change; None: nothing.
+        private: the rest of the round's line of metrics, for a callback with ``sees_private``; otherwise None.
+        folder: the run folder, whose checkpoint is that of this round.
+        advice: a suggestion, computed from released models and public numbers alone; None if there is none.
     """
 
     number: int
@@ -52,7 +53,7 @@ class RoundSummary:
     advice: str | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the trained parameters of this round's model by name: released, so public."""
+        """Return the parameters of this round's model by name; they are released, and so covered by epsilon."""
         checkpoint = RunFolder(self.folder).read_checkpoint()
         assert checkpoint is not None
         released = self._prepared.method.model_of(checkpoint.model, checkpoint.state)
@@ -60,35 +61,35 @@ class RoundSummary:
 
 
 class Callback:
-    """A base class: override what is needed.
+    """The base class of callbacks: override the methods that you need.
 
     Attributes:
-        sees_private: ask for the private numbers of every round.
-        needs_public_test: refuse a population whose test records were held out of the private ones.
+        sees_private: whether it receives the private numbers of every round; it then cannot end the run.
+        needs_public_test: whether to refuse a population whose test records were held out of the private records.
     """
 
     sees_private: bool = False
     needs_public_test: ClassVar[bool] = False
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
-        """A run of so many rounds begins in a folder, or goes on after ``done`` of them."""
+        """Called when a run of so many rounds begins in a folder, or is resumed after ``done`` of them."""
 
     def round_ended(self, round: RoundSummary) -> str | None:
-        """A round is complete; return a reason to end the run here, or None to go on."""
+        """Called after each completed round; return a reason to end the run here, or None to continue."""
         return None
 
     def ended(self, statement: Statement | None) -> None:
-        """The run is over: at its last round, early, or by an error, which leaves no statement (None)."""
+        """Called when the run ends: after its last round, early, or by an error (then there is no statement: None)."""
 
 
 class EarlyStop(Callback):
-    """Ends a run when a metric on the public test table has not improved for some evaluated rounds.
+    """Ends a run when a metric on the PUBLIC test table has not improved for some evaluated rounds.
 
     Args:
-        metric: as ``metrics`` names it.
-        patience: evaluated rounds without improvement after which the run ends.
-        least: improvement that counts.
-        lower_is_better: for losses; None: for ``loss`` alone.
+        metric: its name, as in ``metrics``.
+        patience: number of evaluated rounds without improvement after which the run ends.
+        least: smallest difference that counts as an improvement.
+        lower_is_better: whether smaller values are better; None: only for ``loss``.
     """
 
     needs_public_test: ClassVar[bool] = True

@@ -1,15 +1,17 @@
-"""Methods as values to hand to :func:`fedveil.train`: a name, its own parameters, and how a contribution trains.
+"""Methods as arguments of :func:`fedveil.train`: a name, the method's own parameters, and those of local training.
 
-One function for every method of the house. Its parameters are those of the method's builder and of ``[local]``, read
-off their definitions: there is no second list. ``learning_rate`` is the local one; the server's
-is the server optimiser's.
+There is one function for each of the main methods; :func:`method` takes any name. A function's parameters are those of
+the method's builder and of local training, read from their definitions. ``learning_rate`` is the rate of local
+training; the server's rate belongs to the server's optimiser (``server=fedveil.Sgd(...)``).
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any, Final, Protocol
 
 from fedveil.engine.experiments.choice import Choice, own_keys
@@ -23,12 +25,12 @@ _SERVER: Final = "learning_rate"
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method and its parameters, as an experiment's ``[method]`` and ``[local]`` have them.
+    """A method with its parameters, as in the tables ``[method]`` and ``[local]`` of an experiment.
 
     Attributes:
         name: of the method.
-        parameters: the method's own.
-        local: of local training; None where a contribution is one gradient.
+        parameters: the method's own parameters.
+        local: parameters of local training; None if a contribution is a single gradient.
     """
 
     name: str
@@ -45,20 +47,20 @@ class Chooser(Protocol):
     """A function that chooses a method."""
 
     def __call__(self, **parameters: Any) -> MethodChoice:
-        """Return the method with these parameters; ``help`` lists them."""
+        """Return the method with these parameters; ``help`` explains them."""
         ...
 
 
 def method(name: str, /, **parameters: Any) -> MethodChoice:
-    """Choose a method by name, one from another package too.
+    """Choose a method by its name; methods of other installed packages are included.
 
     Args:
         name: as ``fedveil methods`` lists it.
-        parameters: the method's own and those of local training: ``learning_rate`` (eta_l), ``epochs``, ``steps``,
-            ``batch_size``, ``momentum``, ``weight_decay``, ``decay``.
+        parameters: the method's own parameters and those of local training: ``learning_rate`` (eta_l), ``epochs``,
+            ``steps``, ``batch_size``, ``momentum``, ``weight_decay``, ``decay``.
 
     Raises:
-        ConfigError: no such method, or a parameter that it does not have; lists those that it has.
+        ConfigError: no such method, or a parameter that it does not have; the error lists those that it has.
 
     >>> method("uldp-avg-w", clip=0.5, epochs=5).local
     {'epochs': 5}
@@ -98,7 +100,7 @@ def _chooser(name: str) -> Chooser:
         return method(name, **parameters)
 
     choose.__name__ = choose.__qualname__ = name.replace("-", "_")
-    choose.__doc__ = f"{_summary(name)}\n\n{_parameters(name)}"
+    choose.__doc__ = f"{_described(name)}\n\n{_parameters(name)}"
     choose.__signature__ = _signature(name)  # type: ignore[attr-defined]
     return choose
 
@@ -113,15 +115,26 @@ def _signature(name: str) -> inspect.Signature:
     return inspect.Signature(given, return_annotation=MethodChoice)
 
 
-def _summary(name: str) -> str:
-    """Return the first line of a builder's docstring."""
-    return (inspect.getdoc(find("methods", name).load()) or name).splitlines()[0]
+def _described(name: str) -> str:
+    """Return a builder's docstring without its errors, and where the published algorithm stands."""
+    builder = find("methods", name).load()
+    told = (inspect.getdoc(builder) or name).partition("\n\nRaises:")[0]
+    return f"{told}\n\nhelp({builder.__module__}) has the published algorithm; see also docs/reference/methods.md."
 
 
 def _parameters(name: str) -> str:
-    trained = " and of local training (``[local]``)" if _trains(name) else ""
-    own = ", ".join(key.name for key in _keys(name)) or "none"
-    return f"Parameters of its own: {own}{trained}; see docs/reference/methods.md."
+    """Return what each parameter means, as the types of the builder and of local training say."""
+    keys = [*_keys(name), *(own_keys(LocalSgd) if _trains(name) else ())]
+    lines = {key.name: _plain(f"{key.name}: {key.meaning}") for key in keys}
+    return "Args:\n" + "\n".join(
+        fill(line, 100, initial_indent="    ", subsequent_indent=" " * 8) for line in lines.values()
+    )
+
+
+def _plain(text: str) -> str:
+    """Return a meaning without the marks of a page: links and code."""
+    text = re.sub(r" \(\[how\]\([^)]*\)\)", "", text)
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
 
 
 fedavg = _chooser("fedavg")

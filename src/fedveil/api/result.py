@@ -1,4 +1,4 @@
-"""What a run gives: the statement first, then the model, its metrics, its report."""
+"""The result of a run: its privacy statement, model, metrics and report."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ from fedveil.statistics.evaluation.evaluated import Evaluated
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
-    """How a run ended, and what came of it.
+    """The result of a run.
 
     Attributes:
-        statement: what privacy the run gave, to whom, and what it does not cover.
-        metrics: on the test records, after the last round; None where a metric is not defined. With ``[evaluation]``
-            they are the released ones.
-        rounds: complete rounds.
+        statement: who is protected, against whom and how strongly, and what the guarantee does not cover;
+            ``statement.sentences()`` says it in plain English.
+        metrics: on the test records, after the last round; None for a metric that is not defined. With
+            ``[evaluation]`` they are the released, noisy ones; without it they are exact, and epsilon does not cover
+            them.
+        rounds: how many rounds were completed.
         stopped: why the run ended before its last round; None if it did not.
-        folder: the run folder, with everything.
-        evaluated: the released test metrics, with their intervals; None where ``[evaluation]`` was not asked for.
+        folder: the run folder, which contains everything.
+        evaluated: the released test metrics with their intervals; None without ``[evaluation]``.
     """
 
     statement: Statement
@@ -76,24 +78,24 @@ class Result:
 
     @cached_property
     def baseline(self) -> Mapping[str, float | None]:
-        """The same metrics of the best constant answer to the test records: what a model must beat."""
+        """The same metrics for the best constant answer on the test records, which a useful model must exceed."""
         return baseline_of(self.folder)
 
     @cached_property
     def advice(self) -> str | None:
-        """What released models and public numbers say about the noise, and what to change; None: nothing."""
+        """A suggestion, computed from released models and public numbers alone; None if there is none."""
         return advice_of(self.folder)
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained model: a copy of the one handed over, in evaluation mode."""
+        """The trained model: a copy of the one that was handed over, with the trained values, in evaluation mode."""
         model = copy.deepcopy(self._initial)
         model.load_state_dict(load_file(self.folder / "model.safetensors"), strict=False)
         return model.eval()
 
     @cached_property
     def predictor(self) -> Predictor:
-        """The model with what is needed to read new records."""
+        """The model together with what is needed to predict new records."""
         people = self._people
         classes = people.classes or tuple(range(people.n_classes or 0))
         return Predictor(
@@ -114,11 +116,11 @@ class Result:
         return self.predictor.probabilities(features)
 
     def save(self, path: str | Path, *, about: str = "") -> Path:
-        """Write a bundle, a new folder or a new ``.zip``: the model to use elsewhere, with its statement and its card.
+        """Write a bundle to use elsewhere: the model with its statement, its ledger and its model card.
 
         Args:
-            path: where.
-            about: what the model is for, and for whom: for its card.
+            path: a new folder, or a new ``.zip``.
+            about: what the model is for, and for whom; the card shows it.
 
         Raises:
             BundleError: the path exists, or cannot be written.
@@ -137,10 +139,10 @@ class Result:
         return write_bundle(Path(path), source)
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the self-contained report into the run folder, and a copy of it to ``path`` if that is given.
+        """Write the self-contained report into the run folder, and a copy to ``path`` if one is given.
 
         Raises:
-            ConfigError: a path that is no page's: the file may be a table.
+            ConfigError: a path that does not end in .html or .htm.
             RunFolderError: one of them cannot be written.
         """
         if path is not None:

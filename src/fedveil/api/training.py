@@ -1,4 +1,4 @@
-"""Train a model over a population, and go on with a run: the engine of the commands, driven from Python."""
+"""Train a model over a population, and resume a run: the engine behind the commands, called from Python."""
 
 from __future__ import annotations
 
@@ -51,34 +51,41 @@ def train(
     folder: str | Path = "runs",
     settings: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train a model over the records of people in silos, and say what privacy that gave.
+    """Train a model on a population's records, in one process, and return it with its privacy statement.
+
+    The guarantee is (epsilon, delta)-differential privacy of the models of all rounds, for the unit that the method
+    protects: for most methods one user, with all of the user's records in all silos. ``result.statement`` is derived
+    from the method and from what the run's ledger was charged; it says against whom the guarantee holds, and what it
+    does not cover.
 
     Args:
-        model: any ``torch.nn.Module`` that treats records one by one, which counts as PUBLIC as it is handed over, or
-            the name of a shipped model or of a factory, ``package.module:factory``. It is copied, never changed.
-        people: who holds what, from :func:`fedveil.population`.
-        method: such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``; or a composed ``Method``, which has its noise and
-            its server's step, so that ``epsilon`` and ``server`` stay out.
-        rounds: T.
-        epsilon: target at ``delta``: the least noise is found that keeps all rounds within it. None where the method
-            is given its ``noise_multiplier``, or has none.
-        delta: what a probability may change by beyond the factor e^epsilon; below 1 / n_users.
-        loss: a name, a loss of ``torch.nn``, or a function (outputs, targets) -> one term a record. None:
-            cross-entropy, squared error or Cox's, by the task and the model's outputs.
-        metrics: names or functions (outputs, targets, weights) -> number, on the test records.
+        model: any ``torch.nn.Module`` that computes each record by itself (no BatchNorm), or the name of a shipped
+            model or of a factory, ``package.module:factory``. A module is copied, never changed, and its initial
+            values count as PUBLIC: do not hand over a model that was trained on these people.
+        people: the records, with the user and the silo of each, from :func:`fedveil.population`.
+        method: such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``. Or a composed ``Method``: it has its own noise and
+            its own server optimiser, so leave out ``epsilon`` and ``server``.
+        rounds: T, the number of rounds.
+        epsilon: the target at ``delta``. The smallest noise multiplier is found for which all rounds stay within it.
+            None if the method is given its ``noise_multiplier``, or adds no noise.
+        delta: by how much a probability may change beyond the factor e^epsilon; choose it below 1 / n_users.
+        loss: a name, a loss of ``torch.nn``, or a function (outputs, targets) -> one term for each record. None takes
+            cross-entropy, squared error or Cox's partial likelihood, by the task and the model's outputs.
+        metrics: names, or functions (outputs, targets, weights) -> number, computed on the test records. They carry no
+            noise, and epsilon does not cover them, unless ``settings`` ask for ``[evaluation]``.
         server: the server's optimiser, such as ``fedveil.Sgd(20.0)``; None is ``Sgd(1.0)``.
-        callbacks: told of every round, in public numbers.
-        seed: of the initial model by name, of batches and dropout; never of noise.
+        callbacks: called after every round with public numbers.
+        seed: for the initial values of a model given by name, for batches and for dropout. Noise never comes from it.
         name: of the run folder.
-        folder: where run folders are made.
-        settings: tables laid over the experiment, as in a TOML document: ``{"protection": {"name":
-            "secure-aggregation"}}``. See docs/reference/experiment.md.
+        folder: in which run folders are created.
+        settings: tables of the experiment that the arguments do not cover, as in a TOML document: ``{"protection":
+            {"name": "secure-aggregation"}}``. See docs/reference/experiment.md.
 
     Returns:
-        The result; everything is in its run folder as well.
+        The result. All of it is also in its run folder.
 
     Raises:
-        FedveilError: whatever is wrong with model, population, method or budget, found before any training.
+        FedveilError: a mistake in model, population, method or budget, reported before any training.
     """
     _check(people, method)
     if isinstance(method, Method):
@@ -113,20 +120,26 @@ def resume(
     callbacks: Sequence[Callback] = (),
     method: Method | None = None,
 ) -> Result:
-    """Go on with a run from its last complete round, with the objects that it began with.
+    """Resume a run after its last complete round, with the objects with which it began.
+
+    A round that was charged but not completed is drawn and charged again, because nobody can show that its result was
+    not seen.
 
     Args:
         folder: the run folder.
-        model: as it was handed over to :func:`train`: built alike, with the same initial values.
+        model: the model that was given to :func:`train`, with the same initial values.
         people: the same population.
         loss: as it was given to :func:`train`.
-        metrics: as they were given.
-        callbacks: told of every further round.
-        method: the composed ``Method`` that the run began with, if it began with one.
+        metrics: as they were given to :func:`train`.
+        callbacks: called after every further round.
+        method: the composed ``Method`` with which the run began, if there was one.
+
+    Returns:
+        The result of the whole run.
 
     Raises:
         RunFolderError: no run folder, a damaged one, or one that began with another model, other data, another loss or
-            other metrics; names what differs.
+            other metrics; the error names what differs.
     """
     opened, experiment = RunFolder.open(Path(folder))
     if not isinstance(people, Population):

@@ -3,13 +3,13 @@
 Claim: a bundle that passes states no smaller epsilon than its ledger's events cost, by every accountant that the
 statement names, at the delta that its experiment asked for, and none where the experiment names the seed of its noise;
 its ledger is one unbroken chain whose end the manifest holds; and its bytes are those that each
-listed key signed. What no file can show is listed as such: :data:`BEYOND`.
+listed key signed. What no file can show is listed as such: :data:`NOT_CHECKABLE`.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from fedveil.bundle.bundle import Bundle, load_bundle
 from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.manifest import NAME
 from fedveil.bundle.signing import signatures
-from fedveil.checks import Check, Unchecked, Verification, check_trusted, tried
+from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_checkable, tried
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.files import reading
@@ -29,15 +29,16 @@ from fedveil.privacy.ledger import read_entries, read_head
 from fedveil.privacy.ledger_lines import Head
 from fedveil.privacy.statement_checks import recomputed, same_events, same_privacy
 
-BEYOND: Final = (
-    "that the noise was drawn as the statement says, by a program that was not changed, on a machine nobody else read",
-    "that the model came of these events, and the metrics of these test records",
-    "that each event is what its round really released",
-    "the lines against server and silos, and figures of publications: the ledger records what readers of models see",
-    "the words of the statement's mechanisms, notes and reasons: figures are recomputed, words are not",
-    "what else was, or will be, released from the same records: other runs add to epsilon",
-    "whatever the statement lists as not covered",
-)
+NOT_CHECKABLE: Final = {
+    "noise": "that it was drawn as the statement says, by an unmodified program, on a machine that nobody else read",
+    "training": "that the model results from these events, and the metrics from these test records",
+    "events": "that each recorded event is what its round really released",
+    "other parties": "epsilon against server and silos, and published figures: the ledger records what readers see",
+    "wording": "the statement's words on mechanisms, data and reasons: figures are recomputed, words are not",
+    "other releases": "what else was, or will be, released from the same records: other runs add to epsilon",
+    "not covered": "whatever the statement lists as not covered",
+}
+"""What no file can show, by the name of its row."""
 
 
 def verify_bundle(path: str | Path, trusted: Sequence[str] = (), charter: Path | None = None) -> Verification:
@@ -59,7 +60,8 @@ def verify_bundle(path: str | Path, trusted: Sequence[str] = (), charter: Path |
         bundle = load_bundle(path)
     except FedveilError as error:
         return Verification(
-            path=path, checks=(Check(name="files", outcome="fails", detail=str(error)), *_beyond())
+            path=path,
+            checks=(Check(name="files", outcome="fails", detail=str(error)), *not_checkable(NOT_CHECKABLE)),
         )
     found.append(Check(name="files", outcome="holds", detail=f"{len(files)} files, each with its digest"))
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +77,7 @@ def verify_bundle(path: str | Path, trusted: Sequence[str] = (), charter: Path |
     if run.federated or charter is not None:
         found.extend(run.signed(charter, whole=False))
     found.append(tried("signatures", lambda: _signed(files, trusted)))
-    return Verification(path=path, checks=(*found, *_beyond()))
+    return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
 
 
 def _model(bundle: Bundle) -> str:
@@ -134,8 +136,3 @@ def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:
     if unknown:
         said += f"; whose the key {unknown[0][:16]}... is was not asked: --trust names the keys that you know"
     return said
-
-
-def _beyond() -> Iterator[Check]:
-    for number, detail in enumerate(BEYOND, start=1):
-        yield Check(name=f"beyond {number}", outcome="unchecked", detail=detail)

@@ -1,1 +1,1 @@
-"""Experiments, rounds and runs: what is asked for, one round of it, whole runs, and what they leave behind."""
+"""Experiments (what is asked for), rounds, whole runs, and the run folders that they write."""

@@ -36,7 +36,7 @@ def at_their_word(experiment: Experiment) -> tuple[str, ...]:
         f"the {KINDS[one.kind]} {foreign(one.name)} comes from the package {foreign(one.package)}"
         for one in brought(experiment)
     )
-    unchecked = "whose claims are taken at their word: that it does what it claims was not checked"
+    unchecked = "and its privacy claims are taken on trust: that it does what it claims was not checked"
     return tuple(f"{one}, {unchecked}" for one in (*named, *map(foreign, experiment.method.strangers)))
 
 

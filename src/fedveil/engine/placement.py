@@ -70,12 +70,13 @@ def beside_others(
     if machines == "several":
         if computes_alone(name):
             return ()
-        who, where = "a silo's ", "on a CUDA device or by compiled kernels, should it have such,"
+        who, where = "a silo's ", "on a CUDA device or by compiled kernels, where it has them"
     elif not trainer.side_by_side or (device.type == "cpu" and not trainer.generated):
         return ()
     else:
         who, where = "", "by compiled kernels" if trainer.generated else "on a CUDA device"
     return (
-        f"{who}training in batches {where} may round one contribution by those computed beside it, and training at a "
-        "high rate makes any difference of that; no bound covers it (trainer.name = 'loop' computes each alone)",
+        f"rounding in {who}training in batches {where}: the last digits of one contribution may depend on the "
+        "contributions computed in the same batch, and training can amplify such a difference to any size; no bound "
+        "covers it (trainer.name = 'loop' computes each contribution by itself)",
     )

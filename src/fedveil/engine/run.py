@@ -1,9 +1,9 @@
-"""One run: rounds until the last or until the budget is spent, with everything on disk that a resumed run needs.
+"""One run: rounds until the last one or until the budget is spent, with everything on disk that a resumed run needs.
 
-Per round, in this order: the budget is checked; the ledger is charged, durably; the round is played; the new model is
-evaluated; the checkpoint is renamed into place (the release); the line of metrics is appended. A kill between any
-two of them loses no round: :func:`resume` goes on from the checkpoint. A round that is charged and not in it is charged
-again, since nothing shows that nobody saw it; only noise from a seed makes the same release again.
+Each round, in this order: check the budget; charge the ledger, durably; compute the round; evaluate the new model;
+rename the checkpoint into place (the release); append the line of metrics. A kill between any two of these steps loses
+no round: :func:`resume` continues from the checkpoint. A round that was charged but is not in the checkpoint is charged
+again, because nothing shows that nobody saw it; only noise from a seed repeats the same release.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from fedveil.server.spectrum import spectrum
 from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
 
 _ENDED: Final = (
-    "when the run ended: a callback ended it before its last round, and what that looked at is not covered, unless it "
-    "was public"
+    "when the run ended: a callback stopped it before its last round, and what the callback looked at is not covered "
+    "unless it was public"
 )
 _STOPPED: Final = "stopped.json"
 _TRANSCRIPT: Final = "transcript.jsonl"

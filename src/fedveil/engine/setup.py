@@ -1,6 +1,6 @@
-"""From an experiment to what a run needs: population, task, method, trainer, guarantee.
+"""Prepare a run from an experiment: population, task, method, trainer and guarantee.
 
-Everything that can be wrong with data, model, composition or budget is found here, before any training.
+All mistakes in data, model, composition or budget are reported here, before any training.
 """
 
 from __future__ import annotations
@@ -365,17 +365,18 @@ def _handed_over(experiment: Experiment) -> tuple[str, ...]:
     model, found = experiment.model, list[str]()
     if model.sha256 is not None:
         found.append(
-            f"the initial model was handed over (sha256 {model.sha256[:16]}...) and counts as public: what it was "
-            "trained on, and how it was chosen, is not covered"
+            f"the initial model was handed over (sha256 {model.sha256[:16]}...) and counts as public: the data "
+            "that it was trained on, and how it was chosen, are not covered"
         )
     if model.loss is not None and ":" in model.loss:
         found.append(
-            f"the loss {model.loss} comes from outside and counts as public: weights or other numbers in it that were "
-            "taken from private records are not covered, and they may move everybody's update"
+            f"the loss {model.loss} was handed over and counts as public: weights or other numbers in it that were "
+            "computed from private records are not covered, and they may change everybody's update"
         )
     if model.class_weights is not None:
         found.append(
-            "model.class_weights are declared: if they were counted from private records, that is not covered"
+            "model.class_weights were declared and count as public: if they were computed from private records, that "
+            "is not covered"
         )
     return tuple(found)
 

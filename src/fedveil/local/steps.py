@@ -197,10 +197,10 @@ class LocalDpSgd(Source):
             return ()
         plans = [self.plan(records) for records in moves.records]
         return (
-            f"DP-SGD in every silo: noise multiplier {self.noise_multiplier:g}, "
-            + "; ".join(f"rate {plan.rate:g} for {plan.steps} steps a round" for plan in plans),
-            f"a user keeps at most {moves.group} records over all silos; every split over the silos is covered "
-            f"(the nearest: {self._worst(moves)[1]})",
+            f"DP-SGD in each silo with noise multiplier {self.noise_multiplier:g}; in each round, silo by silo: "
+            + "; ".join(f"{plan.steps} steps at Poisson sampling rate {plan.rate:g}" for plan in plans),
+            f"at most {moves.group} records of a user are trained on, over all silos together; the guarantee holds "
+            f"however they are divided among the silos (the division nearest to the bound is {self._worst(moves)[1]})",
         )
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
@@ -208,9 +208,10 @@ class LocalDpSgd(Source):
         if self.noise_multiplier == 0:
             return ()
         return (
-            "the number of records each silo keeps sets its batch rate and counts as public",
-            "which of a user's records stay depends on how many she has in every silo: whoever chooses them learns "
-            "that, and a silo learns of it by which of its own stay; no epsilon covers it",
+            "the number of records that each silo trains on: it sets the silo's sampling rate and counts as public",
+            "which of a user's records are kept: this depends on how many records the user has in each silo; whoever "
+            "chooses them learns these numbers, and a silo learns something about them from which of its own records "
+            "are kept",
         )
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:

@@ -1,4 +1,4 @@
-"""The one seam between methods and training: a cohort of contributions in, one bounded sum per silo out.
+"""The interface between methods and training: a cohort of contributions in, one bounded sum per silo out.
 
 A method says which records form a contribution, what each computes (:mod:`fedveil.local.steps`), how it is
 bounded and weighted; a trainer returns

@@ -1,7 +1,12 @@
 """Methods: published systems and their baselines, each a composition of stages.
 
-A method is one function that returns a :class:`Method`; its keyword arguments are the keys of an experiment's table
-``[method]``. :mod:`fedveil.registry` has the names.
+A method is a function that returns a :class:`Method`; its keyword arguments are the keys of the table ``[method]`` of
+an experiment. :mod:`fedveil.registry` lists the names.
+
+    published systems       ``uldp`` (ULDP-FL), ``dp_fed_ls`` (DP-Fed-LS), ``paraaegis``, ``cepam``; baseline ``fedavg``
+    stages                  ``contributions``, ``weights``, channels (``gaussian_shares``, ``central_gaussian``,
+                            ``layered_shares``, ``client_messages``, ``correlated``), ``protections``
+    composition             ``method``: stages in one value; ``derive``: what this value guarantees, and against whom
 """
 
 from fedveil.methods.method import Method

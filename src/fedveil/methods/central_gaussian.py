@@ -15,6 +15,7 @@ from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.privacy.noise.on_grid import grid_gaussian, grid_law
+from fedveil.privacy.statement import show_at_most
 from fedveil.randomness import BitSource
 from fedveil.stage import Moves, Published
 
@@ -54,7 +55,7 @@ class CentralGaussian(Channel):
         event = GaussianEvent(noise_multiplier=self.std / moves.total)
         return (
             Claim(covering(Tells.SUM, Tells.OWN), event),
-            unprotected("the server adds the noise itself: it is trusted"),
+            unprotected("the server is trusted: it sees every update and adds the noise itself"),
         )
 
     def grid_loss(self, moves: Moves) -> float:
@@ -66,9 +67,9 @@ class CentralGaussian(Channel):
         if self.noise_multiplier == 0:
             return ()
         return (
-            f"one {moves.unit} moves the sum by at most {moves.total:g} (l2) when it comes or goes, by "
-            f"twice that when it is replaced; the server adds discrete Gaussian noise of std {self.std:g}, "
-            f"{self.std / moves.total:g} times the bound of one contribution",
+            f"adding or removing one {moves.unit} changes the sum by at most {show_at_most(moves.total)} (l2 norm), "
+            "and replacing one by at most twice that; the server adds discrete Gaussian noise of standard deviation "
+            f"{self.std:g} to the sum, a noise multiplier of {self.std / moves.total:g}",
         )
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:

@@ -95,13 +95,21 @@ def fl_laplace(gaussian: Method) -> Method:
 
 @variant_of(fl_gaussian)
 def cepam_gaussian(noisy: Method, *, lattice: Lattice | None = None) -> Method:
-    """CEPAM-Gaussian: the error of each client's quantiser is N(0, (noise_multiplier s)^2 I), on any lattice."""
+    """CEPAM-Gaussian: the error of each client's quantiser is N(0, (noise_multiplier s)^2 I), on any lattice.
+
+    With scale = "clip", readers of the models have a Gaussian mechanism of multiplier sqrt(K) ``noise_multiplier``
+    for one client in each round. Nothing is guaranteed against the server, which has the keys of the messages.
+    """
     return _sent(noisy, "cepam-gaussian", Layered(lattice=lattice))
 
 
 @variant_of(fl_laplace)
 def cepam_laplace(noisy: Method) -> Method:
-    """CEPAM-Laplace: the error of each client's quantiser is Laplace(noise_multiplier s) on every coordinate."""
+    """CEPAM-Laplace: the error of each client's quantiser is Laplace(noise_multiplier s) on every coordinate.
+
+    With scale = "clip", readers of the models have a Laplace mechanism of multiplier ``noise_multiplier`` for one
+    client in each round. Nothing is guaranteed against the server, which has the keys of the messages.
+    """
     return _sent(noisy, "cepam-laplace", Layered())
 
 

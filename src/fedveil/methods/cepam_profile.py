@@ -57,8 +57,8 @@ def _as_published(theorem: str, profile: OneRoundProfile) -> Published:
     gap = _GAP
     if profile.meaningless:
         gap += (
-            f"; delta = {profile.delta:.3g} is not below 1 / {profile.records}, so publishing one of the client's "
-            "records outright may meet it"
+            f"; delta = {profile.delta:.3g} is not below 1 / {profile.records}, so that publishing one of the client's "
+            "records outright can satisfy it"
         )
 
     def of_one_round(rounds: int, delta: float) -> float:

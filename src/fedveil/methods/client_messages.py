@@ -27,13 +27,14 @@ from jaxtyping import Float64
 from fedveil.errors import CompositionError
 from fedveil.keys import NonNegative
 from fedveil.methods.cepam_profile import one_round
-from fedveil.methods.channels import Channel
+from fedveil.methods.channels import Channel, everyone_adds
 from fedveil.methods.quantized import KEY_REASON, OF_DITHERS, OF_LAYERS, layered, layered_codec, quantized
 from fedveil.methods.sending import Coded, MessageCost, Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
 from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
+from fedveil.privacy.statement import show_at_most
 from fedveil.quantization.codec import Codec
 from fedveil.quantization.errors import ChannelError
 from fedveil.quantization.lattices import Z1
@@ -50,7 +51,7 @@ FLOAT32_BYTES = 4
 class Numbers:
     """The update travels as numbers."""
 
-    carries: ClassVar[str] = "added exactly, on a grid"
+    carries: ClassVar[str] = "drawn exactly, on a grid"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Dithered:
         step: in units of the noise's scale; without noise, of what the noise would be measured in.
     """
 
-    carries: ClassVar[str] = "added exactly, on a grid, before she quantises (SDQ)"
+    carries: ClassVar[str] = "drawn exactly, on a grid, and added before the message is quantised (SDQ)"
 
     step: float
 
@@ -78,14 +79,14 @@ class Layered:
         lattice: of the quantiser; None sends Gaussian noise block by block in the cheapest way.
     """
 
-    carries: ClassVar[str] = "the compression error of her message (LRSUQ)"
+    carries: ClassVar[str] = "the compression error of the message (LRSUQ)"
 
     lattice: str | None = None
 
 
 NORM_REASON: Final = (
-    "the noise is scaled by the norm of the private update, and that norm travels in clear "
-    "(method.scale = 'norm', as published): no bound on what a client adds, no guarantee"
+    "updates are not bounded, and the noise is scaled by the norm of the private update, which is sent unencrypted "
+    "(method.scale = 'norm', as published)"
 )
 
 Form: TypeAlias = Numbers | Dithered | Layered
@@ -195,7 +196,7 @@ class ClientMessages(Channel):
         Of Laplace noise her own alone counts: multiplier z in l1. docs/theory/cepam.md has the argument.
         """
         if not self.noisy:
-            return (unprotected("the clients' updates travel without noise"),)
+            return (unprotected("clients send their updates without noise"),)
         if self.bound is None:
             return (unprotected(NORM_REASON),)
         last = (
@@ -236,21 +237,22 @@ class ClientMessages(Channel):
         if not self.noisy or self.bound is None:
             return ()
         order, law = (
-            ("l1", "Laplace noise of b") if self.noise == "laplace" else ("l2", "Gaussian noise of std")
+            ("l1", "Laplace noise of scale")
+            if self.noise == "laplace"
+            else ("l2", "Gaussian noise of standard deviation")
         )
         return (
-            f"each of {self.senders} clients sends its update, at most {self.bound:g} long ({order}), "
-            f"with {law} = {self.noise_multiplier * self.bound:g}: {self.form.carries}",
-            "a client without records sends its noise all the same",
+            f"each of {self.senders} clients sends its update, clipped to {order} norm {show_at_most(self.bound)}, "
+            f"with {law} {self.noise_multiplier * self.bound:g} in each coordinate: {self.form.carries}",
+            "a client without records sends noise alone",
         )
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
-        """Return what no epsilon over a layered quantiser covers, nor one over noise of several dithered messages."""
-        if not self.noisy or self.bound is None or isinstance(self.form, Numbers):
+        """Return what no epsilon over a quantiser covers, and what epsilon takes on trust of the clients."""
+        if not self.noisy or self.bound is None:
             return ()
-        if isinstance(self.form, Layered):
-            return OF_LAYERS
-        return OF_DITHERS if self.noise == "gaussian" else ()
+        dithers = OF_DITHERS if isinstance(self.form, Dithered) and self.noise == "gaussian" else ()
+        return (*(OF_LAYERS if isinstance(self.form, Layered) else dithers), everyone_adds("client", 0))
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the one-round profile of CEPAM, where its noise is scaled as there."""

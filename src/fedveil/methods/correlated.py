@@ -23,6 +23,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.correlated import BITS, best_coefficients, check_coefficients, strengths
 from fedveil.privacy.schedule import Scheduled
+from fedveil.privacy.statement import show_at_most
 from fedveil.stage import Moves
 
 _UNIT: Final = 2.0**-BITS
@@ -148,10 +149,11 @@ class CorrelatedShares(GaussianShares):
             return ()
         n, bands = moves.n_senders, ", ".join(f"{one:g}" for one in self.coefficients)
         return (
-            f"every silo sends its sum with {bands} times its sums of this and the rounds before; a user who takes "
-            f"part once in {self.period} rounds moves all that is sent in them by at most "
-            f"{moves.total * sum(self.strengths) ** 0.5:g} (l2); fresh discrete Gaussian shares of std "
-            f"{self.share_std(n):g} per silo; single rounds of the ledger mean nothing alone",
+            f"each silo's message combines its sums of this round and of the rounds before it with the coefficients "
+            f"{bands}; one user, who takes part once in {self.period} rounds, changes all messages of these rounds "
+            f"together by at most {show_at_most(moves.total * sum(self.strengths) ** 0.5)} (l2 norm); each silo adds "
+            f"fresh discrete Gaussian noise of standard deviation {self.share_std(n):g} to each message; the ledger's "
+            "charge for a single round is no guarantee by itself",
         )
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:

@@ -125,6 +125,6 @@ def _sees(role: Role, known: frozenset[Tells], method: Method, moves: Moves) -> 
     seen = "; ".join(
         f"the {method.released}" if what is Tells.MODEL else what.value for what in Tells if what in known
     )
-    others = "the other clients" if moves.unit == "client" else f"what a {moves.unit} holds elsewhere"
-    about = f"; this line is about {others}" if role & Role.SILO else ""
+    others = "the other clients" if moves.unit == "client" else f"what a {moves.unit} holds in other silos"
+    about = f"; this epsilon concerns {others}" if role & Role.SILO else ""
     return f"{seen or 'nothing'}{about}"

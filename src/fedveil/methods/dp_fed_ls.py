@@ -90,7 +90,11 @@ def dp_fed(
     denominator: Denominator = "expected",
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """Algorithm 1 with sigma = 0: projected local steps, sampled clients, Gaussian noise on the sum."""
+    """Algorithm 1 with sigma = 0: projected local steps, sampled clients, Gaussian noise on the sum.
+
+    Guarantees one client a subsampled Gaussian mechanism of multiplier ``noise_multiplier`` = nu / L in each round,
+    against readers of the models. The server sees every client's update and adds the noise: it is trusted.
+    """
     sampler = client_sampler(client_sampling, client_sampling_rate, n_users)
     return Method(
         name="dp-fed",
@@ -108,7 +112,10 @@ def dp_fed(
 
 @variant_of(dp_fed)
 def dp_fed_ls(plain: Method, *, smoothing: Smoothing) -> Method:
-    """Algorithm 1: DP-Fed whose noisy mean is smoothed, tensor by tensor, by A_sigma^{-1}."""
+    """Algorithm 1: DP-Fed whose noisy mean is smoothed, tensor by tensor, by A_sigma^{-1}.
+
+    Smoothing is post-processing, so the guarantee is that of dp-fed.
+    """
     return replace(plain, name="dp-fed-ls", denoiser=Laplacian(smoothing=smoothing))
 
 

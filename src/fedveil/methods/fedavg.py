@@ -16,7 +16,7 @@ from fedveil.server.optimizers import ServerSgd
 
 
 def fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:
-    """Each silo trains on its whole table; x <- x + eta_g (1/|S|) sum_s Delta_s. No guarantee."""
+    """Each silo trains on its whole table; x <- x + eta_g (1/|S|) sum_s Delta_s. No privacy guarantee."""
     return Method(
         name="fedavg",
         contribution=SiloContribution(),

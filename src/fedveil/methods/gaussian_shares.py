@@ -15,12 +15,13 @@ from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
 from fedveil.keys import Count, NonNegative, filled
-from fedveil.methods.channels import NO_NOISE, Channel, refuses_clients, refuses_unbounded
+from fedveil.methods.channels import NO_NOISE, Channel, everyone_adds, refuses_clients, refuses_unbounded
 from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
 from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
 from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
+from fedveil.privacy.statement import show_at_most
 from fedveil.stage import Moves
 
 
@@ -148,17 +149,24 @@ class GaussianShares(Channel):
         return 2 * moves.n_senders * self.law(moves.n_senders, moves.bound.grid).log_ratio_to_gaussian
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        return self.told(moves, "discrete Gaussian shares")
+        return self.told(moves, "each silo adds discrete Gaussian noise")
 
     def told(self, moves: Moves, law: str) -> tuple[str, ...]:
-        """Return the sensitivity and the shares, whose law has a name."""
+        """Return the sensitivity and the shares; ``law`` says how a share comes to a message."""
         if self.noise_multiplier == 0:
             return ()
         n = moves.n_senders
+        counted = n - self.colluding_silos - self.missing_silos
+        shares = "" if counted == n else f" from {counted} of these shares"
         return (
-            f"the sum over {n} silos moves by at most {moves.total:g} (l2) with one user; {law} of std "
-            f"{self.share_std(n):g} per silo, noise multiplier {self._nominal(moves).noise_multiplier:g} of the sum",
+            f"one user changes the sum over {n} silos by at most {show_at_most(moves.total)} (l2 norm); {law} of "
+            f"standard deviation {self.share_std(n):g} to its sum, which gives the total a noise multiplier of "
+            f"{self._nominal(moves).noise_multiplier:g}{shares}",
         )
+
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what the guarantee takes on trust of the silos."""
+        return (everyone_adds("silo", self.colluding_silos),) if self.noise_multiplier else ()
 
     def message_grid(self, grid: float, n_silos: int) -> float:
         """Return the step of what a silo sends: a power of two that divides the contributions' grid."""

@@ -70,13 +70,13 @@ Clipping = Annotated[
     Discriminator(_number_or_table),
     Field(
         description="C, l2 bound of a contribution; a table of `start`, `quantile`, `share`, `least` and `most` lets "
-        "it follow a quantile of the updates' lengths ([how](../theory/adaptive-clipping.md))"
+        "it track a quantile of the updates' norms ([how](../theory/adaptive-clipping.md))"
     ),
 ]
 _NOISE = (
-    'sigma; `"calibrated"` finds the least noise for `privacy.epsilon` by the accountant, `"closed-form"` takes it '
-    "from the theorems of DP-Fed-LS, or from Remark 1 of ParaAegis (noise that falls starts so much higher that the "
-    "run spends the same)"
+    'sigma; `"calibrated"` finds the smallest one for which the accountant meets `privacy.epsilon`, `"closed-form"` '
+    "takes it from the theorems of DP-Fed-LS or from Remark 1 of ParaAegis; with `noise_decay`, the noise of the first "
+    "round is raised so that the whole run meets the target"
 )
 Noise = Annotated[
     float, Field(ge=0, allow_inf_nan=False, description=_NOISE), found("calibrated", "closed-form")
@@ -97,22 +97,25 @@ WeightPower = Annotated[
     Annotated[Power, Tag(_NUMBER)] | Annotated[DeclaredMain, Tag(_TABLE)],
     Discriminator(_number_or_table),
     Field(
-        description="p of the weights n_su^p / sum_s n_su^p of a user's silos: 1 as published, 0 for equal ones; "
-        '`"main"` puts all into the silo where she has most records; between institutions a table of `main_silos`, '
-        "the SHA-256 of a file that the silos share, does ([how](../theory/weights.md#a-file-of-main-silos))"
+        description="p of the weights n_su^p / sum_s n_su^p of a user's silos: 1 as published, 0 for equal weights; "
+        '`"main"` gives all weight to the silo with most of the records; between institutions, so does a table of '
+        "`main_silos`, the SHA-256 of a file that the silos share ([how](../theory/weights.md#a-file-of-main-silos))"
     ),
 ]
 GroupSize = Annotated[
     int,
     Field(
         ge=1,
-        description="k, records kept per user; the words look at private counts, and the statement says so",
+        description='k, the most records kept of a user; `"median"` and `"max"` look at private counts, and the '
+        "statement says so",
     ),
     found("median", "max"),
 ]
 ClientSampling = Annotated[
     Literal["uniform", "poisson"],
-    Field(description="clients drawn without replacement, or each by itself"),
+    Field(
+        description='clients are drawn without replacement (`"uniform"`), or each independently (`"poisson"`)'
+    ),
 ]
 ClientRate = Annotated[float, Field(gt=0, le=1, description="tau, share of the clients in a round")]
 Denominator = Annotated[
@@ -142,7 +145,7 @@ Scale = Annotated[
 ]
 Lattice = Annotated[
     Literal["Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"],
-    Field(description="of the quantiser; none sends every block in the cheapest way"),
+    Field(description="lattice of the quantiser; none sends each block in the cheapest way"),
 ]
 Step = Annotated[
     float,

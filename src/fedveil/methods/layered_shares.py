@@ -67,12 +67,12 @@ class LayeredShares(Channel):
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         return self.shares.told(
-            moves, "Gaussian shares, each the compression error of a silo's message (LRSUQ),"
+            moves, "the compression error of each silo's message (LRSUQ) adds Gaussian noise"
         )
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
         """Return what no epsilon over a layered quantiser covers."""
-        return OF_LAYERS
+        return (*OF_LAYERS, *self.shares.uncovered(method))
 
     @property
     def colluding_silos(self) -> int:

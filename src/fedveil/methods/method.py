@@ -148,8 +148,8 @@ class Method:
         if self.denominator == "expected" or self.sampler.fixed_size:
             return ()
         return (
-            "the sum is divided by the number of clients drawn in the round (method.denominator = 'actual'), which "
-            "is private under Poisson sampling: epsilon does not cover dividing by it",
+            "the number of clients drawn in each round, by which the sum is divided (method.denominator = 'actual'): "
+            "it is private under Poisson sampling",
         )
 
     # --- one round ---------------------------------------------------------------------------------------------

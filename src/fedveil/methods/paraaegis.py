@@ -157,5 +157,9 @@ def stevens(
 
 @variant_of(dp_fedavg)
 def paraaegis(noisy: Method) -> Method:
-    """ParaAegis: the coordinates voted for travel encrypted, the others clipped and noisy (Algorithm 1)."""
+    """ParaAegis: the coordinates voted for are sent encrypted, the others clipped and with noise (Algorithm 1).
+
+    The noise is calibrated against the server. Readers of the models and holders of the key have a guarantee only with
+    noise in the encrypted part too (``protection.he_noise``); docs/theory/partial-encryption.md.
+    """
     return replace(noisy, name="paraaegis", protection=PartialEncryption(clip="parts"))

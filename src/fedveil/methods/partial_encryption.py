@@ -42,6 +42,7 @@ from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
 from fedveil.privacy.closed_form import remark_1_noise
 from fedveil.privacy.events import ComposedEvent, Event, NoGuarantee
 from fedveil.privacy.noise.on_grid import grid_law
+from fedveil.privacy.statement import show_at_most
 from fedveil.protection.letter_parts import Learned, Relay
 from fedveil.protection.messages import (
     Announcement,
@@ -56,7 +57,7 @@ from fedveil.protection.partial.sums import PartialSums
 from fedveil.stage import Moves, Published
 
 BARE: Final = (
-    "the encrypted part carries no noise (he_noise = 0), and whoever holds the key or reads a model sees it"
+    "the encrypted part carries no noise (he_noise = 0), and all who hold the key or read a model see it"
 )
 _UP, _DOWN = Role.SERVER, Role.SILO
 
@@ -251,7 +252,7 @@ class PartialEncryption(ProtectionStage):
         """Return what the server gets: the part in clear of every message, and the counts of noisy votes."""
         std, n = moves.noise, moves.n_senders
         if std == 0 and not self.whole:
-            return NoGuarantee(reason="the part in clear carries no noise")
+            return NoGuarantee(reason="the unencrypted part carries no noise")
         if self.ratio > 0 and self.he_noise == 0:
             moved = moves.reach * math.sqrt(n)
             clear = 0.0 if self.whole else precision(moved, std)
@@ -324,52 +325,61 @@ class PartialEncryption(ProtectionStage):
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return the share, where it comes from, and the noise of both parts."""
-        share = f"{self.ratio:g}" + (f" x {self.decay:g}^(t-1) in round t" if self.decay < 1 else "")
+        share = f"{self.ratio:g}" + (f" x {self.decay:g}^(t-1) (in round t)" if self.decay < 1 else "")
         origin = {
-            "votes": f"the coordinates with most votes for their {self.strategy} size",
-            "noisy-votes": f"those with most votes, counted with noise of {self.vote_noise:g} ballots' norms",
-            "released": "those that the released models have moved most",
+            "votes": f"those with most votes ({self.strategy} absolute value)",
+            "noisy-votes": f"those with most votes ({self.strategy} absolute value), counted with noise of "
+            f"{self.vote_noise:g} times the l2 norm of a ballot",
+            "released": "those in which the released models have changed most",
         }[self.partition]
-        origin = "all" if self.whole else "drawn at random" if self.strategy == "random" else origin
+        origin = "all of them" if self.whole else "drawn at random" if self.strategy == "random" else origin
         noise = (
-            f"noise of std {moves.noise:g} in every message's part in clear" if moves.noise else "no noise"
+            f"Gaussian noise of standard deviation {moves.noise:g} in the unencrypted part of each message"
+            if moves.noise
+            else "no noise in the unencrypted part of a message"
+        )
+        hidden = (
+            f"and, relative to each part's bound, {self.he_noise:g} times as much"
+            if self.he_noise
+            else "none"
         )
         told = [
-            f"partial encryption (CKKS, 128 bits, sums exact): a share of {share} of the coordinates, {origin}; "
-            f"{noise}, {self.he_noise:g} times that in the encrypted part, each in units of its bound"
+            f"partial encryption (CKKS, 128-bit security, exact sums) of a fraction {share} of the coordinates: "
+            f"{origin}; {noise}, {hidden} in the encrypted part"
         ]
         if moves.bound.bounded and self.clip == "parts":
-            hidden = "not at all" if self.he_clip is None else f"to {self.he_clip:g}"
+            bound = "is not clipped" if self.he_clip is None else f"to {show_at_most(self.he_clip)}"
             told.append(
-                f"every client's part in clear is clipped to {moves.norm:g} (l2), its encrypted part {hidden}"
+                f"the unencrypted part of each client's update is clipped to l2 norm {show_at_most(moves.norm)}, its "
+                f"encrypted part {bound}"
             )
         elif moves.bound.bounded:
-            told.append(f"every contribution is clipped to {moves.norm:g} (l2) before it is divided")
+            told.append(
+                f"each contribution is clipped to l2 norm {show_at_most(moves.norm)} before it is divided"
+            )
         return tuple(told)
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
         """Return what the cipher promises, which no epsilon covers."""
-        return (
-            "ciphertexts hide what is in them from whoever cannot solve ring-LWE at 128 bits; no epsilon covers that",
-        )
+        return ("a break of the encryption, which relies on ring-LWE at 128 bits",)
 
     def _unpaid_votes(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """Return what votes show the server, a sender, who knows their order, and both, although nobody paid for it."""
         if not self.unpaid:
             return (), (), ()
         seen, told = (
-            ("which ballots overlap in how many coordinates", "which coordinates every sender votes for")
+            ("in how many coordinates any two ballots overlap", "which coordinates each sender votes for")
             if self.votes == "plain"
-            else ("how many votes how many coordinates have", "how many votes every coordinate has")
+            else ("how many coordinates have how many votes", "how many votes each coordinate has")
         )
         return (
             (
-                f"no coordinate that was voted for, but {seen}: epsilon covers the numbers in clear, whatever the "
-                "partition, and not the ballots; partition = 'released' or 'noisy-votes', or strategy = 'random', "
-                "leaves nothing open",
+                f"{seen}, though not which coordinates these are: epsilon covers the unencrypted numbers, whatever the "
+                "partition, but not the ballots (partition = 'released' or 'noisy-votes', or strategy = 'random', "
+                "avoids this)",
             ),
-            ("which coordinates most votes are for, and no epsilon covers that",),
-            (f"{told}, and no epsilon covers that",),
+            ("which coordinates have most votes",),
+            (told,),
         )
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:

@@ -64,12 +64,9 @@ from fedveil.stage import Moves
 
 _MOST_PLACES: Final = 64
 _UP, _DOWN = Role.SERVER, Role.SILO
-_KEYS: Final = (
-    "masks and seals hide what is under them from whoever cannot break X25519, ChaCha20 or SHA-256; no epsilon covers "
-    "that"
-)
+_KEYS: Final = "a break of X25519, ChaCha20 or SHA-256, on which masks and sealed messages rely"
 _PRESENT: Final = (
-    "which users have a record in any silo: epsilon covers what a user's records say, not that there are any"
+    "which users have a record in any silo: epsilon covers what records say, not whether there are any"
 )
 
 
@@ -192,8 +189,12 @@ class SecureAggregation(ProtectionStage):
         return (_KEYS,)
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        lacking = f", which may lack {self.missing_silos} of them" if self.missing_silos else ""
-        return (f"secure aggregation: pairwise masks hide every silo's message in the sum{lacking}",)
+        lacking = (
+            f", from which at most {self.missing_silos} of them may be missing" if self.missing_silos else ""
+        )
+        return (
+            f"secure aggregation: pairwise masks show the server only the sum of the silos' messages{lacking}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,21 +339,22 @@ class PrivateWeighting(ProtectionStage):
     def uncovered(self, method: Any) -> tuple[str, ...]:
         """Return what ciphers promise, and what holds only while everybody follows the protocol, unseen in them."""
         hard = (
-            f"short discrete logarithms modulo primes of {self.modulus_bits // 2} bits are hard, but for a silo in "
-            "2^23, of whose single exponents guesses may be tested"
+            f"short discrete logarithms modulo primes of {self.modulus_bits // 2} bits, which are hard but for one "
+            "silo in 2^23, whose single exponents can be guessed and tested"
             if self.cipher == "paillier"
-            else "ring-LWE is, at 128 bits, up to a statistical distance of 2^-40 a message"
+            else "ring-LWE at 128 bits, up to a statistical distance of 2^-40 for each message"
         )
         drawn = (
-            "how many users were drawn is hidden from the server up to a statistical distance of 2^-40 a round, which "
-            "no delta counts",
+            "how many users were drawn, which is hidden from the server up to a statistical distance of 2^-40 in each "
+            "round that delta does not include",
         )
         return (
             _KEYS,
-            f"what is encrypted is as safe from the server as {hard}; no epsilon covers that, and no delta counts it",
+            f"a break of the encryption that hides messages from the server; it relies on {hard}, and delta does not "
+            "include the probability of a break",
             *(drawn if self.private_sampling else ()),
-            "private weighting takes a server and silos that follow the protocol: another weight from the server, or a "
-            "false count from one silo, makes another silo's user count for more than epsilon says, and nobody sees it",
+            "departures from private weighting: a wrong weight from the server, or a false count from one silo, gives "
+            "another silo's user more influence than epsilon assumes, and nobody can detect it",
         )
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
@@ -360,8 +362,8 @@ class PrivateWeighting(ProtectionStage):
         drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
         most = self.n_max // moves.n_senders
         return (
-            f"private weighting ({cipher}): the weights {moves.weight} are computed under encryption; a silo counts "
-            f"at most {most} records of a user{_scored(moves)}; the sum is rounded to its grid{drawn}",
+            f"private weighting ({cipher}): the weights {moves.weight} are computed under encryption; each silo counts "
+            f"at most {most} records of a user{_scored(moves)}; the sum is rounded to a grid{drawn}",
         )
 
     def places(self, rate: float) -> tuple[int, int]:

@@ -18,19 +18,19 @@ from fedveil.quantization.streams import KeyedStreams, update_key
 from fedveil.randomness import BitSource
 
 KEY_REASON: Final = (
-    "the key of a message bounds the error of every parameter, and blocks' spreads depend on the sum"
+    "a message's key bounds the error of every parameter, and its blocks' spreads depend on the sum"
 )
 OF_LAYERS: Final = (
-    "messages must travel encrypted: their length and the spreads in them depend on private sums, and so "
-    "do the message sizes and information limits in metrics.jsonl",
-    "the channel's noise has its law in real numbers; it is computed in float64 from 52-bit uniforms of a ChaCha20 "
-    "stream under a fresh key, and epsilon covers neither the rounding nor a broken cipher",
+    "the lengths of messages and the spreads in them, and the message sizes and information limits in metrics.jsonl: "
+    "they depend on private sums, so messages must travel encrypted",
+    "numerical error in the channel's noise, and a break of its cipher: the noise has the stated distribution in real "
+    "numbers, but is computed in float64 from 52-bit uniform numbers of a ChaCha20 stream under a fresh key",
 )
 """What no epsilon over a layered quantiser covers."""
 OF_DITHERS: Final = (
-    "what readers and clients are promised counts the noise of several messages, whose sum a dithered quantiser leaves "
-    "as it is but for an error of its own: that is so in real numbers, and is computed in float64 from 52-bit uniforms "
-    "of a ChaCha20 stream under a fresh key; epsilon covers neither the rounding nor a broken cipher",
+    "numerical error in the dithered quantisers, and a break of their cipher: epsilon against readers and clients "
+    "counts the noise of several messages, of which the quantisers' errors are independent in real numbers, but these "
+    "are computed in float64 from 52-bit uniform numbers of a ChaCha20 stream under a fresh key",
 )
 """What no epsilon over Gaussian noise of several messages covers, where they are dithered; one message is covered."""
 

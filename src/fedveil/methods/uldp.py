@@ -58,7 +58,11 @@ def uldp_naive(
     colluding_silos: Colluding = 0,
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """Clips each silo's whole update and adds noise for a user who may be in all silos (Algorithm 1)."""
+    """Clips each silo's whole update and adds noise for a user who may be in all silos (Algorithm 1).
+
+    Guarantees one user a Gaussian mechanism of multiplier sigma / 2 in each round: a clipped update moves by up to
+    2 C in each of |S| silos, where Theorem 1 of the paper counts C.
+    """
     return Method(
         name="uldp-naive",
         contribution=SiloContribution(),
@@ -81,9 +85,10 @@ def uldp_group(
     group_size: GroupSize,
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """Runs record-level DP-SGD in each silo, converted to users who keep at most k records (Algorithm 2).
+    """Runs record-level DP-SGD in each silo, accounted for users of whom at most k records are kept (Algorithm 2).
 
-    Flags keep at most k = ``group_size`` records of a user over all silos.
+    k = ``group_size`` counts the records of all silos together. The guarantee holds for one user, however the k records
+    are divided among the silos; docs/theory/group-privacy.md.
 
     Raises:
         CompositionError: a local step that DP-SGD does not have (momentum, weight decay, a rate that falls, a pass that
@@ -139,7 +144,10 @@ def _pairs(
 
 @variant_of(_pairs, local=LocalGradient())
 def uldp_sgd(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None) -> Method:
-    """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form)."""
+    """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form).
+
+    The guarantee is that of uldp-avg.
+    """
     return streamed(replace(pairs, name="uldp-sgd"), correlated, rounds)
 
 
@@ -147,14 +155,18 @@ def uldp_sgd(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None)
 def uldp_sgd_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
     """Takes one clipped gradient per user and silo, weighted by the user's records there (Algorithm 3, equation 3).
 
-    That is uldp-avg-w with one local step over all of a contribution's records, at local rate 1.
+    This is uldp-avg-w with one local step over all records of a contribution, at local rate 1.
     """
     return replace(uniform, name="uldp-sgd-w", weights=Weights.by_power(power))
 
 
 @variant_of(_pairs)
 def uldp_avg(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None) -> Method:
-    """Trains and clips per user and silo, each weighted 1/|S| (Algorithm 3)."""
+    """Trains and clips per user and silo, each weighted 1/|S| (Algorithm 3).
+
+    Guarantees one user a Gaussian mechanism of multiplier sigma in each round (Theorem 3), Poisson-subsampled if
+    ``user_sampling_rate`` is below 1; docs/theory/uldp-methods.md.
+    """
     return streamed(pairs, correlated, rounds)
 
 
@@ -162,6 +174,8 @@ def uldp_avg(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None)
 def uldp_avg_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
     """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3).
 
-    With a power p the weights are n_su^p / sum_s n_su^p, which no figure of the paper has.
+    Readers of the models have the guarantee of uldp-avg. The silos disclose record counts to compute the weights, so
+    nothing is guaranteed against the server and the silos, unless private weighting hides the counts. The weights are
+    n_su^p / sum_s n_su^p with ``power`` p; the paper has p = 1.
     """
     return replace(uniform, name="uldp-avg-w", weights=Weights.by_power(power))

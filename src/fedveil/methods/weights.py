@@ -131,8 +131,9 @@ class Weights(Stage):
         if self.law != "declared":
             return ()
         return (
-            f"each user's main silo stands in a file that the silos share (sha256 {self.digest[:16]}...): who made it "
-            "is trusted that a line rests on its user's records alone, and every silo learns every user's main silo",
+            f"the file of main silos that the silos share (sha256 {self.digest[:16]}...): epsilon relies on its author "
+            "to have chosen each user's main silo from that user's records alone, and every silo learns every user's "
+            "main silo",
         )
 
     def within(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:

@@ -1,7 +1,7 @@
 """Who holds what: records over silos and users, their allocation, users' own tables, the data sets.
 
-Called, it makes a population of arrays: ``fedveil.population(features=..., targets=..., user=..., silo=...)``, which is
-:func:`fedveil.population.arrays.population`.
+Calling the package makes a population of arrays: ``fedveil.population(features=..., targets=..., user=..., silo=...)``
+is :func:`fedveil.population.arrays.population`.
 """
 
 import sys

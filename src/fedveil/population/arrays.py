@@ -72,29 +72,30 @@ def population(
     seed: int = 0,
     name: str = "people",
 ) -> Population:
-    """Make a population of records that are in memory.
+    """Make a population from records in memory: features and targets, with the user and the silo of each record.
 
     Args:
         features: (n, ...) numbers: a numpy array, a tensor, a pandas or Arrow table; or a PyTorch data set of
-            (features, target), or of (features, target, user, silo), which is read into memory. uint8 stays as it is,
-            everything else becomes float32, and nothing is scaled.
+            (features, target), or of (features, target, user, silo), which is read into memory. uint8 is kept,
+            everything else is converted to float32, and nothing is scaled.
         targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival. None for a data set.
-        user: (n,) whose record it is: text or whole numbers; the same text is the same person in every silo, and
-            another text (case, blanks, leading zeros) another person: write every id in one way. Columns are put beside
-            one another by position: the index of a pandas series is not read.
-        silo: (n,) who holds it.
-        n_users: |U|, the PUBLIC number of users, with or without records. ``"counted"`` counts those that have
-            records; then the statement says that no guarantee covers it.
+        user: (n,) the person to whom each record belongs: text or whole numbers. Ids are compared as text: equal text
+            is the same person in all silos, and any difference (case, blanks, leading zeros) makes another person.
+            Columns are matched by position; the index of a pandas series is not read.
+        silo: (n,) the silo that holds each record.
+        n_users: |U|, the PUBLIC number of users, with or without records. ``"counted"`` counts the users that have
+            records; the statement then says that no guarantee covers this number.
         task: ``"classification"``, ``"regression"`` or ``"survival"``.
-        classes: the labels in the order of the model's outputs. None takes those that occur, and the statement says so.
-        target_range: (lower, upper), of regression: DECLARED bounds of the targets. One outside is refused;
-            ``numpy.clip`` takes it for the bound.
-        silos: names of the silos; one without a record takes part like any other. None takes those that have records,
-            and the statement says so.
-        test: PUBLIC (features, targets) to test on. None holds records out.
-        test_share: probability with which each record is held out where there is no public test table.
-        seed: of the hold-out.
-        name: what reports call these data.
+        classes: the labels in the order of the model's outputs. None takes the labels that occur, and the statement
+            says that no guarantee covers this choice.
+        target_range: (lower, upper), for regression: DECLARED bounds of the targets. A target outside is refused; move
+            it to the bound beforehand, by ``numpy.clip``, if that is what you want.
+        silos: names of the silos; a silo without records takes part like any other. None takes the silos that have
+            records, and the statement says that no guarantee covers this choice.
+        test: PUBLIC (features, targets) to test on. None holds out some of the records instead.
+        test_share: the probability with which each record is held out if there is no public test table.
+        seed: for the hold-out.
+        name: how reports refer to these data.
 
     Returns:
         The population. Users are numbered by the sorted union of their ids, silos by ``silos``.
@@ -207,10 +208,10 @@ def tables(
 
     Args:
         schema: the schema's TOML file (``fedveil schema`` drafts one).
-        files: one a silo, named after it, or any with a silo column.
-        test: a PUBLIC table to test on; None holds records out.
-        test_share: probability with which each record is held out.
-        seed: of the hold-out.
+        files: one file for each silo, named after it, or any files with a silo column.
+        test: a PUBLIC table to test on; None holds out some of the records instead.
+        test_share: the probability with which each record is held out.
+        seed: for the hold-out.
 
     Raises:
         ConfigError: one file where a list of them is needed.

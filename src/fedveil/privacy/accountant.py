@@ -1,4 +1,4 @@
-"""What every accountant offers, what it refuses, and the closed form of Gaussian releases without sampling."""
+"""The interface of accountants, what they refuse, and the closed form for Gaussian releases without sampling."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ from fedveil.privacy.rows import (
     Shortening,
     contribution_norms,
 )
+from fedveil.privacy.statement import show_at_most
 
 _UNLIMITED: Final = 2.0**40
 _Length = Annotated[float, Field(ge=2.0**-40, le=2.0**40)]
@@ -117,9 +118,10 @@ class AdaptiveClip(Shortening):
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
         return (
-            f"updates are clipped to C_t and sent in units of it, with a mark for 'longer than C_t' in the same "
-            f"release (at most {self.norm:g} together); C_t starts at {self.start:g} and follows the quantile "
-            f"{self.quantile:g} of the lengths by the released marks alone: post-processing",
+            "each update is clipped to norm C_t and sent in units of C_t, together with a mark that says whether it "
+            f"was zero, at most C_t or longer (l2 norm of both together: at most {show_at_most(self.norm)}); C_t "
+            f"starts at {self.start:g} and tracks the {self.quantile:g} quantile of the norms, using only the noisy "
+            "sum of the marks: post-processing",
         )
 
     # --- the course of C_t -------------------------------------------------------------------------------------

@@ -39,24 +39,24 @@ class Role(Flag):
 class Tells(Enum):
     """What a field tells of private records; the value is how statements say it."""
 
-    NOTHING = "nothing of any record"
+    NOTHING = "nothing about any record"
     MODEL = "the models"
     SUM = "the noisy sum over all senders"
     CONTENT = "what the channel makes of a sum"  # stands for the channel's own content
-    MESSAGE = "every sender's own noisy message"
-    EXACT = "every sender's own sum, to which no noise is added"
-    KEYED = "every message with the latents and dithers of its key"
+    MESSAGE = "each sender's own noisy message"
+    EXACT = "each sender's own sum, without noise"
+    KEYED = "each message and its key, which determines the quantiser's latent variables and dither"
     OWN = "its own records and its own share of the noise"
-    DRAWN = "who was sampled"
-    OWN_DRAW = "whether it was sampled itself"
+    DRAWN = "who was sampled in each round"
+    OWN_DRAW = "in which rounds it was sampled itself"
     COUNTS = "how many records each user has"
     PRESENCE = "which users have a record anywhere"
-    BALLOT = "votes for coordinates, in an order that is secret"
-    VOTES = "which coordinates are voted for"
-    CLEAR = "the part in clear of every message"
-    HIDDEN = "the encrypted part of every message"
-    LENGTH = "how long messages are"
-    UNDECLARED = "what a field that declares nothing tells"
+    BALLOT = "votes for coordinates, in a secret order of the coordinates"
+    VOTES = "which coordinates the votes select"
+    CLEAR = "the unencrypted part of each message"
+    HIDDEN = "the encrypted part of each message, decrypted"
+    LENGTH = "the length of each message"
+    UNDECLARED = "the content of a field whose meaning is not declared"
 
 
 class Key(Enum):

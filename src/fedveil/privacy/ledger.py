@@ -1,4 +1,4 @@
-"""What has been spent, on disk before it is released.
+"""The ledger of privacy charges, each on disk before its release.
 
 A charge is written, flushed and fsynced before the release it pays for; a crash can therefore waste budget, but never
 hide it. The file is JSON lines. Each line carries the SHA-256 digest of the line before it and its own, so that an

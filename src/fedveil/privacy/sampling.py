@@ -158,7 +158,9 @@ class PoissonUsers(Sampler):
         return over_sample(claims, unknowing=self.event, knowing_own=self.event)
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
-        return (f"each {moves.unit} takes part in a round with probability {self.rate:g} (Poisson)",)
+        return (
+            f"each {moves.unit} takes part in each round with probability {self.rate:g} (Poisson sampling)",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +237,7 @@ class UniformClients(Sampler):
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
         drawn = f"{self.sample} of {self.population} {moves.unit}s"
-        return (f"{drawn} take part in a round, drawn uniformly without replacement",)
+        return (f"{drawn} take part in each round, sampled uniformly without replacement",)
 
 
 _DRAWS: Final = frozenset({Tells.OWN_DRAW, Tells.DRAWN})

@@ -50,7 +50,7 @@ class Scheduled(Everyone):
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
         return (
-            f"each {moves.unit} takes part in every silo in one of {self.period} rounds, by a public schedule",
+            f"each {moves.unit} takes part, in each silo, in one of every {self.period} rounds, by a public schedule",
         )
 
 

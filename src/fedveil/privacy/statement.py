@@ -1,7 +1,7 @@
 """The privacy statement: what a run guarantees, to whom, under which assumptions, and what it does not cover.
 
-A statement is derived from the method that ran and the ledger it wrote; nothing in it is typed in beside
-them. It is kept as ``privacy.json`` and told in plain sentences by :meth:`Statement.sentences`.
+A statement is derived from the method that ran and from the ledger of what it released; nothing in it is entered by
+hand. It is stored as ``privacy.json``, and :meth:`Statement.sentences` gives it in plain English.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Unit = Literal["record", "client", "user", "silo"]
 _UNIT_WORDS: dict[str, str] = {
     "record": "one record",
     "client": "one client (all the records it holds)",
-    "user": "one user (all her records in every silo)",
+    "user": "one user (all of the user's records, in every silo)",
     "silo": "one silo (all the records it holds)",
 }
 _ADJACENCY_WORDS = {
     Adjacency.ADD_OR_REMOVE_ONE: "Adding or removing {unit}",
-    Adjacency.REPLACE_ONE: "Replacing the data of {unit} by any other",
+    Adjacency.REPLACE_ONE: "Replacing the data of {unit} with any other data",
 }
 _LARGE_EPSILON = 10.0
 _EXACT = Context(prec=400)  # a double has at most 309 digits before the point
@@ -196,14 +196,15 @@ class Statement:
             *self._warnings(),
             *(f"Mechanism: {text}." for text in self.mechanisms),
             *(
-                f"What {d.party} sees: {d.sees}; epsilon against it is {show_epsilon(d.epsilon)}."
+                f"Epsilon against {d.party} is {show_epsilon(d.epsilon)}. What this party sees: {d.sees}."
                 for d in self.trust
             ),
             f"Randomness: {self.randomness}.",
             *(f"Data: {text.rstrip('.')}." for text in self.notes),
             *(f"Not covered: {text.rstrip('.')}." for text in self.uncovered),
             *(
-                f"As published, {p.name}: {show_epsilon(p.value)}. Its theory has a gap: {p.gap}."
+                f"As published, {p.name}: {show_epsilon(p.value)}. This figure is no guarantee, because its "
+                f"derivation has a gap: {p.gap}."
                 for p in self.as_published
             ),
         )
@@ -214,24 +215,27 @@ class Statement:
         if self.epsilon is None:
             return f"Nothing is guaranteed for {unit}: {'; '.join(self.reasons)}."
         change = _ADJACENCY_WORDS[self.adjacency].format(unit=unit)
+        epsilon, delta = show_epsilon(self.epsilon), show_delta(self.delta)
         return (
-            f"{change} changes the probability of anything computed from the released {self.released} by at most a "
-            f"factor e^{show_epsilon(self.epsilon)}, and by at most {show_delta(self.delta)} beyond that (accountant: "
-            f"{self.accountant})."
+            f"{change} changes the probability of any result computed from the released {self.released} by at most a "
+            f"factor of e^{epsilon}, plus at most {delta}: this is ({epsilon}, {delta})-differential privacy "
+            f"(accountant: {self.accountant})."
         )
 
     def _warnings(self) -> tuple[str, ...]:
         found = []
         if self.epsilon is not None:
             found.append(
-                "Whatever else is released from the same data, by another run too, adds to this epsilon."
+                "Anything else that is released from the same data, by this run or another, adds to this epsilon."
             )
         if self.epsilon is not None and self.epsilon > _LARGE_EPSILON:
-            found.append("An epsilon this large promises little against a determined attacker.")
+            found.append(
+                f"An epsilon above {_LARGE_EPSILON:g} promises little against a determined attacker."
+            )
         if self.units is not None and self.delta >= 1 / self.units:
             found.append(
-                f"Warning: delta = {show_delta(self.delta)} is not below 1 / {self.units}; with such a delta a "
-                f"mechanism may publish one {self.unit}'s data outright and still meet the claim."
+                f"Warning: delta = {show_delta(self.delta)} is not below 1 / {self.units}; a mechanism that publishes "
+                f"the data of one {self.unit}, chosen at random, can satisfy differential privacy with such a delta."
             )
         return tuple(found)
 
@@ -294,6 +298,15 @@ def show_delta(delta: float) -> str:
     ('1e-05', '0.000501188')
     """
     return _rounded_up(delta, 6)
+
+
+def show_at_most(value: float) -> str:
+    """Return an upper bound with at most six significant digits, rounded up.
+
+    >>> show_at_most(1.0307764), show_at_most(2.0)
+    ('1.03078', '2')
+    """
+    return _rounded_up(value, 6)
 
 
 def show_noise(multiplier: float) -> str:

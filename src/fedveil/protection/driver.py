@@ -1,4 +1,4 @@
-"""All parties of a session in one process: every message between them is bytes, and is lost if its recipient is."""
+"""All parties of a session in one process: messages between them are bytes, and are lost if their recipient is."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A protection as its parties play it: an agreement of public numbers, a server's end and a client's end of a session.
+"""The interface of protocols: an agreement on public numbers, and the server's and a client's end of a session.
 
     setup:  client.announce -> server.receive -> ... until nobody has anything more to say
     round:  server.begin -> client.receive -> client.contribute -> server.receive -> ... -> result
 
-Both ends take and give bytes; whoever carries them reads none. A client is a silo, or a client that sends messages of
-its own. What a client gives and what comes of it are the protocol's own: vectors in the open, whole numbers of grid
-steps under masks.
+Both ends accept and return bytes, which the transport does not read. A client is a silo, or a client that sends
+messages of its own. The form of a contribution and of the result depends on the protocol: vectors in the open, whole
+numbers of grid steps under masks.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from fedveil.engine.run_folder.documents import SCHEMA_VERSION, JsonObject, Json
 from fedveil.errors import RunFolderError
 from fedveil.report import comparison_plots
 from fedveil.report.document import PRIVATE, Section, document, figures, joined, notice, table, write_document
-from fedveil.report.drawing import Curve, show, show_epsilon, words
+from fedveil.report.drawing import Curve, show, show_delta, show_epsilon, words
 from fedveil.report.run_data import RunData, load_run
 from fedveil.report.variant import ComparisonRow, Spread, Variant
 
@@ -77,7 +77,7 @@ class Comparison:
                     show_epsilon(one) if math.isfinite(one) else "∞ (no guarantee)"
                     for one in (row.epsilon, row.to_server)
                 ),
-                show(row.delta),
+                show_delta(row.delta),
                 row.unit,
                 words(row.adjacency).replace("-", " "),
                 row.accountant,

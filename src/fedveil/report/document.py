@@ -24,7 +24,7 @@ from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import replace_file, writing
 from fedveil.foreign import inert
 from fedveil.privacy.statement import Statement
-from fedveil.report.drawing import Plot, show, show_epsilon
+from fedveil.report.drawing import Plot, show, show_delta, show_epsilon
 
 _HERE: Final = Path(__file__).parent
 EMPTY: Final = Markup()
@@ -73,7 +73,7 @@ def notice(text: str, *, kind: str) -> Markup:
 def statement_claim(statement: Statement) -> Markup:
     """The claim in one line, and in the statement's own sentences."""
     guaranteed = statement.epsilon is not None
-    bound = f"ε = {show_epsilon(statement.epsilon)}, δ = {show(statement.delta)}"
+    bound = f"ε = {show_epsilon(statement.epsilon)}, δ = {show_delta(statement.delta)}"
     readers = f"Against readers of the {statement.released}, each {statement.unit} is protected with"
     headline = readers if guaranteed else "No privacy guarantee"
     return _part("claim", headline, bound if guaranteed else "", statement.sentences(), guaranteed)

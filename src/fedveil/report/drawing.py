@@ -14,6 +14,7 @@ from decimal import ROUND_CEILING, Decimal
 import plotly.graph_objects as go
 
 from fedveil.foreign import inert
+from fedveil.privacy import statement
 from fedveil.privacy.statement import rounded
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
@@ -92,7 +93,7 @@ def show(value: float) -> str:
         return "∞" if value > 0 else "-∞"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    return re.sub(r"e([+-])0*", r"e\1", f"{value:.4g}")
+    return _short(f"{value:.4g}")
 
 
 def show_epsilon(epsilon: float | None) -> str:
@@ -103,6 +104,16 @@ def show_epsilon(epsilon: float | None) -> str:
         return show(epsilon)
     decimals = 2 if epsilon >= 0.1 else 2 - Decimal(epsilon).adjusted()
     return f"{rounded(epsilon, decimals, ROUND_CEILING):,f}"
+
+
+def show_delta(delta: float) -> str:
+    """A delta with six significant digits, rounded up, never down."""
+    return _short(statement.show_delta(delta))
+
+
+def _short(number: str) -> str:
+    """Leave out the zeros of an exponent."""
+    return re.sub(r"e([+-])0*", r"e\1", number)
 
 
 def words(name: str) -> str:

@@ -12,6 +12,7 @@ from fedveil.report.drawing import (
     log_y,
     ribbon,
     show,
+    show_delta,
     show_epsilon,
     words,
 )
@@ -229,7 +230,7 @@ def acceptance(run: RunData) -> Plot:
 
 
 def _delta(run: RunData) -> str:
-    return f" at δ = {show(run.statement.delta)}"
+    return f" at δ = {show_delta(run.statement.delta)}"
 
 
 def _short(name: str) -> str:

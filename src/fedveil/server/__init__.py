@@ -1,1 +1,1 @@
-"""What the server does with a noisy mean: denoisers, optimisers and averages of models; post-processing, so free."""
+"""What the server does with a noisy mean: denoisers, optimisers, averages of models. All are post-processing."""

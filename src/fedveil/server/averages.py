@@ -173,4 +173,4 @@ LAST = Last()
 
 
 def _free(what: str) -> str:
-    return f"the run releases {what}: post-processing of released models, free of charge"
+    return f"the run releases {what}: post-processing of released models, at no privacy cost"

@@ -74,7 +74,9 @@ class Denoiser(Stage):
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return what is done to the noisy mean, in words."""
-        return (f"the server denoises the noisy mean ({self.description}): post-processing, free of charge",)
+        return (
+            f"the server denoises the noisy mean ({self.description}): post-processing, at no privacy cost",
+        )
 
     @duty
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:

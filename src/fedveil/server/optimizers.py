@@ -308,7 +308,7 @@ def matching(server: Begins, model: Model, state: Any) -> bool:
 
 
 def _free(what: str) -> str:
-    return f"the server steps by {what}: post-processing of the released mean, free of charge"
+    return f"the server's step uses {what}: post-processing of the released mean, at no privacy cost"
 
 
 def _zeros(model: Model) -> Vector:

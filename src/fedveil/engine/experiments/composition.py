@@ -90,7 +90,7 @@ class Composition:
     def uncovered(self, method: Method) -> tuple[str, ...]:
         """Return the private choices that the method's parameters rest on."""
         rule = self.experiment.method.get("group_size")
-        looked = f"the group size is the {rule} of the users' record counts, which are private"
+        looked = f"the group size is the {rule} of the users' record counts, which are private data"
         return (*((looked,) if isinstance(rule, str) else ()), *method.public_counts)
 
     def found(self, method: Method, public: PublicFacts) -> Method:

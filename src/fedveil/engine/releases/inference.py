@@ -100,11 +100,14 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
 
 
 NOTES: Final = (
-    "a person counts 1, spread over her records; two ids for one person count 2 and are protected as two",
+    "a person counts 1, spread over that person's records; somebody with two ids counts as two people, each protected "
+    "separately",
     "records without a value in the target or in one of the features are left out",
-    "intervals hold if the mean is as the model says (otherwise they are of the coefficients that fit best), if how "
-    "many records somebody has tells nothing beyond her features, and for a linear target with symmetric errors",
-    "p-values and intervals are of one regression that was chosen before looking; another one is charged anew",
+    "the intervals are valid if the mean follows the model (otherwise they are intervals for the best-fitting "
+    "coefficients), if the number of a person's records carries no information beyond the features, and, for a linear "
+    "target, if the errors are symmetric",
+    "the p-values and intervals are valid for one regression that was chosen before seeing results; every further "
+    "regression is charged",
 )
 
 

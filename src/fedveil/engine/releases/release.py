@@ -84,7 +84,7 @@ class Release:
     def against(self, role: Role) -> Event:
         """Return the event against a party; a party that has no line is promised nothing."""
         lines = {view.role: view.event for view in self.guarantee.views} | {Role.READER: self.guarantee.event}
-        return lines.get(role, NoGuarantee(reason=f"nothing is said of what it learns of {self.name}"))
+        return lines.get(role, NoGuarantee(reason=f"what this party learns from {self.name} is not declared"))
 
     def of_run(self, run: str) -> str:
         """Return what the ledger calls it, where it is a release of a run."""
@@ -93,9 +93,9 @@ class Release:
     def told(self, run: str, times: int) -> str:
         """Return, for a statement, what was released in a run, charged so many times."""
         name, what = self.name or str(self.number), f", {self.purpose}" if self.purpose else ""
-        again = f"; charged {times} times, for it was made again" if times > 1 else ""
+        again = f"; charged {times} times, because it was made again" if times > 1 else ""
         return (
-            f"release {run}/{name}: {self.step.length} numbers{what}; one person moves their sum over "
+            f"release {run}/{name}: {self.step.length} numbers{what}; one person changes their sum over "
             f"{self.public.n_silos} silos by at most 1 (l2){again}"
         )
 

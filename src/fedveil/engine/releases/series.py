@@ -84,8 +84,8 @@ class Series:
         """
         made, guarantees = self.charged(times), [one.guarantee for one in self.releases]
         first = guarantees[0]
-        seeded = "the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it"
-        source = "the operating system's cryptographic generator"
+        seeded = "the noise came from a known seed (privacy.insecure_seed), so that anybody can subtract it"
+        source = "the operating system's cryptographic random number generator"
         return Statement(
             unit=first.unit,
             adjacency=first.adjacency,
@@ -108,9 +108,9 @@ class Series:
                 )
                 for view in first.views
             ),
-            randomness=f"noise drawn from {source}"
+            randomness=f"noise was drawn, by exact samplers, from {source}"
             if self.secure
-            else "noise derived from a seed, for repetition",
+            else "noise was derived from a known seed, for reproduction only",
             secure_randomness=self.secure,
             uncovered=(
                 *dict.fromkeys(text for one in guarantees for text in one.uncovered),
@@ -155,8 +155,8 @@ def _all(events: Sequence[Event]) -> Event:
 
 
 _UNCOVERED: Final = (
-    "declared bounds, bins, grids and categories, if somebody set them after looking at the records",
-    "what else is released from the same records: other releases and runs, --again among them, add to epsilon "
-    "(fedveil spent composes their ledgers)",
-    "how long the release takes: this depends on how many records there are, and whoever waits for it can see it",
+    "declared bounds, bins, grids and categories, if somebody chose them by looking at the records",
+    "other releases and runs on the same records, including those made with --again: they add to epsilon (fedveil "
+    "spent composes their ledgers)",
+    "how long the release takes: this depends on how many records there are, and anybody who waits for it can see it",
 )

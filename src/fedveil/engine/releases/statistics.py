@@ -113,9 +113,10 @@ def answered(document: ReleaseDocument, prepared: PreparedRelease, parent: Path)
 def _counted(silos: SiloWeights, n_silos: int) -> str:
     if silos == "uniform" and n_silos > 1:
         return (
-            "what is counted is person-silo pairs: a person counts 1 in every silo that has a record of hers, and is "
-            "protected in all of them together"
+            "pairs of a person and a silo are counted: a person counts 1 in each silo that has records of that person, "
+            "and is protected in all of them together"
         )
     return (
-        "a person counts 1, spread over her records; two ids for one person count 2 and are protected as two"
+        "a person counts 1, spread over that person's records; somebody with two ids counts as two people, each "
+        "protected separately"
     )

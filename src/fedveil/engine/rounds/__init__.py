@@ -1,1 +1,1 @@
-"""One round, simulated or between institutions: who takes part, what each contributes, and the step from their sum."""
+"""One round, simulated or between institutions: participants, their contributions, and the server's step."""

@@ -1,9 +1,9 @@
-"""What a run does about silos that vanish in the middle of a round.
+"""Attempts at a round: what a run does when silos vanish in the middle of it.
 
-An attempt whose silos vanish before the sum is opened has revealed nothing but masked numbers; it costs no budget and
-is repeated under fresh keys and with fresh noise. One that got farther may have released its sum: it is recorded on
-disk and paid for like any other before the round goes on. That holds within one process; a run that ended there pays
-again when it is resumed, whatever was opened.
+An attempt whose silos vanish before the sum is opened has revealed only masked numbers. It costs no budget and is
+repeated under fresh keys and with fresh noise. A later failure may have released the sum: the attempt is recorded on
+disk and charged before the round is repeated. This holds within one process; a run that ended during an attempt is
+charged again when it is resumed, whether or not the sum was opened.
 """
 
 from __future__ import annotations

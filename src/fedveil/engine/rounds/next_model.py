@@ -1,6 +1,6 @@
 """The end of a round: the sum of the silos' messages becomes the next model.
 
-The coordinator does it; under partial encryption every silo does, for itself.
+The coordinator computes it; under partial encryption each silo computes it for itself.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""One round, as the data sees it: sampler, local training, bound, sum per silo, channel, protection, denoiser, server.
+"""One round in the order of its stages: sampler, local training, bound, sum per silo, channel, protection, server.
 
-    population -> local -> bound -> sum per silo      Workload.begin: who takes part is drawn, trained and bounded
-      -> channel -> protection                        Driver.play: every sender's message when its turn comes; their sum
-      -> denoiser -> server -> model t+1              next_model: the mean, what lies under its noise, and the step
+    population -> local -> bound -> sum per silo      Workload.begin: draws the participants, trains, bounds and adds
+      -> channel -> protection                        Driver.play: takes each sender's message in turn; gives their sum
+      -> denoiser -> server -> model t+1              next_model: the mean, its estimate without noise, and the step
 
-A :class:`Turn` is what the round begins with: the model, and the :class:`~.setting.Setting`, a method at work on a
-population. :class:`SimulatedParties` play the method's protocol; their :class:`~.workload.Workload` is what they
-put in. The privacy event of the round is charged to the ledger by the run, before :func:`play_round` is called.
+A :class:`Turn` is what the round begins with: the model and the :class:`~.setting.Setting`, which is a method with a
+population. :class:`SimulatedParties` carry out the method's protocol, and a :class:`~.workload.Workload` computes their
+contributions. The run charges the round's privacy event to the ledger before it calls :func:`play_round`.
 """
 
 from __future__ import annotations

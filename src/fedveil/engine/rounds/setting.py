@@ -1,4 +1,4 @@
-"""A method at work on a population: what stays the same from round to round."""
+"""A method applied to a population: everything that stays the same from round to round."""
 
 from __future__ import annotations
 

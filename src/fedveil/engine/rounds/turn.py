@@ -1,4 +1,4 @@
-"""What a round begins with, whoever plays a part in it, and who takes part."""
+"""What every party of a round begins with, and the sampling of participants."""
 
 from __future__ import annotations
 

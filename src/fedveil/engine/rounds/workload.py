@@ -1,8 +1,8 @@
-"""What the clients of a round contribute: drawn and trained for all at once, given one by one.
+"""The contributions of a round: sampled and trained for all clients at once, handed out one by one.
 
-A simulation trains the whole cohort as one batch, a silo of a federation its own users. Each client's contribution is
-made when its turn in the protocol comes, so that what is large (single contributions, clients' updates) is in memory
-for one client or one block of them.
+A simulation trains the whole cohort as one batch; a silo of a federation trains its own users. A client's message is
+made when its turn in the protocol comes, so that large objects (single contributions, clients' updates) are in memory
+for one client or one block of clients at a time.
 """
 
 from __future__ import annotations

@@ -115,13 +115,14 @@ def uncovered(*, exact_metrics: bool = True) -> tuple[str, ...]:
     """
     fields = ", ".join(name for name, kind in METRICS.items() if kind is Kind.PRIVATE)
     files = ", ".join(name for name, kind in FILES.items() if kind is Kind.PRIVATE)
-    tested = "metrics on the test records, which are shown after every evaluated round"
+    tested = "the metrics on the test records, which are computed without noise after every evaluated round"
     return (
         *((tested,) if exact_metrics else ()),
-        f"a run's diagnostics, which are exact functions of private records: in metrics.jsonl {fields}; and {files}; "
-        "and the progress shown during training. Keep them as safe as the records",
-        "an audit of the run, if one is made (audit.json and its section of the report): it tests training records "
-        "and trains on them once more",
-        "how long a round takes: this depends on who takes part and with how many records, and whoever waits for the "
-        "round can see it",
+        f"the run's diagnostics, which are computed from private records without noise: the fields {fields} of "
+        f"metrics.jsonl; the files {files}; and the progress shown during training. Protect them as you protect the "
+        "records",
+        "an audit of the run, if one is made (audit.json and its section of the report): it evaluates the training "
+        "records and trains on them again",
+        "how long a round takes: this depends on who takes part and with how many records, and anybody who waits for "
+        "the round can see it",
     )

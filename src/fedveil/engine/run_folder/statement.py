@@ -25,7 +25,9 @@ def state(prepared: Prepared, rounds: int, ledger: Charged) -> Statement:
     run, delta, spent, charges = prepared.experiment.name, privacy.delta, ledger.event, ledger.charges
     reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
     if not prepared.secure:
-        reasons.append("the noise came from a known seed (privacy.insecure_seed), so anybody can subtract it")
+        reasons.append(
+            "the noise came from a known seed (privacy.insecure_seed), so that anybody can subtract it"
+        )
     _, loss = together(None, guarantee.grid_loss_after(charges, prepared.length), ledger.beside, Role.READER)
     again = charges - rounds
     epsilon = None if reasons else finite(prepared.epsilon_with(Role.READER, rounds, ledger.beside, again))
@@ -49,7 +51,7 @@ def state(prepared: Prepared, rounds: int, ledger: Charged) -> Statement:
         units=prepared.population.n_users,
         mechanisms=(
             *guarantee.mechanisms,
-            f"{rounds} rounds of this{_besides(again)}, composed adaptively",
+            f"{rounds} rounds of the above{_besides(again)}, under adaptive composition",
             *(
                 line
                 for one in dict.fromkeys(ledger.beside)
@@ -80,19 +82,22 @@ def state(prepared: Prepared, rounds: int, ledger: Charged) -> Statement:
 
 
 def _besides(again: int) -> str:
-    return f", and {again} that were charged and begun again or not completed" if again else ""
+    return f", and {again} charged attempts that were repeated or not completed" if again else ""
 
 
 def _randomness(prepared: Prepared) -> str:
     """Return where noise and sampling came from, in words."""
     if not prepared.secure:
-        return "noise and sampling derived from a seed, for repetition only"
+        return "noise and samples were derived from a known seed, for reproduction only"
     if prepared.method.channel.content is Tells.KEYED:
         return (
-            "sampling, and a key for every message, drawn from the operating system's cryptographic generator; noise "
-            "from a ChaCha20 stream under that key"
+            "samples, and a fresh key for each message, were drawn from the operating system's cryptographic random "
+            "number generator; the noise comes from a ChaCha20 stream under that key"
         )
-    return "noise and sampling drawn from the operating system's cryptographic generator by exact samplers"
+    return (
+        "noise and samples were drawn, by exact samplers, from the operating system's cryptographic random number "
+        "generator"
+    )
 
 
 def _against(prepared: Prepared, role: Role, rounds: int, ledger: Charged) -> float | None:
@@ -109,15 +114,15 @@ def _fitted(prepared: Prepared) -> tuple[str, ...]:
         wanted, releases = prepared.preprocessing.wanted, prepared.preprocessing.releases
         if columns := ", ".join(dict.fromkeys((*wanted.numbers, *wanted.pool))):
             found.append(
-                f"How {columns} are scaled or encoded comes from the release {releases[0].of_run(run)}; no other "
-                "number was read"
+                f"The scaling or encoding of {columns} was computed from the released numbers of "
+                f"{releases[0].of_run(run)} alone"
             )
         if wanted.clip is not None:
             found.append(
-                f"The clip comes from the release {releases[-1].of_run(run)}: the quantile {CLIP_QUANTILE:g} of the "
-                "lengths of updates from the initial model"
+                f"The clip bound comes from the release {releases[-1].of_run(run)}: it is the {CLIP_QUANTILE:g} "
+                "quantile of the norms of the updates that start from the initial model"
             )
     if prepared.evaluation is not None:
         names = " and ".join(f"release {one.of_run(run)}" for one in prepared.evaluation.releases)
-        found.append(f"Test metrics come from {names}: they are noisy, and covered.")
+        found.append(f"The test metrics come from {names}: they carry noise, and epsilon covers them.")
     return tuple(found)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.checks import Check, Unchecked, Verification, check_trusted, tried
+from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_checkable, tried
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import FedveilError, IntegrityError, RunFolderError
@@ -36,11 +36,12 @@ from fedveil.protection.letter_parts import Terms, only
 from fedveil.protection.messages import SERVER
 
 _SIGNED_AS: Final = b"fedveil/2/ledger export"
-BEYOND: Final = (
-    "that each charge is what its round really released",
-    "that no charge was made after the export, and that nothing else was released from the same records",
-    "what lines that an adoption names as missing had charged",
-)
+NOT_CHECKABLE: Final = {
+    "events": "that each charge is what its round really released",
+    "other releases": "that nothing was charged after the export, and nothing else released from the same records",
+    "missing lines": "what was charged in lines that an adoption names as missing",
+}
+"""What no file can show, by the name of its row."""
 
 
 def export_ledger(
@@ -179,11 +180,7 @@ def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | No
         }
         # who signed the file may have written anything into it
         found += [tried(name, reading(path, IntegrityError)(check)) for name, check in checks.items()]
-    beyond = (
-        Check(name=f"beyond {number}", outcome="unchecked", detail=detail)
-        for number, detail in enumerate(BEYOND, start=1)
-    )
-    return Verification(path=path, checks=(*found, *beyond))
+    return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
 
 
 def _charges(lines: Sequence[Line]) -> list[Entry]:

@@ -11,7 +11,7 @@ run an honest silo signs one such line. What the numbers are of follows from the
 (:mod:`~.released_files`). Not so what the coordinator wrote there before: it can leave out the line of a
 round of training that it ended, and must state its charge, which an exported ledger shows; or write another last
 release, or last model, than the sum gave. Condition: the membership is the right one, which its founder's seal shows to
-whoever has the charter. It shows who agreed to what: not that a silo trained honestly (:data:`BEYOND`).
+whoever has the charter. It shows who agreed to what: not that a silo trained honestly (:data:`NOT_CHECKABLE`).
 ``tests/test_run_audit.py`` and ``tests/test_parts_audit.py`` flip bytes of every file.
 """
 
@@ -21,23 +21,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from fedveil.checks import Check, Verification, tried
+from fedveil.checks import Check, Verification, not_checkable, tried
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.federation.audit.run_record import files_of
 from fedveil.federation.document import EXPERIMENT
 from fedveil.privacy.statement_checks import recomputed
 
-BEYOND: Final = (
-    "that a silo trained as the method says, drew its noise, and sent what it signed for",
-    "that each model is the server's step from the sums: the sums are not kept",
-    "that released numbers are the sums: no silo sees one; silos sign what they are told of earlier releases",
-    "that an average of models which was evaluated is that of the rounds' models",
-    "that each event is what its round really released",
-    "the lines against server and silos, and figures of publications: silos alone compute them again",
-    "that a silo which signed the end, and does not follow the protocol, gave nothing to the run since",
-    "what else was, or will be, released from the same records: other runs add to epsilon",
-)
+NOT_CHECKABLE: Final = {
+    "training": "that each silo trained as the method says, drew its noise, and sent what it signed for",
+    "server's steps": "that each model is the server's step from the sums: the sums are not kept",
+    "released numbers": "that they are the sums: no silo sees a sum; silos sign what they are told of earlier releases",
+    "averages": "that an average of models that was evaluated is the average of the rounds' models",
+    "events": "that each recorded event is what its round really released",
+    "other parties": "epsilon against server and silos, and published figures: only silos recompute them",
+    "after the end": "that a silo that signed the end of the run, but departs from the protocol, sent nothing since",
+    "other releases": "what else was, or will be, released from the same records: other runs add to epsilon",
+}
+"""What no file can show, by the name of its row."""
 
 
 def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] = ()) -> Verification:
@@ -63,11 +64,7 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
         if EXPERIMENT in files:
             found.append(tried("model", run.model))
         found.extend(tried(f"ledger {one}", lambda one=one: run.in_ledger(one)) for one in ledgers)  # type: ignore[misc]
-    beyond = (
-        Check(name=f"beyond {number}", outcome="unchecked", detail=detail)
-        for number, detail in enumerate(BEYOND, start=1)
-    )
-    return Verification(path=path, checks=(*found, *beyond))
+    return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
 
 
 def epsilons(run: RecordedRun) -> Sequence[Check]:
