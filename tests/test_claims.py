@@ -176,7 +176,7 @@ def test_readers_know_the_models_and_every_line_is_that_of_what_is_sent(names: t
         assert [view.role for view in guarantee.views] == list(method.parties), name
         for view in guarantee.views:
             known = known_to(view.role, method.sends(), method.channel.content)
-            assert view.event == against(known, claims).event, name
+            assert view.event == against(known, claims).charged, name
 
 
 def test_a_driver_carries_no_message_that_the_method_does_not_list() -> None:

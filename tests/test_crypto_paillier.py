@@ -4,7 +4,6 @@ import os
 import stat
 import threading
 from functools import cache
-from random import Random
 
 import numpy as np
 import phe
@@ -61,25 +60,26 @@ def test_encryption_agrees_with_an_independent_implementation():
     assert private.decrypt(mpz(public.raw_encrypt(6789))) == 6789
 
 
-@pytest.mark.parametrize("bits", [128, 512])
+@pytest.mark.parametrize("bits", [128, 160, 192])
 def test_generated_primes_are_what_the_rerandomizer_assumes(bits):
+    """p = 2 a b + 1: -1 and h miss a part of the units whose index is a or b, with probability 1 / a + 1 / b."""
     private = PaillierPrivateKey.generate_insecure(bits)
-    limit = min(2**16, 2 ** (bits // 8))
     for prime in (private.p, private.q):
         assert is_prime(prime)
         assert prime % 4 == 3
-        assert not [small for small in range(3, limit, 2) if (prime - 1) % small == 0]
+        half = prime // 2
+        small = next(factor for factor in range(3, 2 ** (bits // 8 + 1), 2) if half % factor == 0)
+        assert small >= 2 ** (bits // 8 - 2)
+        assert is_prime(half // small)
     assert private.public.bits == bits
 
 
-def test_what_the_rerandomizer_may_miss_has_no_index_below_2_24(monkeypatch):
-    """-1 and h miss a part of the units whose index divides (p - 1)/2; of a third of sieved primes it may be small."""
-    for seed in (2, 10):  # whose first primes have such a factor
-        monkeypatch.setattr(paillier.secrets, "randbits", Random(seed).getrandbits)
-        prime = paillier._prime(1024)
-        assert gcd(primorial(2**24), prime // 2) == 1
-        assert is_prime(prime)
-        assert prime.bit_length() == 1024
+def test_what_the_rerandomizer_may_miss_has_no_small_index():
+    """Nor have primes of 1024 bits, which only a quarter-size prime and its cofactor divide, any factor below 2^24."""
+    prime = paillier._prime(1024)
+    assert gcd(primorial(2**24), prime // 2) == 1
+    assert is_prime(prime)
+    assert prime.bit_length() == 1024
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from fedveil.errors import IntegrityError, RunFolderError
-from fedveil.federation import silo
+from fedveil.federation import books, silo
 from fedveil.federation.books import Books
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.errors import told
@@ -135,6 +135,22 @@ def answered_twice(world: World, coordinator: CoordinatorParty) -> None:
     raise AssertionError("no two answers")
 
 
+def test_a_round_is_given_no_oftener_than_its_charge_counts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions without end, a restart between them or not: ciphertexts of one charge are counted in the statement."""
+    monkeypatch.setattr(books, "MOST_REPEATS", 3)
+    answers = []
+    for session in range(1, 6):
+        world.tell(world.terms(world.experiment), session=session)
+        answers.append(world.tell(*task(world), session=session, number=1))
+        if session == 2:
+            world.restart()
+    assert len({vector(answer).tobytes() for answer in answers[:3]}) == 1
+    assert [refused(answer) for answer in answers[3:]] == [Code.REPEATED] * 2
+    assert charged(world) == [1]
+
+
 def test_a_round_that_was_not_kept_is_drawn_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.tell(world.terms(world.experiment))
     world.tell(*task(world), number=1)
@@ -204,7 +220,8 @@ def test_marks_survive_a_torn_line_and_a_full_disk(
     marks.put(RUN, two)
     marks.put(RUN, two)
     assert marks.last(RUN) == two
-    assert path.read_bytes() == b"a" * 64 + b" 1\n" + b"b" * 64 + b" 2\n"
+    assert path.read_bytes() == b"a" * 64 + b" 1\n" + 2 * (b"b" * 64 + b" 2\n")
+    assert [marks.times(RUN, one), marks.times(RUN, two), marks.times(RUN, Mark("b" * 64, 3))] == [1, 2, 0]
 
 
 @pytest.mark.parametrize("damage", [bytes.upper, lambda line: line.replace(b" ", b""), lambda _: b"\n"])

@@ -337,7 +337,7 @@ def test_ring_parameters_leave_room_for_the_flood(largest_count, users):
     plan = plan_of(largest_count=largest_count, users=users, length=10**6, silos=5, noise_limit=2**26)
     chosen = choose_parameters(plan)
     assert chosen.spare_bits >= 0
-    assert chosen.flood_bits >= chosen.norm_bits + 40 + math.log2(1.1)
+    assert chosen.flood_bits >= chosen.norm_bits + 48 + math.log2(1.1)
     largest = plan.silos * (1.5 * 2**chosen.flood_bits + 2**chosen.noise_bits)
     modulus = math.prod(chosen.ring.moduli)
     assert largest < modulus / (2 * max(chosen.plain_primes))

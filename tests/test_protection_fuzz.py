@@ -67,7 +67,7 @@ EXAMPLES = [
     RecoveryDirectory(
         keys=((0, RecoveryKeys(mask=KEY, seal=OTHER_KEY)), (3, RecoveryKeys(mask=OTHER_KEY, seal=KEY)))
     ),
-    ShareBundle(shares=((0, b"abc"), (2, b""))),
+    ShareBundle(shares=((0, b"abc"), (2, b"")), shown=bytes(32)),
     RelayedShares(shares=((1, b"abc"),)),
     Survivors(silos=(0, 2)),
     SignedSurvivors(signature=bytes(64)),
@@ -149,7 +149,7 @@ BYTES = {
     "OwnMask": "dbf33df342db9de2",
     "RecoveryKeys": "b3b5b208e438e0b9",
     "RecoveryDirectory": "d64401131c23d39b",
-    "ShareBundle": "9c254f059cec0620",
+    "ShareBundle": "ab6b97aaabed5651",
     "RelayedShares": "00937770a8d3bf34",
     "Survivors": "b429c7759c373df5",
     "SignedSurvivors": "c9770951f7748f75",

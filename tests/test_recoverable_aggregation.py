@@ -279,7 +279,7 @@ def test_wrong_revealed_shares_are_noticed():
         answers.append((recipient, bad.encode()))
     for recipient, data in answers[:-1]:
         run.server.receive(recipient, data)
-    with pytest.raises(ProtocolError, match="shares of silo 3's mask key do not fit together") as told:
+    with pytest.raises(ProtocolError, match="shares of silo 0's own mask do not give the one") as told:
         run.server.receive(*answers[-1])
     assert told.value.silo is None
 
@@ -310,6 +310,23 @@ def test_who_gives_a_wrong_share_of_a_vanished_silos_key_is_named_and_not_the_va
     assert told.value.silo == liar
 
 
+@pytest.mark.parametrize(
+    "about", [0, 1, 3], ids=["the liar's own seed", "a survivor's seed", "a vanished silo's key"]
+)
+def test_a_wrong_share_is_noticed_by_no_more_answers_than_the_threshold(about):
+    """Any so many shares lie on one polynomial: only what the silo has announced shows that it is another one."""
+    with pytest.raises(ProtocolError, match=f"shares of silo {about}'s .* do not give the one") as told:
+        lied_to(4, 3, 0, about, vanished=(3,))
+    assert told.value.silo is None
+    assert (lied_to(4, 3, None, None, vanished=(3,)) == 6).all()
+
+
+def test_one_answer_more_names_who_lied_about_a_seed():
+    with pytest.raises(ProtocolError, match="gave a wrong share of silo 2's own mask") as told:
+        lied_to(4, 3, 1, 2)
+    assert told.value.silo == 1
+
+
 @pytest.mark.parametrize("liar", [0, 3])
 def test_who_gives_a_wrong_share_of_a_survivors_mask_is_named_where_enough_others_agree(liar):
     with pytest.raises(ProtocolError, match="gave a wrong share of silo 1's own mask") as told:
@@ -323,22 +340,22 @@ def test_where_shares_do_not_show_who_lied_nobody_is_named():
     ) as told:
         lied_to(4, 3, 1, 3, vanished=(3,))
     assert told.value.silo is None
-    with pytest.raises(ProtocolError, match=r"4 shares at a threshold of 3 do not show who") as told:
-        lied_to(4, 3, 1, 2)
-    assert told.value.silo is None
 
 
-def test_a_vanished_silo_that_dealt_another_key_is_named_by_shares_that_agree(monkeypatch):
+@pytest.mark.parametrize(
+    ("place", "dealer", "what"), [(12, 5, "mask key"), (5, 2, "own mask")], ids=["vanished", "there"]
+)
+def test_who_dealt_another_secret_is_named_by_shares_that_agree(place, dealer, what, monkeypatch):
     dealt = []
 
     def other(secret, **numbers):
         dealt.append(secret)  # silo by silo its seed and then its key
-        return split(bytes(32) if len(dealt) == 12 else secret, **numbers)
+        return split(bytes(32) if len(dealt) == place else secret, **numbers)
 
     monkeypatch.setattr("fedveil.protection.masking.recovery_silo.split", other)
-    with pytest.raises(ProtocolError, match="dealt shares of another mask key than its own") as told:
+    with pytest.raises(ProtocolError, match=f"dealt shares of another {what} than its own") as told:
         lied_to(6, 4, None, None, vanished=(5,))
-    assert told.value.silo == 5
+    assert told.value.silo == dealer
 
 
 def test_a_bundle_must_serve_every_silo():
@@ -349,7 +366,7 @@ def test_a_bundle_must_serve_every_silo():
         (reply,) = run.silos[recipient].receive(data)
         if recipient == 2:
             envelope = Envelope.decode(reply)
-            bad = ShareBundle(shares=envelope.message.shares[1:])
+            bad = dataclasses.replace(envelope.message, shares=envelope.message.shares[1:])
             reply = dataclasses.replace(envelope, message=bad).encode()
         if recipient == 3:
             with pytest.raises(ProtocolError, match="silo 2: sealed no shares for silo 0"):

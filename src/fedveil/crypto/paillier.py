@@ -2,7 +2,7 @@
 
     Enc(m; r) = (1 + m n) r^n mod n²,   Enc(a) Enc(b) = Enc(a + b),   Enc(a)^k = Enc(k a)
 
-Keys have primes p = q = 3 mod 4 for which (p - 1)/2 and (q - 1)/2 have no prime factor below 2^24. A silo can then
+Keys have primes p = q = 3 mod 4 for which (p - 1)/2 and (q - 1)/2 are products of two large primes. A silo can then
 hide what it did to the key holder's ciphertexts with powers of a single element (:class:`Rerandomizer`): the only
 small subgroup left is that of order two.
 """
@@ -13,12 +13,12 @@ import json
 import math
 import secrets
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from gmpy2 import gcd, invert, is_prime, is_square, is_strong_prp, jacobi, mpz, powmod, primorial
+from gmpy2 import gcd, invert, is_prime, is_square, is_strong_prp, jacobi, mpz, next_prime, powmod
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import read_private_file, write_private_file
@@ -29,8 +29,6 @@ KEY_BITS: Final = (2048, 3072, 4096)
 """Sizes of n that are offered: about 112, 128 and 150 bits of security."""
 
 _SIEVED: Final = 2**16
-_SMOOTHNESS: Final = 2**24
-_OFFERED: Final = min(KEY_BITS) // 2
 _SIEVE: Final = 2**19
 _PRIME_TESTS: Final = 40  # error below 4^-40
 _SHORT_EXPONENT: Final = 512
@@ -201,7 +199,7 @@ class Rerandomizer:
     """Factors rho^n that make the randomness of an outgoing ciphertext independent of how it was computed.
 
     rho = ± h^x with h a random element of Jacobi symbol -1 and x fresh and uniform on 512 bits. -1 and h generate the
-    whole group except with probability about 2^-23, because (p-1)/2 and (q-1)/2 have no prime factor below 2^24. That
+    whole group except with probability 2^-240, because (p-1)/2 and (q-1)/2 have no prime factor below 2^254. That
     the short x is as good as a long one towards the key holder is the assumption of short discrete logarithms modulo
     p and q (Damgard, Jurik and Nielsen 2010 use the same factors); towards everybody else it is implied by that of
     Paillier's scheme. The page docs/theory/private-weighting.md says what this means in bits.
@@ -248,29 +246,28 @@ def _odd_primes(limit: int) -> list[int]:
     return [int(prime) for prime in np.flatnonzero(flags[3::2]) * 2 + 3]
 
 
-@lru_cache(maxsize=1)
-def _small_factors() -> mpz:
-    """Return the product of all primes up to 2^24: 3 MiB."""
-    return primorial(_SMOOTHNESS)
-
-
 def _prime(bits: int) -> mpz:
-    """Return a prime p = 3 mod 4 with its two top bits set and (p - 1)/2 free of factors below 2^24.
+    """Return a prime p = 2 a b + 1 with its two top bits set and primes a, b; b has a quarter of its bits, at least 8.
 
-    Candidates start + 4 i are sieved up to 2^16: neither p nor (p - 1)/2 may have a small factor. Of the primes that
-    are left two in three have none below 2^24. (Primes of keys that protect nothing: below 2^16, or 2^(bits/4).)
+    With a drawn, numbers b are sieved up to 2^16: neither b nor p may have a small factor. (Less for keys that protect
+    nothing: up to 2^(bits/16).) p = 3 mod 4, for a and b are odd.
     """
-    primes = _odd_primes(min(_SIEVED, 2 ** (bits // 4)))
+    few = max(8, bits // 4)
+    primes = _odd_primes(min(_SIEVED, 2 ** max(2, few // 4)))
     while True:
-        start = mpz(secrets.randbits(bits) | (0b11 << (bits - 2)) | 0b11)
-        room = min(_SIEVE, int((mpz(1) << bits) - start + 3) // 4)
-        kept = np.ones(room, dtype=np.bool_)
+        a = next_prime(mpz(secrets.randbits(bits - few)) | (mpz(1) << (bits - few - 1)))
+        least, most = (0b11 << (bits - 2)) // (2 * a) + 1, ((mpz(1) << bits) - 1) // (2 * a)
+        first = least + secrets.randbelow(int(most - least)) | 1
+        room = min(_SIEVE, int(most - first) // 2)
+        kept = np.ones(max(0, room), dtype=np.bool_)
         for small in primes:
-            quarter = pow(4, -1, small)
-            kept[int(-start * quarter % small) :: small] = False
-            kept[int((1 - start) * quarter % small) :: small] = False
+            half = pow(2, -1, small)
+            kept[int(-first * half % small) :: small] = False
+            if a % small:
+                step = pow(int(4 * a % small), -1, small)
+                kept[int(-(2 * a * first + 1) * step % small) :: small] = False
         for index in np.flatnonzero(kept).tolist():
-            candidate = start + 4 * index
-            prime = is_strong_prp(candidate, 2) and is_prime(candidate, _PRIME_TESTS)
-            if prime and (bits < _OFFERED or gcd(_small_factors(), candidate // 2) == 1):
+            b = first + 2 * index
+            candidate = 2 * a * b + 1
+            if all(is_strong_prp(one, 2) and is_prime(one, _PRIME_TESTS) for one in (b, candidate)):
                 return candidate

@@ -27,7 +27,7 @@ from fedveil.crypto.multiexp import FixedPowers
 POINT_BYTES: Final = 384
 """Bytes of a group element on the wire."""
 
-_EXPONENT_BITS: Final = 256
+EXPONENT_BITS: Final = 256
 
 
 @cache
@@ -58,7 +58,7 @@ _GENERATOR: Final = mpz(4)  # a square, so it generates the subgroup of prime or
 
 @cache
 def _generator_powers() -> FixedPowers:
-    return FixedPowers(_GENERATOR, group_modulus(), bits=_EXPONENT_BITS, window=6)
+    return FixedPowers(_GENERATOR, group_modulus(), bits=EXPONENT_BITS, window=6)
 
 
 def check_point(point: mpz) -> None:
@@ -156,7 +156,7 @@ class TransferReceiver:
 
 
 def _random_exponent() -> int:
-    return secrets.randbits(_EXPONENT_BITS - 1) | 1
+    return secrets.randbits(EXPONENT_BITS - 1) | 1
 
 
 def _key(point: mpz, context: bytes, place: int) -> bytes:

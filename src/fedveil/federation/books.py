@@ -17,7 +17,7 @@ from fedveil.federation.store import ModelStore, RecordStore, RoundRecord
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.letter_parts import Heads, SignedHead
-from fedveil.protection.protocol import Place
+from fedveil.protection.protocol import MOST_REPEATS, Place
 from fedveil.protection.refusals import Code
 
 
@@ -94,9 +94,13 @@ class Books:
         """Note that what the silo gives to a round is on its disk; only then may any of it leave.
 
         Raises:
+            RefusalError: it was given as often as one charge allows.
             RunFolderError: the disk is full, say; nothing may be sent.
         """
-        self.marks.put(self.place, Mark.of(record))
+        mark = Mark.of(record)
+        if self.marks.times(self.place, mark) >= MOST_REPEATS:
+            raise RefusalError(Code.REPEATED, record.round, MOST_REPEATS)
+        self.marks.put(self.place, mark)
 
     def speak(self, session: bytes, place: Place) -> tuple[SignedHead, ...]:
         """Return the heads of all silos' ledgers as they were heard, and this one's own, signed for a session.

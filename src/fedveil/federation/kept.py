@@ -10,7 +10,9 @@ and the ledger to one moment makes the silo forget; that, other parties' words o
 (:mod:`~fedveil.federation.heads`). Rounds that an earlier release answered have no mark until they are repeated.
 
 Enforced by :meth:`KeptMarks.put`, one line and one fsync after an answer is kept and before any of it leaves, and by
-:meth:`Mark.fits`, before anything is charged. A mark tells of an answer its ledger line and its length.
+:meth:`Mark.fits`, before anything is charged. A mark tells of an answer its ledger line and its length. An answer is
+given :data:`~fedveil.protection.protocol.MOST_REPEATS` times at most: what masks and ciphertexts show beside the sum, a
+line of the statement counts for so many (:meth:`~fedveil.methods.protections.PrivateWeighting.distance`).
 Tests: ``tests/test_federation_kept.py``.
 """
 
@@ -27,7 +29,7 @@ from fedveil.files import LARGEST_FILE, append_file, read_content, replace_file,
 from fedveil.privacy.ledger import Ledger
 
 KEPT: Final = "kept"
-"""In a silo's state folder: a file for every part of a run, with a line for every answer that was kept of it."""
+"""In a silo's state folder: a file for every part of a run, with a line for every time that an answer may be sent."""
 
 _LINE: Final = re.compile(rb"([0-9a-f]{64}) (0|[1-9][0-9]{0,14})")
 
@@ -48,6 +50,11 @@ class Mark:
     def of(cls, record: RoundRecord) -> Mark:
         """Return the mark of what is kept of a round."""
         return cls(record.head.hex(), len(record.given))
+
+    @property
+    def line(self) -> bytes:
+        """The mark as it is written."""
+        return f"{self.head} {self.length}\n".encode()
 
     def fits(self, record: RoundRecord | None, ledger: Ledger) -> bool:
         """Whether what is kept now is the answer of this mark, or one that was charged, or completed, later.
@@ -91,7 +98,7 @@ class KeptMarks:
         return _last(self._path(place), self._content(place))
 
     def put(self, place: bytes, mark: Mark) -> None:
-        """Write a mark, and return once it is on disk; one that is the last already is not written again.
+        """Write a mark, and return once it is on disk: a line for every time that the answer may be sent.
 
         Args:
             place: 16 bytes, the part of the run.
@@ -102,9 +109,8 @@ class KeptMarks:
             RunFolderError: the disk is full, say; nothing may be sent.
         """
         path, content = self._path(place), self._content(place)
-        if _last(path, content) == mark:
-            return
-        line = f"{mark.head} {mark.length}\n".encode()
+        _last(path, content)
+        line = mark.line
         with writing(path, RunFolderError, "; nothing was sent"):
             if content.endswith(b"\n"):
                 append_file(path, line)
@@ -113,6 +119,18 @@ class KeptMarks:
                 self.folder.mkdir(mode=0o700)
                 sync_folder(self.folder.parent)
             replace_file(path, content[: content.rfind(b"\n") + 1] + line, mode=0o600)
+
+    def times(self, place: bytes, mark: Mark) -> int:
+        """Return how often an answer of a part of a run has been marked.
+
+        Args:
+            place: 16 bytes, the part of the run.
+            mark: of the answer.
+
+        Raises:
+            RunFolderError: the file cannot be read.
+        """
+        return self._content(place).count(mark.line)
 
     def _content(self, place: bytes) -> bytes:
         path = self._path(place)

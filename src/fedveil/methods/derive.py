@@ -40,7 +40,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
     ]
     return Guarantee(
         adjacency=method.sampler.adjacency,
-        event=readers.event,
+        event=readers.charged,
         unit=moves.unit,
         mechanisms=tuple(
             text
@@ -60,7 +60,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
                 role=role,
                 party=_party(role, method, moves),
                 sees=_sees(role, known, method, moves),
-                event=claim.event,
+                event=claim.charged,
             )
             for role, (known, claim) in lines.items()
         ),

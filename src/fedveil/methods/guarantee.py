@@ -15,6 +15,8 @@ from fedveil.privacy.events import (
     GaussianEvent,
     NoGuarantee,
     SelfComposedEvent,
+    apart,
+    near,
 )
 from fedveil.stage import Published
 
@@ -117,9 +119,10 @@ class Guarantee:
         strength = max(1.0, self.strength(number)) if again else self.strength(number)
         if strength == 1 or isinstance(event, NoGuarantee):
             return event
+        release, distance = apart(event)
         if strength == 0:
-            return ComposedEvent(events=())
-        return GaussianEvent(noise_multiplier=_gaussian(event) / math.sqrt(strength))
+            return near(ComposedEvent(events=()), distance)
+        return near(GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(strength)), distance)
 
     def after(self, event: Event, rounds: int, again: int = 0) -> Event:
         """Return what so many rounds release: Gaussian releases of multipliers z_t are one of (sum z_t^-2)^(-1/2).
@@ -133,7 +136,9 @@ class Guarantee:
             return SelfComposedEvent(event=event, count=rounds + again)
         precision = math.fsum(self.strength(number) for number in range(1, rounds + 1))
         precision += math.fsum(self._strongest(rounds + extra + 1) for extra in range(again))
-        return GaussianEvent(noise_multiplier=_gaussian(event) / math.sqrt(precision))
+        release, distance = apart(event)
+        whole = GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(precision))
+        return near(whole, distance * (rounds + again))
 
     def _strongest(self, number: int) -> float:
         """Return the most that a round up to this one may cost when it is played again."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import numpy as np
 from pydantic import Field
 
+from fedveil.crypto.transfer import EXPONENT_BITS
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import Count
 from fedveil.methods.guarantee import PublicFacts
@@ -22,6 +23,7 @@ from fedveil.methods.weights import NOT_WHOLE
 from fedveil.population.records import Groups
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
 from fedveil.privacy.noise.on_grid import NOISE_REACH
+from fedveil.privacy.statement import show_delta
 from fedveil.protection.letter_parts import Drawn, Relay
 from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.protection.masking.recoverable_aggregation import check_threshold
@@ -44,7 +46,7 @@ from fedveil.protection.messages import (
     RoundStart,
 )
 from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.protocol import Agreement
+from fedveil.protection.protocol import MOST_REPEATS, Agreement
 from fedveil.protection.sealed_sums import SealedMessage, SealingKey
 from fedveil.protection.weighting.ciphers import Paillier, Rlwe
 from fedveil.protection.weighting.messages import (
@@ -58,12 +60,14 @@ from fedveil.protection.weighting.messages import (
     TransferRequests,
     WeightingKey,
 )
-from fedveil.protection.weighting.plan import WeightingPlan, rounded_sensitivity
+from fedveil.protection.weighting.plan import CHECK_DISTANCE, WeightingPlan, rounded_sensitivity
+from fedveil.protection.weighting.rlwe_weights import shown_distance
 from fedveil.protection.weighting.weighted_sums import WeightedSums
 from fedveil.stage import Moves
 
 _MOST_PLACES: Final = 64
 _UP, _DOWN = Role.SERVER, Role.SILO
+_SHOWN: Final = {Tells.CIPHERTEXTS}
 _KEYS: Final = "a break of X25519, ChaCha20 or SHA-256, on which masks and sealed messages rely"
 _PRESENT: Final = (
     "which users have a record in any silo: epsilon covers what records say, not whether there are any"
@@ -282,9 +286,19 @@ class PrivateWeighting(ProtectionStage):
         """Claim the same for whoever learns which users there are; of their counts nobody learns anything.
 
         The seed of the blinds r_u is known to every silo: with it a server reads N_u off r_u N_u. So a server with a
-        silo knows counts, which nothing covers.
+        silo knows counts, which nothing covers. Whoever decrypts ciphertexts sees them at a statistical distance.
         """
-        return also(claims, Tells.PRESENCE, _PRESENT)
+        told, distance = also(claims, Tells.PRESENCE, _PRESENT), self.distance(moves)
+        return (*told, *(replace(one, covers=one.covers | _SHOWN, distance=distance) for one in told))
+
+    def distance(self, moves: Moves) -> float:
+        """Return how far what a charge shows the server is from what follows from its sum, in statistical distance.
+
+        Masks, blinds and v_s are exactly uniform. Under ring-LWE all ciphertexts show flooded noise, those of attempts
+        without an end too; under oblivious transfer the one sum that is opened shows a blinded count.
+        """
+        flooded = shown_distance(moves.n_senders * MOST_REPEATS) if self.cipher == "rlwe" else 0.0
+        return flooded + (CHECK_DISTANCE if self.private_sampling else 0.0)
 
     def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> WeightedSums:
         """Return the public numbers of Protocol 1, and of the silos' counts those that whoever asks knows.
@@ -326,11 +340,8 @@ class PrivateWeighting(ProtectionStage):
             Sent(Participants, _DOWN),
         )
         if self.private_sampling:
-            weights: Sends = (
-                Sent(TransferOffer, _DOWN),
-                Sent(TransferRequests, _UP),
-                Sent(TransferAnswers, _DOWN),
-            )
+            requests = Sent(TransferRequests, _UP)
+            weights: Sends = (Sent(TransferOffer, _DOWN), requests, Sent(TransferAnswers, _DOWN))
         else:
             weights = (*([Sent(Drawn, _DOWN)] if drawn else []), Sent(EncryptedWeights, _DOWN))
         reveal = (Sent(EncryptedSum, _UP), Sent(RevealRequest, _DOWN), Sent(OwnMask, _UP))
@@ -338,21 +349,16 @@ class PrivateWeighting(ProtectionStage):
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
         """Return what ciphers promise, and what holds only while everybody follows the protocol, unseen in them."""
-        hard = (
-            f"short discrete logarithms modulo primes of {self.modulus_bits // 2} bits, which are hard but for one "
-            "silo in 2^23, whose single exponents can be guessed and tested"
-            if self.cipher == "paillier"
-            else "ring-LWE at 128 bits, up to a statistical distance of 2^-40 for each message"
-        )
-        drawn = (
-            "how many users were drawn, which is hidden from the server up to a statistical distance of 2^-40 in each "
-            "round that delta does not include",
+        short = f"short discrete logarithms modulo primes of {self.modulus_bits // 2} bits"
+        hard = short if self.cipher == "paillier" else "ring-LWE at 128 bits"
+        transfer = (
+            f"a break of the oblivious transfer, which relies on discrete logarithms of {EXPONENT_BITS} bits"
         )
         return (
             _KEYS,
             f"a break of the encryption that hides messages from the server; it relies on {hard}, and delta does not "
             "include the probability of a break",
-            *(drawn if self.private_sampling else ()),
+            *([transfer] if self.private_sampling else ()),
             "departures from private weighting: a wrong weight from the server, or a false count from one silo, gives "
             "another silo's user more influence than epsilon assumes, and nobody can detect it",
         )
@@ -360,10 +366,11 @@ class PrivateWeighting(ProtectionStage):
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         cipher = f"Paillier, {self.modulus_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"
         drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
-        most = self.n_max // moves.n_senders
+        most, distance = self.n_max // moves.n_senders, self.distance(moves)
+        seen = f"; delta to the server includes {show_delta(distance)} for each charge" if distance else ""
         return (
             f"private weighting ({cipher}): the weights {moves.weight} are computed under encryption; each silo counts "
-            f"at most {most} records of a user{_scored(moves)}; the sum is rounded to a grid{drawn}",
+            f"at most {most} records of a user{_scored(moves)}; the sum is rounded to a grid{drawn}{seen}",
         )
 
     def places(self, rate: float) -> tuple[int, int]:

@@ -48,6 +48,11 @@ class Accountant(Protocol):
 _LEAST_DELTA: Final = 1e-300
 _LEAST_STRENGTH: Final = 1e-6
 """Of Gaussian releases: weaker ones are counted as one of this, for below it rounding is all that is left of delta."""
+_MOST_STEPS: Final = 100
+_STEP: Final = 1e-10
+"""Epsilon is rounded up by this share of it where it is found in steps."""
+_LARGEST_POWER: Final = 700.0
+"""e to the power of it is a number of float64."""
 _LARGEST_STRENGTH: Final = 1e8
 """Of stronger ones delta is rounded away: they are counted by the tail of their loss, a millionth of epsilon more."""
 
@@ -90,6 +95,38 @@ def epsilon_on_grid(accountant: Accountant, event: Event, delta: float, loss: fl
             (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) on the grid.
     """
     return accountant.epsilon(event, delta * math.exp(-loss)) + loss
+
+
+def epsilon_apart(accountant: Accountant, event: Event, delta: float, distance: float) -> float:
+    """Return the epsilon of an event that is seen at a statistical distance d (:class:`NearbyEvent`).
+
+    The least epsilon of the event at delta - (1 + e^epsilon) d: its right side grows with epsilon, so that the steps
+    from 0 on rise to it. Infinite where there is none; what is returned was checked.
+
+    Raises:
+        PrivacyError: the accountant has no number for the event.
+    """
+    epsilon = 0.0
+    for step in range(_MOST_STEPS):
+        left = delta - (1 + math.exp(min(epsilon, _LARGEST_POWER))) * distance
+        if left < _LEAST_DELTA:
+            return math.inf
+        try:
+            found = accountant.epsilon(event, left)
+        except PrivacyError:  # next to nothing is left of delta
+            if step == 0:
+                raise
+            return math.inf
+        if found <= epsilon:
+            return epsilon
+        epsilon = found * (1 + _STEP)
+    return math.inf
+
+
+def delta_apart(accountant: Accountant, event: Event, epsilon: float, distance: float) -> float:
+    """Return the delta of an event that is seen at a statistical distance (:class:`NearbyEvent`)."""
+    more = (1 + math.exp(min(epsilon, _LARGEST_POWER))) * distance
+    return min(1.0, accountant.delta(event, epsilon) + more)
 
 
 def full_sensitivity(adjacency: Adjacency) -> float:

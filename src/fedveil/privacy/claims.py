@@ -19,7 +19,7 @@ from enum import Enum, Flag, auto
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from fedveil.privacy.events import Event, NoGuarantee
+from fedveil.privacy.events import Event, NoGuarantee, near
 
 _T = TypeVar("_T")
 
@@ -55,6 +55,7 @@ class Tells(Enum):
     VOTES = "which coordinates the votes select"
     CLEAR = "the unencrypted part of each message"
     HIDDEN = "the encrypted part of each message, decrypted"
+    CIPHERTEXTS = "each sender's ciphertexts, with the key to decrypt them"
     LENGTH = "the length of each message"
     UNDECLARED = "the content of a field whose meaning is not declared"
 
@@ -142,12 +143,20 @@ class Claim:
         but: what is known besides and no epsilon covers, in words.
         amplified: whether neighbours differ by a unit that is there or is not, which is what sampling amplifies; a
             unit that stays and sends something else is not there in either case when it is not drawn.
+        distance: the statistical distance between all that one charge shows and something computed from the event's
+            release; 0 where a proof says that there is none. Sampling makes it no smaller.
     """
 
     covers: frozenset[Tells]
     event: Event
     but: tuple[str, ...] = ()
     amplified: bool = True
+    distance: float = 0.0
+
+    @property
+    def charged(self) -> Event:
+        """What accountants are asked about: the event, and the distance at which it is seen."""
+        return near(self.event, self.distance)
 
 
 def covering(*known: Tells) -> frozenset[Tells]:

@@ -211,6 +211,44 @@ class NoGuarantee(Event, type="no_guarantee"):
             raise PrivacyError("NoGuarantee.reason: must say why there is no guarantee")
 
 
+@dataclass(frozen=True, kw_only=True)
+class NearbyEvent(Event, type="nearby"):
+    """What is seen is not a release itself, but within a statistical distance of something that is computed from it.
+
+    A party sees X where the claim is for X', and for every population their laws differ by d in total variation, or by
+    less. Distances add up, whatever is released in between. With P and Q the laws of X for two neighbours, P' and Q'
+    those of X', and X' (epsilon, delta), for every set A
+
+        P(A) <= P'(A) + d <= e^epsilon Q'(A) + delta + d <= e^epsilon Q(A) + delta + (1 + e^epsilon) d,
+
+    so X is (epsilon, delta + (1 + e^epsilon) d). Accountants take it off the delta that is asked for.
+    """
+
+    distance: float
+
+    def __post_init__(self) -> None:
+        """Refuse a distance outside (0, 1]."""
+        if not 0 < self.distance <= 1:
+            raise PrivacyError(f"NearbyEvent.distance = {self.distance}: must be above 0 and at most 1")
+
+
+def near(event: Event, distance: float) -> Event:
+    """Return an event seen at a statistical distance; at 0, or where nothing is guaranteed, itself."""
+    if distance == 0 or isinstance(event, NoGuarantee):
+        return event
+    return ComposedEvent(events=(event, NearbyEvent(distance=min(distance, 1.0))))
+
+
+def apart(event: Event) -> tuple[Event, float]:
+    """Return an event without statistical distances, and their sum, rounded up: the inverse of :func:`near`."""
+    counts = atoms(event)
+    distances = [count * one.distance for one, count in counts.items() if isinstance(one, NearbyEvent)]
+    if not distances:
+        return event, 0.0
+    rest = Counter({one: count for one, count in counts.items() if not isinstance(one, NearbyEvent)})
+    return compose(rest), math.fsum(distances) * (1 + 1e-15)
+
+
 def atoms(event: Event) -> Counter[Event]:
     """Count the single releases in an event: compositions are opened, equal releases are added up.
 
@@ -249,6 +287,9 @@ def covers(event: Event, other: Event) -> bool:
     >>> covers(GaussianEvent(noise_multiplier=1.0), GaussianEvent(noise_multiplier=2.0))
     True
     """
+    (event, seen_at), (other, other_at) = apart(event), apart(other)
+    if seen_at < other_at and not isinstance(event, NoGuarantee):
+        return False
     match event, other:
         case (NoGuarantee(), _) | (_, ComposedEvent(events=())):
             return True

@@ -16,6 +16,8 @@ from fedveil.errors import PrivacyError
 from fedveil.privacy.accountant import (
     check_delta,
     check_epsilon,
+    delta_apart,
+    epsilon_apart,
     full_sensitivity,
     gaussian_delta,
     gaussian_epsilon,
@@ -27,9 +29,11 @@ from fedveil.privacy.events import (
     GaussianEvent,
     LaplaceEvent,
     MixtureOfGaussiansEvent,
+    NearbyEvent,
     NoGuarantee,
     PoissonSampledEvent,
     SampledWithoutReplacementEvent,
+    apart,
     atoms,
 )
 from fedveil.privacy.fixed_size import fixed_size_distribution, widest_loss
@@ -85,13 +89,17 @@ class PldAccountant:
     interval: float | None = None
 
     def supports(self, event: Event) -> bool:
-        """Whether all releases are Gaussian or Laplace, full or Poisson-sampled, or mixtures of Gaussians."""
+        """Whether releases are Gaussian or Laplace, full or sampled, mixtures of Gaussians, or distances."""
         return all(self._supported(release) for release in atoms(event))
 
     def _supported(self, release: Event) -> bool:
         match release:
             case (
-                GaussianEvent() | LaplaceEvent() | NoGuarantee() | PoissonSampledEvent(event=GaussianEvent())
+                GaussianEvent()
+                | LaplaceEvent()
+                | NoGuarantee()
+                | NearbyEvent()
+                | PoissonSampledEvent(event=GaussianEvent())
             ):
                 return True
             case MixtureOfGaussiansEvent() | PoissonSampledEvent(event=LaplaceEvent()):
@@ -107,6 +115,9 @@ class PldAccountant:
             PrivacyError: a release without a bound, or one of the limits in the text above.
         """
         check_delta(delta)
+        event, distance = apart(event)
+        if distance:
+            return epsilon_apart(self, event, delta, distance)
         counts = released(self, event)
         if any(isinstance(release, NoGuarantee) for release in counts):
             return math.inf
@@ -124,6 +135,9 @@ class PldAccountant:
     def delta(self, event: Event, epsilon: float) -> float:
         """Return the smallest delta for ``epsilon``."""
         check_epsilon(epsilon)
+        event, distance = apart(event)
+        if distance:
+            return delta_apart(self, event, epsilon, distance)
         counts = released(self, event)
         if any(isinstance(release, NoGuarantee) for release in counts):
             return 1.0

@@ -12,16 +12,25 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.special import gammaln, logsumexp
 
-from fedveil.privacy.accountant import check_delta, check_epsilon, full_sensitivity, released
+from fedveil.privacy.accountant import (
+    check_delta,
+    check_epsilon,
+    delta_apart,
+    epsilon_apart,
+    full_sensitivity,
+    released,
+)
 from fedveil.privacy.events import (
     Adjacency,
     ConcentratedEvent,
     Event,
     GaussianEvent,
     LaplaceEvent,
+    NearbyEvent,
     NoGuarantee,
     PoissonSampledEvent,
     SampledWithoutReplacementEvent,
+    apart,
     atoms,
 )
 from fedveil.privacy.fixed_size import fixed_size_rdp
@@ -130,12 +139,12 @@ class RdpAccountant:
         return self.conversion.value
 
     def supports(self, event: Event) -> bool:
-        """Whether all releases are Gaussian, concentrated, Laplace, sampled Gaussian, or without a guarantee."""
+        """Whether all releases are Gaussian ones, concentrated, Laplace, without a guarantee, or distances."""
         return all(self._supported(release) for release in atoms(event))
 
     def _supported(self, release: Event) -> bool:
         match release:
-            case GaussianEvent() | ConcentratedEvent() | LaplaceEvent() | NoGuarantee():
+            case GaussianEvent() | ConcentratedEvent() | LaplaceEvent() | NoGuarantee() | NearbyEvent():
                 return True
             case PoissonSampledEvent(event=GaussianEvent()):
                 return self.adjacency is Adjacency.ADD_OR_REMOVE_ONE
@@ -144,7 +153,10 @@ class RdpAccountant:
         return False
 
     def rdp(self, event: Event) -> Float64[np.ndarray, " orders"]:
-        """Return the event's Renyi divergence at every order (Renyi bounds add up under composition)."""
+        """Return the event's Renyi divergence at every order (Renyi bounds add up under composition).
+
+        Infinite for what is seen at a statistical distance, which bounds no divergence.
+        """
         total = np.zeros(len(self.orders))
         for release, count in released(self, event).items():
             total += count * self._release_rdp(release)
@@ -161,15 +173,21 @@ class RdpAccountant:
                 return sampled_gaussian_rdp(release.rate, sigma, self.orders)
             case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
                 return fixed_size_rdp(release.rate, sigma / sensitivity, self.orders)
-            case _:  # NoGuarantee: released() has refused everything else
+            case _:  # NoGuarantee and NearbyEvent: released() has refused everything else
                 return np.full(len(self.orders), math.inf)
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Return the smallest epsilon over the orders."""
         check_delta(delta)
+        event, distance = apart(event)
+        if distance:
+            return epsilon_apart(self, event, delta, distance)
         return self.conversion.epsilon(self.orders, self.rdp(event), delta) if atoms(event) else 0.0
 
     def delta(self, event: Event, epsilon: float) -> float:
         """Return the smallest delta over the orders."""
         check_epsilon(epsilon)
+        event, distance = apart(event)
+        if distance:
+            return delta_apart(self, event, epsilon, distance)
         return self.conversion.delta(self.orders, self.rdp(event), epsilon) if atoms(event) else 0.0

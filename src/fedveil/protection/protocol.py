@@ -39,6 +39,9 @@ ResultOut = TypeVar("ResultOut", covariant=True)
 
 SECRET_BYTES: Final = 32
 
+MOST_REPEATS: Final = 1024
+"""How often a client gives to a round that was charged once; ten times in a simulation, where every process charges."""
+
 
 def new_secret() -> bytes:
     """Return a secret that no other session has."""

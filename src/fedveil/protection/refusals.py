@@ -83,6 +83,12 @@ class Code(Enum):
     NO_SUCH_ROUND = 19, "replay", "the run has rounds 1 to {rounds:.0f}"
     ROUND_OVER = 20, "replay", "round {round:.0f} is over, the last answered is {last:.0f}"
     ROUND_AHEAD = 21, "replay", "round {round:.0f} does not follow round {last:.0f}, the last answered"
+    REPEATED = (
+        73,
+        "replay",
+        "round {round:.0f} was given {times:.0f} times and is given no more, for all that messages show is counted for "
+        "so many; begin another run",
+    )
     ASKED_OTHERWISE = (
         22,
         "replay",

@@ -4,7 +4,8 @@ For every attempt each silo makes two fresh agreement keys, one for its masks an
 its own mask. It gives each other silo one Shamir share of the seed and of the mask key, sealed under the sealing keys
 of the two. When the vectors are in, each silo signs the one list of survivors that it is told of. With ``threshold``
 signatures over that list it answers with one share per silo: of the seed if that silo survived, of the mask key if
-it vanished, never both. From ``threshold`` answers the server rebuilds what it has to take off.
+it vanished, never both. From ``threshold`` answers the server rebuilds what it has to take off. A key shows by its
+public half that it is the silo's own, and a seed by a key that is derived from it and comes with the sealed shares.
 
     start -> fresh signed keys -> directory -> sealed shares -> relayed shares -> masked vectors ->
     survivors -> signatures -> all signatures -> shares
@@ -36,6 +37,7 @@ from fedveil.protection.masking.recovery_messages import Survivors
 KEY_PURPOSE = "recoverable aggregation: mask key"
 SEAL_PURPOSE = "recoverable aggregation: sealing key"
 SHARE_PURPOSE = "recoverable aggregation: shares"
+SEED_PURPOSE = "recoverable aggregation: what shows a seed"
 SIGN_PURPOSE = "recoverable aggregation: survivors"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.crypto.agreement import SignedKey
+from fedveil.crypto.agreement import KEY_BYTES, SignedKey
 from fedveil.crypto.keys import SIGNATURE_BYTES
 from fedveil.crypto.shamir import SHARE_BYTES
 from fedveil.privacy.claims import Tells
@@ -25,11 +25,16 @@ class RecoveryDirectory(Message):
     keys: tuple[tuple[int, RecoveryKeys], ...] = sent_as(by_silo(body(RecoveryKeys)), Tells.NOTHING)
 
 
-@message(7, "sealed shares for the other silos")
+@message(15, "sealed shares for the other silos")
 class ShareBundle(Message):
-    """A silo's shares of its two secrets, one sealed for every other silo."""
+    """A silo's shares of its two secrets, one sealed for every other silo, and what shows that a seed is its own.
+
+    Of the mask key, the public half shows it. Of the seed of the silo's own mask, a key derived from it, from which
+    nobody finds the seed.
+    """
 
     shares: tuple[tuple[int, bytes], ...] = sent_as(by_silo(BLOCK), Tells.NOTHING)
+    shown: bytes = sent_as(fixed(KEY_BYTES), Tells.NOTHING)
 
 
 @message(8, "the other silos' sealed shares")

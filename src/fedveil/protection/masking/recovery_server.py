@@ -7,15 +7,12 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int64
 
-from fedveil.crypto.agreement import AgreementKey, RoundId
+from fedveil.crypto.agreement import AgreementKey, RoundId, derive
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import Share, combine, consistent, odd_one_out
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.masking.recoverable_aggregation import (
-    Phase,
-    check_threshold,
-)
+from fedveil.protection.masking.recoverable_aggregation import SEED_PURPOSE, Phase, check_threshold
 from fedveil.protection.masking.recovery_messages import (
     AgreedSurvivors,
     RecoveryDirectory,
@@ -53,6 +50,7 @@ class RecoverableServer(Party):
         self._asked: tuple[int, ...] = ()
         self._arrived: dict[int, Message] = {}
         self._keys: dict[int, bytes] = {}
+        self._shown: dict[int, bytes] = {}
         self._sharers: tuple[int, ...] = ()
         self._sum = np.zeros(0, dtype=plan.word)
 
@@ -136,9 +134,9 @@ class RecoverableServer(Party):
             return self._to_each(self._cohort, RecoveryDirectory(keys=tuple(keys)))
         if self._phase is Phase.SHARES:
             self._phase, self._sharers = Phase.VECTORS, self._cohort
-            return self._relay(
-                {silo: dict(m.shares) for silo, m in answers.items() if isinstance(m, ShareBundle)}
-            )
+            bundles = {silo: m for silo, m in answers.items() if isinstance(m, ShareBundle)}
+            self._shown = {silo: bundle.shown for silo, bundle in bundles.items()}
+            return self._relay({silo: dict(bundle.shares) for silo, bundle in bundles.items()})
         if self._phase is Phase.VECTORS:
             self._phase = Phase.SIGN
             for content in answers.values():
@@ -193,42 +191,40 @@ class RecoverableServer(Party):
         for silo in self._sharers:
             shares = [Share(point=holder + 1, value=given[silo]) for holder, given in revealed.items()]
             if silo in self._cohort:
-                masks.append((self._seed(silo, shares), False))
+                masks.append((self._secret(silo, "own mask", shares, self._seed_of), False))
                 continue
-            vanished = self._key(silo, shares)
+            vanished = AgreementKey.from_bytes(self._secret(silo, "mask key", shares, self._key_of))
             for survivor in self._cohort:
                 key = vanished.agree(self._keys[survivor]).derive(MASK_PURPOSE, self._round_id)
                 masks.append((key, survivor > silo))
         apply_masks_(self._sum, masks)
 
-    def _seed(self, silo: int, shares: list[Share]) -> bytes:
-        """Return the seed of a survivor's own mask. Wrong shares show where there are more than the threshold."""
+    def _seed_of(self, silo: int, secret: bytes) -> bool:
+        """Whether this is the seed that a silo has shared."""
+        return derive(secret, SEED_PURPOSE, self._round_id) == self._shown[silo]
 
-        def fit(some: list[Share]) -> bool:
-            return len(some) > self._threshold and consistent(some, threshold=self._threshold)
+    def _key_of(self, silo: int, secret: bytes) -> bool:
+        """Whether this is the private half of the mask key that a silo has signed."""
+        return AgreementKey.from_bytes(secret).public == self._keys[silo]
 
-        if len(shares) > self._threshold and not fit(shares):
-            raise self._wrong(silo, "own mask", shares, fit)
-        try:
-            return combine(shares, threshold=self._threshold)
-        except CryptoError:
-            raise self._wrong(silo, "own mask", shares, fit) from None
+    def _secret(self, silo: int, what: str, shares: list[Share], its: Callable[[int, bytes], bool]) -> bytes:
+        """Return a silo's secret, if the shares give the one that it has announced.
 
-    def _key(self, silo: int, shares: list[Share]) -> AgreementKey:
-        """Return the mask key of a vanished silo. Wrong shares show in its public half."""
+        Raises:
+            ProtocolError: they do not; names who gave or dealt a wrong share, where the others show it.
+        """
 
         def fit(some: list[Share]) -> bool:
             if len(some) < self._threshold or not consistent(some, threshold=self._threshold):
                 return False
             try:
-                found = AgreementKey.from_bytes(combine(some, threshold=self._threshold))
+                return its(silo, combine(some, threshold=self._threshold))
             except CryptoError:
                 return False
-            return found.public == self._keys[silo]
 
         if not fit(shares):
-            raise self._wrong(silo, "mask key", shares, fit)
-        return AgreementKey.from_bytes(combine(shares, threshold=self._threshold))
+            raise self._wrong(silo, what, shares, fit)
+        return combine(shares, threshold=self._threshold)
 
     def _wrong(
         self, silo: int, what: str, shares: list[Share], fit: Callable[[list[Share]], bool]
@@ -241,6 +237,7 @@ class RecoverableServer(Party):
             return ProtocolError(f"dealt shares of another {what} than its own", silo=silo)
         holders, threshold = [one.point - 1 for one in shares], self._threshold
         return ProtocolError(
-            f"the shares of silo {silo}'s {what} do not fit together: silo {silo} dealt wrong ones, or one of the "
-            f"silos {holders} gave a wrong one; {len(shares)} shares at a threshold of {threshold} do not show who"
+            f"the shares of silo {silo}'s {what} do not give the one that it announced: silo {silo} dealt wrong ones, "
+            f"or one of the silos {holders} gave a wrong one; {len(shares)} shares at a threshold of {threshold} do "
+            "not show who"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.agreement import RoundId
+from fedveil.crypto.agreement import RoundId, derive
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, split
@@ -16,6 +16,7 @@ from fedveil.protection.errors import ProtocolError
 from fedveil.protection.masking.recoverable_aggregation import (
     KEY_PURPOSE,
     SEAL_PURPOSE,
+    SEED_PURPOSE,
     SHARE_PURPOSE,
     Phase,
     check_threshold,
@@ -147,7 +148,8 @@ class RecoverableSilo(SiloParty[Units, Units]):
                 content = seeds[silo].value + keys[silo].value
                 sealed.append((silo, seal(key, content, self._associated(self.index, silo))))
         self._cohort, self._phase = members, Phase.SHARES
-        return [self._envelope(ShareBundle(shares=tuple(sealed)))]
+        shown = derive(self._seed, SEED_PURPOSE, self._round_id)
+        return [self._envelope(ShareBundle(shares=tuple(sealed), shown=shown))]
 
     def _hold(self, relayed: RelayedShares) -> list[bytes]:
         if len(relayed.shares) + 1 < self._threshold:

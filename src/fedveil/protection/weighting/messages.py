@@ -55,9 +55,9 @@ class EncryptedWeights(Message):
 
 @message(25, "an encrypted masked sum")
 class EncryptedSum(Message):
-    """A silo's encrypted, masked and re-randomised weighted sum."""
+    """A silo's encrypted, masked and re-randomised weighted sum; the server, who decrypts it, sees how it was made."""
 
-    blocks: tuple[bytes, ...] = sent_as(_BLOCKS, Tells.SUM, Key.SERVER)
+    blocks: tuple[bytes, ...] = sent_as(_BLOCKS, Tells.SUM, Key.SERVER, besides=Tells.CIPHERTEXTS)
 
 
 @message(26, "points for oblivious transfer")

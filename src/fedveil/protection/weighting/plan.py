@@ -23,6 +23,8 @@ from fedveil.protection.errors import OwnRecordsError, ProtocolError
 
 _LARGEST_COMMON_BITS = 8192
 _BLIND_BITS = 40
+CHECK_DISTANCE = 2.0**-_BLIND_BITS
+"""At least the distance between blinded checks with one user drawn more or less, 1 / (|U| 2^40 + 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,17 +8,17 @@ What a silo sends is independent of how it was computed, towards the key holder 
 
 * c_1 hides behind a fresh public-key encryption (of noise and masks), an RLWE sample whose secret the key
   holder lacks;
-* the noise that decryption shows hides behind a flood, large enough for a statistical distance of 2^-40 over
-  all coefficients of a message together.
+* the noise that decryption shows hides behind a flood, large enough for a statistical distance of 2^-48 over
+  all coefficients of a message together (:func:`shown_distance`).
 
-Noise of a weighted sum: fresh noise of deviation 3.2 per coefficient times a constant up to t/2, times
-polynomials n y, summed over |U| users. All blocks of a user's n y together have an l2 norm of at most L (the
-largest contribution times the largest count). Nine deviations of that random sum (2^-57), and the rounding of
-the constant, make at most B = t/2 · L · (29 sqrt(|U|) + |U|) in a coefficient, and at most
-E = t/2 · L · sqrt(k) · (29 sqrt(|U| N) + |U|) in l2 over all coefficients, primes and blocks: the number of
-blocks does not matter, because L is shared among them. The flood is the sum of three uniform numbers of
-F >= 1.1 · 2^40 E values each (:meth:`fedveil.crypto.rlwe.Ring.flood`). Decryption is right iff
-|S| (3F/2 + B) < q / 2t. :func:`choose_parameters` takes the cheapest ring for which that holds.
+Noise of a weighted sum: fresh noise per coefficient times a constant up to t/2, times polynomials n y, summed over
+|U| users. All blocks of a user's n y together have an l2 norm of at most L (the largest contribution times the
+largest count). Fresh noise is sub-Gaussian with a parameter below 3.8 (SEAL's: 42 bits less their mean, 3.25, or
+rounded normal numbers of deviation 3.2). Ten of that, and the rounding of the constant, make at most
+B = t/2 · L · (38 sqrt(|U|) + |U|) in a coefficient, and at most E = t/2 · L · sqrt(k) · (38 sqrt(|U| N) + |U|) in l2
+over all coefficients, primes and blocks: the number of blocks does not matter, because L is shared among them. The
+flood is the sum of three uniform numbers of F >= 1.1 · 2^48 E values each (:meth:`fedveil.crypto.rlwe.Ring.flood`).
+Decryption is right iff |S| (3F/2 + B) < q / 2t. :func:`choose_parameters` takes the cheapest ring for which that holds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ from fedveil.protection.weighting.plan import WeightingPlan
 from fedveil.protection.weighting.private_weighting import Contributions
 from fedveil.randomness import KeyedStream
 
-STATISTICAL_BITS: Final = 40
+STATISTICAL_BITS: Final = 48
+_TAIL_BITS: Final = 68
+_DEVIATIONS: Final = 38.0  # ten times 3.8
 
 _RINGS: Final = ((8192, 3), (16384, 4), (16384, 5), (16384, 6))
 _MOST_PRIMES: Final = 16
@@ -91,6 +93,19 @@ class RlweParameters:
         return math.prod(self.plain_primes)
 
 
+def shown_distance(messages: int) -> float:
+    """Return how far what so many messages show of ciphertexts' noise is from floods alone, in statistical distance.
+
+    For m messages sqrt(m) 2^-48 + m 2^-68, of one run together and whatever was released between them. The square roots
+    of a flood's law and of the law shifted by noise of length E differ by at most h = 2^-48 in l2 (``Ring.flood``); for
+    one message after another the squares h^2 add up, because what the square roots have in common, 1 - h^2 / 2,
+    multiplies; and the distance is at most the root of the sum. To that come noises longer than E. With A the linear
+    map from fresh noise to that of a message, ||A||_F^2 <= E^2 / 10^2 in units of the sub-Gaussian parameter, and
+    P(||A e||^2 > 100 ||A||_F^2) <= min_x e^(-100 x) (1 - 2 x)^(-1/2) = 10 e^(-99/2) < 2^-68.
+    """
+    return math.sqrt(messages) * 2.0**-STATISTICAL_BITS + messages * 2.0**-_TAIL_BITS
+
+
 def choose_parameters(plan: WeightingPlan) -> RlweParameters:
     """Return the cheapest ring and primes that hold the plan's sums at 128-bit security.
 
@@ -115,8 +130,9 @@ def choose_parameters(plan: WeightingPlan) -> RlweParameters:
 def _parameters(plan: WeightingPlan, ring: Ring, bits: int, count: int) -> RlweParameters:
     longest = (plan.norm_limit + 1) * plan.count_limit  # one more for the check coordinate
     scale = bits - 1 + math.log2(longest)
-    noise = scale + math.log2(29.0 * math.sqrt(plan.users) + plan.users)
-    norm = scale + math.log2(math.sqrt(count) * (29.0 * math.sqrt(plan.users * ring.degree) + plan.users))
+    noise = scale + math.log2(_DEVIATIONS * math.sqrt(plan.users) + plan.users)
+    wide = _DEVIATIONS * math.sqrt(plan.users * ring.degree) + plan.users
+    norm = scale + math.log2(math.sqrt(count) * wide)
     flood = math.ceil(norm + STATISTICAL_BITS + math.log2(1.1))
     shown = math.log2(plan.silos) + flood + math.log2(1.5 + 2.0 ** (noise - flood))
     return RlweParameters(
