@@ -510,6 +510,30 @@ def test_a_run_ends_by_a_public_reason_alone(tmp_path: Path) -> None:
             train(tmp_path, callbacks=[private])
 
 
+def test_code_that_fails_at_a_record_ends_the_run_and_every_statement_says_so(tmp_path: Path) -> None:
+    """Made-up records do not show it; whoever has such a record ends everybody's run."""
+
+    class Limited(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if float(x.max()) > 100:
+                raise ValueError("too far")
+            return torch.as_tensor(self.inner(x))
+
+    alone, far = {"trainer": {"name": "loop"}}, X.copy()
+    far[0, 0] = 1e3
+    with pytest.raises(ValueError, match="too far"):
+        train(tmp_path, Limited(), people(features=far), settings=alone)
+    said = train(tmp_path, Limited(), settings=alone, rounds=1).statement.uncovered
+    assert any("fails at a record" in line for line in said)
+    assert not any(
+        "fails at a record" in line for line in train(tmp_path, "linear", rounds=1).statement.uncovered
+    )
+
+
 def test_what_is_handed_over_beside_the_records_is_named_and_not_covered(tmp_path: Path) -> None:
     """A loss may hold the labels' counts, which move everybody's update; the house cannot see where they come from."""
     counted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 9.0]))

@@ -373,6 +373,11 @@ def _handed_over(experiment: Experiment) -> tuple[str, ...]:
             f"the loss {model.loss} was handed over and counts as public: weights or other numbers in it that were "
             "computed from private records are not covered, and they may change everybody's update"
         )
+    if any(one is not None and ":" in one for one in (model.name, model.loss)):
+        found.append(
+            "code of a model or a loss from outside that fails at a record ends the run, which is seen: that it fails "
+            "at none is not covered"
+        )
     if model.class_weights is not None:
         found.append(
             "model.class_weights were declared and count as public: if they were computed from private records, that "
