@@ -9,7 +9,7 @@ body is read.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Final, TypeVar, dataclass_transform
@@ -138,7 +138,7 @@ class Envelope:
         return KINDS[kind]
 
     @classmethod
-    def from_silo(cls, data: bytes, sender: int, cohort: tuple[int, ...]) -> Envelope:
+    def from_silo(cls, data: bytes, sender: int, cohort: Collection[int]) -> Envelope:
         """Return the envelope of what a silo sent to the server.
 
         Args:
@@ -188,8 +188,8 @@ class Inbox:
         self._round_id = round_id
         self._seen.clear()
 
-    def accept(self, envelope: Envelope, *kinds: type[Message]) -> None:
-        """Return if the message may be read now.
+    def accept(self, envelope: Envelope, *kinds: type[_M]) -> _M:
+        """Return the message of an envelope, if it may be read now.
 
         Raises:
             ProtocolError: another run, round, attempt or recipient, a kind that is not awaited, or a replay.
@@ -203,12 +203,14 @@ class Inbox:
                 f"{envelope.round_id.attempt}, which is not being played",
                 silo=sender,
             )
-        if not isinstance(envelope.message, kinds):
-            raise ProtocolError(f"did not expect a message with {envelope.message.purpose} now", silo=sender)
-        key = (envelope.sender, envelope.message.kind)
+        found = envelope.message
+        if not isinstance(found, kinds):
+            raise ProtocolError(f"did not expect a message with {found.purpose} now", silo=sender)
+        key = (envelope.sender, found.kind)
         if key in self._seen:
-            raise ProtocolError(f"sent {envelope.message.purpose} twice (a replay)", silo=sender)
+            raise ProtocolError(f"sent {found.purpose} twice (a replay)", silo=sender)
         self._seen.add(key)
+        return found
 
 
 def _ascending(silos: Iterable[int]) -> bool:

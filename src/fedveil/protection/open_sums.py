@@ -161,10 +161,8 @@ class OpenServer:
             ProtocolError: as somebody else, of another attempt, twice, or not ``length`` finite numbers; names the
                 client.
         """
+        envelope = Envelope.from_silo(data, sender, self._members)
         try:
-            envelope = Envelope.decode(data)
-            if envelope.sender != sender or sender not in self._members:
-                raise ProtocolError("sent a message as somebody else or outside its cohort")
             vector = self._read(sender, envelope)
             if vector.shape != (self._length,) or not np.isfinite(vector).all():
                 raise ProtocolError(f"did not send {self._length} finite numbers")
@@ -195,10 +193,7 @@ class OpenServer:
 
     def _read(self, sender: int, envelope: Envelope) -> Vector:
         """Return the vector of a message."""
-        self._inbox.accept(envelope, OpenVector)
-        content = envelope.message
-        assert isinstance(content, OpenVector)
-        return content.values
+        return self._inbox.accept(envelope, OpenVector).values
 
 
 class MessageEnd(ClientProtocol[GivenIn, ResultOut]):

@@ -122,10 +122,7 @@ class SealedServer(OpenServer):
             envelope = Envelope.decode(data)
             if envelope.sender != sender or not 0 <= sender < self._agreed.clients:
                 raise ProtocolError("sent a message as somebody else")
-            self._inbox.accept(envelope, SealingKey)
-            content = envelope.message
-            assert isinstance(content, SealingKey)
-            self._shared[sender] = self._own.agree(content.public)
+            self._shared[sender] = self._own.agree(self._inbox.accept(envelope, SealingKey).public)
         except (ProtocolError, CryptoError) as error:
             raise ProtocolError(getattr(error, "reason", str(error)), silo=sender) from error
         key = SealingKey(public=self._own.public)
@@ -185,11 +182,9 @@ class SealedClient(MessageEnd[bytes, Vector]):
             ProtocolError: another message, or no usable key.
         """
         envelope = Envelope.decode(data)
-        self._inbox.accept(envelope, SealingKey)
-        content = envelope.message
-        assert isinstance(content, SealingKey)
+        key = self._inbox.accept(envelope, SealingKey)
         try:
-            self._shared = self._own.agree(content.public)
+            self._shared = self._own.agree(key.public)
         except CryptoError as error:
             raise ProtocolError(f"the server's key was refused: {error}") from error
         return []
