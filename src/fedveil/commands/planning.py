@@ -18,16 +18,16 @@ from fedveil.report.plan import write_plan
 class Planned:
     """The options that describe what is planned."""
 
-    users: Annotated[int, typer.Option(min=1, help="|U|, the public number of users")] = 100
-    silos: Annotated[int, typer.Option(min=1, help="|S|")] = 5
+    n_users: Annotated[int, typer.Option("--users", min=1, help="|U|, the public number of users")] = 100
+    n_silos: Annotated[int, typer.Option("--silos", min=1, help="|S|")] = 5
     rounds: Annotated[
         int | None, typer.Option(min=1, help="T; 50 unless --epsilon and --sigma are given")
     ] = None
-    noise_multiplier: Annotated[
+    noise_multipliers: Annotated[
         list[float] | None,
         typer.Option("--sigma", help="noise multiplier; may be repeated; 5 without --epsilon"),
     ] = None
-    sampling_rate: Annotated[
+    sampling_rates: Annotated[
         list[float] | None, typer.Option("--rate", help="user sampling rate q; may be repeated")
     ] = None
     delta: Annotated[float, typer.Option(min=0, max=1)] = 1e-5
@@ -35,14 +35,16 @@ class Planned:
         float | None,
         typer.Option(help="target: find the least sigma for the rounds, or the most rounds for --sigma"),
     ] = None
-    group_size: Annotated[
+    group_sizes: Annotated[
         list[int] | None, typer.Option("--group", min=1, help="k of uldp-group; may be repeated")
     ] = None
-    records: Annotated[int, typer.Option(min=1, help="records per silo (uldp-group)")] = 1000
+    records_per_silo: Annotated[
+        int, typer.Option("--records", min=1, help="records per silo (uldp-group)")
+    ] = 1000
     batch_size: Annotated[int, typer.Option(min=1, help="batch size (uldp-group)")] = 64
     epochs: Annotated[int, typer.Option(min=1, help="local epochs (uldp-group)")] = 1
     colluding_silos: Annotated[int, typer.Option(min=0)] = 0
-    client_rate: Annotated[
+    client_sampling_rates: Annotated[
         list[float] | None,
         typer.Option("--client-rate", help="dp-fed: share of the clients; may be repeated"),
     ] = None
@@ -50,24 +52,16 @@ class Planned:
 
     @property
     def plan(self) -> Plan:
-        """The same as the plan takes it."""
-        sigmas = tuple(self.noise_multiplier or (() if self.epsilon else (5.0,)))
-        return Plan(
-            n_users=self.users,
-            n_silos=self.silos,
-            rounds=50 if self.rounds is None and not (self.epsilon and sigmas) else self.rounds,
-            noise_multipliers=sigmas,
-            sampling_rates=tuple(self.sampling_rate or (1.0,)),
-            delta=self.delta,
-            epsilon=self.epsilon,
-            group_sizes=tuple(self.group_size or (2, 8)),
-            records_per_silo=self.records,
-            batch_size=self.batch_size,
-            epochs=self.epochs,
-            colluding_silos=self.colluding_silos,
-            accountant=self.accountant,
-            client_sampling_rates=tuple(self.client_rate or ()),
-        )
+        """The same as the plan takes it, with what holds where an option is not given."""
+        sigmas = tuple(self.noise_multipliers or (() if self.epsilon else (5.0,)))
+        given = {
+            "rounds": 50 if self.rounds is None and not (self.epsilon and sigmas) else self.rounds,
+            "noise_multipliers": sigmas,
+            "sampling_rates": tuple(self.sampling_rates or (1.0,)),
+            "group_sizes": tuple(self.group_sizes or (2, 8)),
+            "client_sampling_rates": tuple(self.client_sampling_rates or ()),
+        }
+        return Plan(**vars(self) | given)
 
 
 @grouped
@@ -89,9 +83,9 @@ def plan_command(
     planned = asked.plan
     if over is not None:
         key, values = read_over(over)
-        title = f"{asked.users} users, {asked.silos} silos, {parameters} parameters"
+        title = f"{asked.n_users} users, {asked.n_silos} silos, {parameters} parameters"
         if key == "ratio":
-            found = ratio_rows(asked.silos, parameters, values)
+            found = ratio_rows(asked.n_silos, parameters, values)
         else:
             found = travel_rows(planned, parameters, [int(value) for value in values])
             title += f", epsilon {asked.epsilon}, delta {asked.delta:g}"
@@ -106,6 +100,8 @@ def plan_command(
     keys = ("method", "noise_multiplier", "sampling_rate", "accountant")
     last = {tuple(row[key] for key in keys): row for row in rows}  # rows of more rounds come later
     OUT.print(
-        rows_table(last.values(), title=f"{asked.users} users, {asked.silos} silos, delta {asked.delta:g}")
+        rows_table(
+            last.values(), title=f"{asked.n_users} users, {asked.n_silos} silos, delta {asked.delta:g}"
+        )
     )
     OUT.print(f"table and plot over the rounds: {write_plan(rows, page)}")
