@@ -396,6 +396,27 @@ def test_a_federation_that_is_founded_again_goes_on_with_its_ledgers(parties: Pa
         assert len(party._ledger.ledger.entries) == 1
 
 
+def test_nothing_is_sealed_that_no_party_could_read(parties: Parties, tmp_path: Path) -> None:
+    """It was written, and neither parties nor the founder's next seal could read what lay there."""
+    sealed = parties.sealed.read_bytes()
+    with pytest.raises(ConfigError, match="--reason has 201 characters; a membership takes 200"):
+        revoke(parties.founder, "north", "x" * 201)
+    with pytest.raises(ConfigError, match=r"serial: must be < 2\.14748e"):
+        seal(parties.founder, asked, above=2**31)
+    joined = join_as_silo(tmp_path / "west", parties.founder / "charter.toml", name="west", passphrase=None)
+    identity, node = IdentityKey.load(tmp_path / "west" / "identity.key"), tmp_path / "west" / "node.key"
+    long = replace(joined, transport=joined.transport + " " + "a comment" * 200)
+    private = load_ssh_private_key(node.read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    long.signed(identity, private).write(tmp_path / "long.request")
+    admit(parties.founder, tmp_path / "long.request", long.fingerprint)
+    with pytest.raises(ConfigError, match=r"silos.2.node: must have at most 1000 characters, not"):
+        seal(parties.founder, asked)
+    assert parties.sealed.read_bytes() == sealed
+    revoke(parties.founder, "west", "x" * 200)
+    parties.seal()
+
+
 def test_no_silo_is_named_like_the_coordinator(parties: Parties, tmp_path: Path) -> None:
     charter = parties.founder / "charter.toml"
     with pytest.raises(ConfigError, match="cannot be named 'coordinator'"):

@@ -6,10 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import tomlkit
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer
 
 from fedveil.crypto.keys import PublicIdentity, in_groups
 from fedveil.files import read_toml
@@ -17,17 +17,51 @@ from fedveil.validation import DocumentTable, validated
 
 CHARTER: Final = "charter.toml"
 
-_Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_DIGITS: Final = Field(pattern=r"^[0-9a-f]{64}$")
+IN_DIGITS: Final = (AfterValidator(bytes.fromhex), PlainSerializer(bytes.hex))
+"""Bytes stand in a document in hexadecimal digits."""
+
+Digest = Annotated[str, _DIGITS, *IN_DIGITS]
+"""32 bytes of a document."""
+
+Key = Annotated[
+    str,
+    _DIGITS,
+    AfterValidator(lambda digits: PublicIdentity(bytes.fromhex(digits))),
+    PlainSerializer(lambda key: key.raw.hex()),
+]
+"""A public identity of a document."""
 
 
-class _Document(DocumentTable):
+class FoundingDocument(DocumentTable):
+    """A document of a federation's founding: its fields are those of what it is read as, and its version."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @classmethod
+    def facts_of(cls, document: object, place: object) -> dict[str, Any]:
+        """Return the fields of a document.
+
+        Raises:
+            ConfigError: no such document; names the key.
+        """
+        facts = dict(validated(cls, document, place))
+        del facts["schema_version"]
+        return facts
+
+    @classmethod
+    def text_of(cls, version: int, facts: dict[str, Any]) -> str:
+        """Return the document of some fields; :meth:`facts_of` reads it back."""
+        made = cls.model_construct(**facts | {"schema_version": version})
+        return tomlkit.dumps(made.model_dump(mode="json", exclude_defaults=True))
+
+
+class _Document(FoundingDocument):
     schema_version: Literal[1]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$", max_length=60)]
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]*$", max_length=253)]
     port: Annotated[int, Field(ge=1, le=65535)]
-    founder: _Key
+    founder: Key
     authority: Annotated[str, Field(max_length=10_000)]
     data_schema: Annotated[str, Field(max_length=1 << 20)]
 
@@ -69,17 +103,7 @@ class Charter:
 
     def to_toml(self) -> str:
         """Return the document; :meth:`read` reads it back."""
-        return tomlkit.dumps(
-            {
-                "schema_version": 1,
-                "name": self.name,
-                "host": self.host,
-                "port": self.port,
-                "founder": self.founder.raw.hex(),
-                "authority": self.authority,
-                "data_schema": self.data_schema,
-            }
-        )
+        return _Document.text_of(1, vars(self))
 
     def check(self) -> None:
         """Return if what is in it may be.
@@ -96,12 +120,4 @@ class Charter:
         Raises:
             ConfigError: missing, no TOML, or no charter; names the file and the key.
         """
-        document = validated(_Document, read_toml(path), path)
-        return cls(
-            name=document.name,
-            host=document.host,
-            port=document.port,
-            founder=PublicIdentity(bytes.fromhex(document.founder)),
-            authority=document.authority,
-            data_schema=document.data_schema,
-        )
+        return cls(**_Document.facts_of(read_toml(path), path))

@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, cast
 
-import tomlkit
 from pydantic import ConfigDict, Field
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
 from fedveil.errors import ConfigError, IntegrityError
-from fedveil.federation.charter import Charter
+from fedveil.federation.charter import IN_DIGITS, Charter, Digest, FoundingDocument, Key
 from fedveil.files import parse_toml, read_text
 from fedveil.protection.protocol import Roster
-from fedveil.validation import DocumentTable, validated
+from fedveil.validation import DocumentTable
 
-_Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
 
 
 _Date = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+LONGEST_REASON: Final = 200
+"""Characters of what is told of a revocation."""
 _SEALED_AS: Final = b"fedveil/2/membership"
 
 
@@ -32,28 +32,26 @@ class _Member(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: _Name
-    identity: _Key
+    identity: Key
     node: Annotated[str, Field(max_length=1000)]
 
 
 class _Revoked(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    identity: _Key
+    identity: Key
     since: _Date
-    reason: Annotated[str, Field(max_length=200)]
+    reason: Annotated[str, Field(max_length=LONGEST_REASON)]
 
 
-class _Document(DocumentTable):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Document(FoundingDocument):
     schema_version: Literal[2]
     serial: Annotated[int, Field(ge=0, lt=1 << 31)]
     valid_until: _Date
-    charter: _Key
-    coordinator: _Key
-    schema_digest: _Key
-    seal: Annotated[str, Field(pattern=r"^([0-9a-f]{128})?$")]
+    charter: Digest
+    coordinator: Key
+    schema_digest: Digest
+    seal: Annotated[str, Field(pattern=r"^([0-9a-f]{128})?$"), *IN_DIGITS]
     silos: Annotated[tuple[_Member, ...], Field(min_length=1, max_length=1000)]
     revoked: Annotated[tuple[_Revoked, ...], Field(max_length=10_000)] = ()
 
@@ -164,27 +162,12 @@ class Membership:
     def to_toml(self) -> str:
         """Return the document; :meth:`read` reads it back."""
         nodes = self.nodes or ("",) * len(self.silos)
-        members = [
-            {"name": name, "identity": public.raw.hex(), "node": node}
+        members = tuple(
+            _Member.model_construct(name=name, identity=cast(str, public), node=node)
             for name, public, node in zip(self.silos, self.roster, nodes, strict=True)
-        ]
-        revoked = [
-            {"identity": one.identity.raw.hex(), "since": one.since, "reason": one.reason}
-            for one in self.revoked
-        ]
-        return tomlkit.dumps(
-            {
-                "schema_version": 2,
-                "serial": self.serial,
-                "valid_until": self.valid_until,
-                "charter": self.charter.hex(),
-                "coordinator": self.coordinator.raw.hex(),
-                "schema_digest": self.schema_digest.hex(),
-                "seal": self.seal.hex(),
-                "silos": members,
-                **({"revoked": revoked} if revoked else {}),
-            }
         )
+        revoked = tuple(_Revoked.model_construct(**vars(one)) for one in self.revoked)
+        return _Document.text_of(2, vars(self) | {"silos": members, "revoked": revoked})
 
     @classmethod
     def read(cls, path: Path) -> Membership:
@@ -202,22 +185,14 @@ class Membership:
         Raises:
             ConfigError: no TOML, or not a membership; names the key.
         """
-        document = validated(_Document, parse_toml(text, place, ConfigError), place)
-        nodes = tuple(member.node for member in document.silos)
+        facts = _Document.facts_of(parse_toml(text, place, ConfigError), place)
+        members = facts.pop("silos")
+        nodes = tuple(member.node for member in members)
+        revoked = tuple(Revoked(**dict(one)) for one in facts.pop("revoked"))
         return cls(
-            silos=tuple(member.name for member in document.silos),
-            roster=tuple(PublicIdentity(bytes.fromhex(member.identity)) for member in document.silos),
-            coordinator=PublicIdentity(bytes.fromhex(document.coordinator)),
-            schema_digest=bytes.fromhex(document.schema_digest),
+            silos=tuple(member.name for member in members),
+            roster=tuple(member.identity for member in members),
             nodes=nodes if any(nodes) else (),
-            serial=document.serial,
-            valid_until=document.valid_until,
-            charter=bytes.fromhex(document.charter),
-            revoked=tuple(
-                Revoked(
-                    identity=PublicIdentity(bytes.fromhex(one.identity)), since=one.since, reason=one.reason
-                )
-                for one in document.revoked
-            ),
-            seal=bytes.fromhex(document.seal),
+            revoked=revoked,
+            **facts,
         )

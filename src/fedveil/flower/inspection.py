@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +13,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.founding.certificates import days_left
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.events import all_of
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import show_epsilon
 
@@ -71,9 +70,7 @@ def _spent(silo: SiloFolder) -> str:
     if not path.exists():
         return "nothing yet"
     entries, policy = read_entries(path), silo.policy
-    counted: Counter[Event] = Counter()
-    for entry in entries:
-        counted.update(atoms(entry.event))
-    epsilon = make_accountant(policy.accountant).epsilon(compose(counted), policy.delta)
+    charged = all_of(entry.event for entry in entries)
+    epsilon = make_accountant(policy.accountant).epsilon(charged, policy.delta)
     runs = len({entry.run.partition("/")[0] for entry in entries})  # parts of a run follow a slash
     return f"epsilon {show_epsilon(epsilon)} at delta {policy.delta:g}, {len(entries)} rounds of {runs} runs"

@@ -5,7 +5,6 @@ No figure here depends on records. What is spent is computed from the silo's led
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ from fedveil.flower.coordinator_host.submission import END
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founding.certificates import days_left
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.events import all_of
 from fedveil.privacy.ledger import read_entries, read_head
 
 _ENDED: Final = ("waits or is played", "ended")
@@ -96,7 +95,5 @@ def _silo(home: SiloFolder) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def _spent(path: Path, written: tuple[int, ...], accountant: str, delta: float) -> tuple[str, float]:
     """Return the head and the epsilon of a ledger: read once until it is written again, however often it is asked."""
-    counted: Counter[Event] = Counter()
-    for entry in read_entries(path):
-        counted.update(atoms(entry.event))
-    return read_head(path).digest, make_accountant(accountant).epsilon(compose(counted), delta)
+    charged = all_of(entry.event for entry in read_entries(path))
+    return read_head(path).digest, make_accountant(accountant).epsilon(charged, delta)

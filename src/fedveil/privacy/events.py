@@ -281,6 +281,14 @@ def compose(events: Counter[Event]) -> Event:
     return parts[0] if len(parts) == 1 else ComposedEvent(events=parts)
 
 
+def all_of(events: Iterable[Event]) -> Event:
+    """Return the composition of events, equal releases counted together."""
+    counts: Counter[Event] = Counter()
+    for event in events:
+        counts.update(atoms(event))
+    return compose(counts)
+
+
 def covers(event: Event, other: Event) -> bool:
     """Return whether an event is known to cost at least what another does, for every delta and in every composition.
 

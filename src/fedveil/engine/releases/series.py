@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,7 +16,7 @@ from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Event, GaussianEvent, atoms, compose
+from fedveil.privacy.events import Event, GaussianEvent, all_of
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant
 
@@ -53,7 +52,7 @@ class Series:
 
     def against(self, role: Role) -> Event:
         """Return all releases as they are against a party or coalition."""
-        return _all([one.against(role) for one in self.releases])
+        return all_of([one.against(role) for one in self.releases])
 
     def epsilon_of(self, event: Event) -> float:
         """Return the epsilon of an event of all releases, the grids of their noise included."""
@@ -143,15 +142,10 @@ def calibrated(
 
     budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)
     others = other_documents(privacy)
-    found = calibrate_noise(lambda z: _all([series(z).event, *others]), budget, loss=lambda z: series(z).loss)
+    found = calibrate_noise(
+        lambda z: all_of([series(z).event, *others]), budget, loss=lambda z: series(z).loss
+    )
     return found, series(found)
-
-
-def _all(events: Sequence[Event]) -> Event:
-    found: Counter[Event] = Counter()
-    for event in events:
-        found.update(atoms(event))
-    return compose(found)
 
 
 _UNCOVERED: Final = (

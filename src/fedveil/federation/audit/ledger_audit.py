@@ -29,7 +29,7 @@ from fedveil.federation.silo import TERMS
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file, writing
 from fedveil.foreign import foreign
-from fedveil.privacy.events import Adjacency, Event, atoms, compose
+from fedveil.privacy.events import Adjacency, all_of
 from fedveil.privacy.ledger_lines import Entry, Line, Note, now, parse_lines
 from fedveil.privacy.statement import epsilons_by_accountant, show_epsilon
 from fedveil.protection.letter_parts import Terms, only
@@ -189,11 +189,8 @@ def _charges(lines: Sequence[Line]) -> list[Entry]:
 
 def _spent(lines: Sequence[Line], delta: float) -> dict[str, float | None]:
     """Return epsilon by every accountant that has a bound for all charges; None: nothing is guaranteed."""
-    counted: Counter[Event] = Counter()
-    for entry in _charges(lines):
-        counted.update(atoms(entry.event))
-    adjacency = Adjacency.ADD_OR_REMOVE_ONE
-    return dict(sorted(epsilons_by_accountant(compose(counted), delta, adjacency, loss=0.0)))
+    charged, adjacency = all_of(entry.event for entry in _charges(lines)), Adjacency.ADD_OR_REMOVE_ONE
+    return dict(sorted(epsilons_by_accountant(charged, delta, adjacency, loss=0.0)))
 
 
 def _signed(document: dict[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from typing import Final
 from fedveil.crypto.keys import IdentityKey, Passphrase, PublicIdentity, same_groups
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
-from fedveil.federation.membership import Membership, Revoked
+from fedveil.federation.membership import LONGEST_REASON, Membership, Revoked
 from fedveil.files import parse_json, read_content, read_text, reading, replace_file
 from fedveil.flower.founding.certificates import CERTIFICATE_DAYS, Authority
 from fedveil.flower.founding.requests import Request
@@ -108,8 +108,10 @@ def revoke(folder: Path, name: str, reason: str) -> Revoked:
         reason: for all members to read.
 
     Raises:
-        ConfigError: no party of this name was admitted.
+        ConfigError: no party of this name was admitted, or a reason that no membership has room for.
     """
+    if len(reason) > LONGEST_REASON:
+        raise ConfigError(f"--reason has {len(reason)} characters; a membership takes {LONGEST_REASON}")
     place = folder / _ADMITTED / f"{COORDINATOR if name == COORDINATOR else f'silo-{name}'}.request"
     if not place.is_file():
         raise ConfigError(f"{folder}: no silo '{name}' was admitted")
@@ -137,7 +139,7 @@ def seal(
         above: a serial number that parties have seen before the folder was restored; this one is larger.
 
     Raises:
-        ConfigError: nobody, or no coordinator, was admitted.
+        ConfigError: nobody, or no coordinator, was admitted; or a number or text that no membership has, by its key.
     """
     charter = Charter.read(folder / CHARTER)
     admitted = [Request.read(path) for path in sorted((folder / _ADMITTED).glob("*.request"))]
@@ -158,6 +160,7 @@ def seal(
         charter=charter.digest,
         revoked=_revoked(folder),
     ).sealed(IdentityKey.load(folder / _KEY, passphrase))
+    Membership.parse(membership.to_toml(), target)  # what no party reads is not handed out
     target.parent.mkdir(exist_ok=True)
     certificate = Authority.load(folder, passphrase).certify(
         coordinators[0].transport, tuple(dict.fromkeys((charter.host, "127.0.0.1", "localhost"))), days

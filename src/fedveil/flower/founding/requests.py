@@ -8,38 +8,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-import tomlkit
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
 from fedveil.errors import IntegrityError
+from fedveil.federation.charter import IN_DIGITS, Digest, FoundingDocument, Key
 from fedveil.files import read_toml, reading
-from fedveil.validation import DocumentTable, validated
 
 Role = Literal["silo", "coordinator"]
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
 """What a party may be called: it is part of a file's name."""
 
 _SIGNED_AS: Final = b"fedveil/2/request"
-_Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Text = Annotated[str, Field(max_length=10_000)]
-_Signature = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,200}$")]
+_Signature = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,200}$"), *IN_DIGITS]
 
 
-class _Document(DocumentTable):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Document(FoundingDocument):
     schema_version: Literal[1]
     role: Role
     name: Annotated[str, Field(pattern=NAME)]
-    charter: _Key
-    identity: _Key
+    charter: Digest
+    identity: Key
     transport: _Text
     signature: _Signature
     transport_signature: _Signature
@@ -131,18 +127,7 @@ class Request:
 
     def write(self, path: Path) -> None:
         """Write it as a file; :meth:`read` reads it back."""
-        document = {
-            "schema_version": 1,
-            "role": self.role,
-            "name": self.name,
-            "charter": self.charter.hex(),
-            "identity": self.identity.raw.hex(),
-            "transport": self.transport,
-            "signature": self.signature.hex(),
-            "transport_signature": self.transport_signature.hex(),
-            "previous_signature": self.previous_signature.hex(),
-        }
-        path.write_text(tomlkit.dumps(document), encoding="utf-8")
+        path.write_text(_Document.text_of(1, vars(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Request:
@@ -151,14 +136,4 @@ class Request:
         Raises:
             ConfigError: missing, no TOML, or no request; names the file and the key.
         """
-        document = validated(_Document, read_toml(path), path)
-        return cls(
-            role=document.role,
-            name=document.name,
-            charter=bytes.fromhex(document.charter),
-            identity=PublicIdentity(bytes.fromhex(document.identity)),
-            transport=document.transport,
-            signature=bytes.fromhex(document.signature),
-            transport_signature=bytes.fromhex(document.transport_signature),
-            previous_signature=bytes.fromhex(document.previous_signature),
-        )
+        return cls(**_Document.facts_of(read_toml(path), path))
