@@ -75,7 +75,7 @@ def test_ids_that_are_numbers_need_no_list_and_statements_say_what_that_rests_on
     (silos.folder / "north.csv").write_text("who,x,y\n3,1,1\n0,0,0\n")
     share = silos.share(0, None, None)
     assert np.array_equal(share.train.user, [3, 0])
-    assert any("a user's id is her number" in note and "nobody checks" in note for note in share.notes)
+    assert any("a user's id is the user's number" in note and "nobody checks" in note for note in share.notes)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ from fedveil.randomness import ExperimentRandomness
 
 Counted = Literal["counted"]
 _PREPARED: Final = (
-    "The features were handed over as numbers: whatever was fitted on records to make them (a scaling, a vocabulary, a "
-    "choice of columns) is not covered."
+    "The features were handed over as numbers: no guarantee covers anything that was fitted on records to make them (a "
+    "scaling, a vocabulary, a choice of columns)."
 )
 _ALIKE: Final = (
     "user: some ids differ in their form alone (case, blanks, marks, leading zeros), and each form counts as a person "

@@ -1,10 +1,10 @@
-"""For what one record has all of them refused, as statements say it: no noise hides whether a run begins."""
+"""For which single records all data are refused, as statements say it: no noise hides whether a run begins."""
 
 from typing import Final
 
 OF_ARRAYS: Final = (
-    "All records are refused for one whose id is missing, or one of whose values is missing, infinite or not allowed: "
-    "that there is none, as a run shows that begins, is not covered."
+    "A single record with a missing id, or with a missing, infinite or disallowed value, causes all records to be "
+    "refused. A run that begins therefore shows that there is no such record, and no guarantee covers this."
 )
 
 
@@ -14,9 +14,10 @@ def of_tables(binned: bool) -> str:
     Args:
         binned: whether invalid cells have a place of their own.
     """
-    cells = "" if binned else ", or, in training and by silos, one of whose cells is not as declared"
+    cells = "" if binned else ", or, in training and by silos, with a cell that is not as declared"
     instead = "" if binned else ' (invalid = "bin" refuses no cell)'
     return (
-        f"A table is refused for one record whose id or silo is missing or unknown, whose line is not whole{cells}; "
-        f"that there is none, as a run shows that begins, is not covered{instead}."
+        f"A single record with a missing or unknown id or silo, with an incomplete line{cells}, causes its table to be "
+        f"refused{instead}. A run that begins therefore shows that there is no such record, and no guarantee covers "
+        "this."
     )

@@ -337,15 +337,15 @@ class Schema(_Part):
 
     @property
     def matching(self) -> tuple[str, str, str]:
-        """How one user's records are known for hers, as statements say it: what is checked of it, and what is not."""
+        """How the records of one user are recognised, as statements say it: what is checked of it, and what is not."""
         how = (
-            "a user's id is her number"
+            "a user's id is the user's number"
             if self.users is None
-            else f"users are numbered by one list of ids (sha256 {self.users}), without which none takes part"
+            else f"users are numbered by one list of ids (sha256 {self.users}), without which no silo takes part"
         )
         between = (
-            f"Between institutions {how}: that an id is the same person at all of them is what they say, which nobody "
-            "checks."
+            f"Between institutions, {how}. That an id stands for the same person at all of them is their own claim, which "
+            "nobody checks."
         )
         return AS_TEXT, between, of_tables(self.binned)
 
