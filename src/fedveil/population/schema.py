@@ -344,8 +344,8 @@ class Schema(_Part):
             else f"users are numbered by one list of ids (sha256 {self.users}), without which no silo takes part"
         )
         between = (
-            f"Between institutions, {how}. That an id stands for the same person at all of them is their own claim, which "
-            "nobody checks."
+            f"Between institutions, {how}. That an id stands for the same person at all of them is their own claim, "
+            "which nobody checks."
         )
         return AS_TEXT, between, of_tables(self.binned)
 
