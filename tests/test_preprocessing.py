@@ -236,7 +236,9 @@ def test_a_run_is_clipped_to_what_was_found_and_pays_for_it(clipped: Outcome) ->
     assert prepared.epsilon_with(Role.READER, 2, prepared.beside) == pytest.approx(20.0, rel=1e-4)
     lengths = lengths_of_updates(prepared, prepared.task.initial()).numbers(LENGTH).values
     assert 0.7 < float((lengths <= found.clip).mean()) < 0.9
-    assert any("clip comes from the release hospitals/prep/2" in note for note in outcome.statement.notes)
+    assert any(
+        "clip bound comes from the release hospitals/prep/2" in note for note in outcome.statement.notes
+    )
     assert any("prep/2: 20 numbers, people by the length" in one for one in outcome.statement.mechanisms)
     again = resume(outcome.folder, Silent())
     assert again.statement.mechanisms == outcome.statement.mechanisms

@@ -188,7 +188,7 @@ def test_what_one_record_refuses_all_for_is_said_as_not_covered() -> None:
     missing[3, 0] = np.nan
     with pytest.raises(DataError, match="row 3"):
         people(features=missing)
-    assert any("values is missing" in note and "is not covered" in note for note in people().notes)
+    assert any("missing, infinite" in note and "no guarantee covers this" in note for note in people().notes)
 
 
 def test_labels_come_back_as_they_went_in() -> None:

@@ -64,7 +64,7 @@ def test_a_statement_says_where_others_may_round_a_contribution(
     section = {"name": trainer, "compile": compiled, "device": "cpu"}
     document = experiment().model_dump(exclude_none=True) | {"trainer": section}
     document["method"] = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0}
-    assert sum("computed beside it" in line for line in prepare(parse(document, "test")).uncovered) == lines
+    assert sum("training in batches" in line for line in prepare(parse(document, "test")).uncovered) == lines
 
 
 def test_every_round_is_charged_before_it_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_fresh_noise_for_rounds_that_were_charged_is_charged_again(seed: int | N
     events, model, rows = files(whole.folder)
     assert same_model(model, before[1]) is (seed is not None)
     assert len(events) == (6 if seed is None else 3)
-    assert (", and 3 that were charged and begun again" in " ".join(again.statement.mechanisms)) is (
+    assert (", and 3 charged attempts that were repeated" in " ".join(again.statement.mechanisms)) is (
         seed is None
     )
     if seed is None:

@@ -156,8 +156,8 @@ def test_no_optimizer_changes_what_any_composition_guarantees() -> None:
         )
         assert replace(stepped, mechanisms=plain.mechanisms, published=plain.published) == plain, name
         assert set(stepped.mechanisms) - set(plain.mechanisms) == {
-            "the server steps by FedAdam, beta1 0.9, beta2 0.99, tau 0.001: post-processing of the released mean, "
-            "free of charge"
+            "the server's step uses FedAdam, beta1 0.9, beta2 0.99, tau 0.001: post-processing of the released mean, "
+            "at no privacy cost"
         }
 
 
@@ -167,7 +167,7 @@ def test_no_average_changes_what_any_composition_guarantees() -> None:
         assert replace(averaged, mechanisms=plain.mechanisms, published=plain.published) == plain, name
         assert set(averaged.mechanisms) - set(plain.mechanisms) == {
             "the run releases an exponential average of its models, beta 0.8: post-processing of released models, "
-            "free of charge"
+            "at no privacy cost"
         }
 
 

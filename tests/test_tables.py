@@ -186,12 +186,14 @@ def test_what_one_record_refuses_a_table_for_is_said_as_not_covered(tmp_path: Pa
     rows, binned = changed(1, "age", SECRET), schema(invalid="bin")
     assert "the value is no number" in problem(tmp_path, rows)
     said = read(tmp_path).notes
-    assert any("one of whose cells is not as declared" in note and "is not covered" in note for note in said)
+    assert any(
+        "with a cell that is not as declared" in note and "no guarantee covers this" in note for note in said
+    )
     read(tmp_path, rows, binned)
     assert "the id is missing" in problem(tmp_path, changed(1, "patient", ""), binned)
     (said,) = {note for note in read(tmp_path, how=binned).notes if "refused" in note}
-    assert "id or silo is missing" in said
-    assert "cells" not in said
+    assert "missing or unknown id or silo" in said
+    assert "not as declared" not in said
     assert of_tables(False) in schema().matching  # of releases, and between institutions
 
 
