@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -394,6 +395,21 @@ def test_a_federation_that_is_founded_again_goes_on_with_its_ledgers(parties: Pa
     assert again.seal().serial == 1
     with open_silo(SiloFolder(again.root / "north", asked)) as party:
         assert len(party._ledger.ledger.entries) == 1
+
+
+def test_an_admission_that_a_crash_ends_leaves_the_one_before(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a request lay there: neither the next admission nor the next seal could read it."""
+    before = Request.read(parties.founder / "admitted" / "silo-north.request")
+    file = parties.root / "north" / "north.request"
+    asked_ = rotate(parties.root / "north", asked)
+    with monkeypatch.context() as crash:
+        crash.setattr(os, "fsync", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space left"):
+            admit(parties.founder, file, asked_.fingerprint)
+    assert Request.read(parties.founder / "admitted" / "silo-north.request") == before
+    assert admit(parties.founder, file, asked_.fingerprint) == asked_
 
 
 def test_nothing_is_sealed_that_no_party_could_read(parties: Parties, tmp_path: Path) -> None:

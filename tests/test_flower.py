@@ -48,7 +48,7 @@ from fedveil.flower.founding.provisioning import provision
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.metrics import Meter
 from fedveil.flower.silo_host.guard import Guard, open_silo
-from fedveil.flower.silo_host.relay import ask
+from fedveil.flower.silo_host.relay import ask, send_frame
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, free_port, listen
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
@@ -681,6 +681,23 @@ def test_a_guard_at_work_says_so_and_reads_each_letter_once(tmp_path: Path) -> N
     assert ask(path, b"two") == b"answer to two"
     assert ask(path, b"one") == b"answer to one"  # the silo itself repeats what it has answered
     assert silo.read == [b"one", b"two", b"one"]
+    guard.close()
+
+
+def test_a_carrier_that_reads_no_answer_keeps_no_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What speaks with the network could leave an answer in the socket, and the guard waited for it without end."""
+    monkeypatch.setattr("fedveil.flower.silo_host.guard._QUESTION_SECONDS", 0.2)
+    silo, path = Slow(), tmp_path / "guard"
+    silo.let.set()
+    monkeypatch.setattr(silo, "receive", lambda letter: letter * (1 << 22))
+    guard = Guard(silo, path)  # type: ignore[arg-type]
+    threading.Thread(target=guard.serve, daemon=True).start()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(path))
+        send_frame(silent, b"one")
+        assert len(ask(path, b"two")) == 3 << 22
     guard.close()
 
 

@@ -19,7 +19,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
 from fedveil.errors import IntegrityError
 from fedveil.federation.charter import IN_DIGITS, Digest, FoundingDocument, Key
-from fedveil.files import read_toml, reading
+from fedveil.files import read_toml, reading, replace_file
 
 Role = Literal["silo", "coordinator"]
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
@@ -126,8 +126,8 @@ class Request:
             ) from None
 
     def write(self, path: Path) -> None:
-        """Write it as a file; :meth:`read` reads it back."""
-        path.write_text(_Document.text_of(1, vars(self)), encoding="utf-8")
+        """Write it as a file, whole or not at all; :meth:`read` reads it back."""
+        replace_file(path, _Document.text_of(1, vars(self)).encode())
 
     @classmethod
     def read(cls, path: Path) -> Request:

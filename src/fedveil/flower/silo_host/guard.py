@@ -117,7 +117,6 @@ class Guard:
 
     def _answer(self, connection: socket.socket) -> None:
         letter = receive_frame(connection, self._party.longest)
-        connection.settimeout(None)
         status, answer = self._answer_to(letter, time.monotonic() + self._sign_of_life)
         connection.sendall(bytes([status]))
         send_frame(connection, answer)
