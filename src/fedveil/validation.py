@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ModelWrapValidatorHandler, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Tag, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from fedveil.errors import ConfigError, FedveilError, meant
@@ -84,8 +84,11 @@ class WrongSectionError(ValueError):
 class DocumentTable(BaseModel):
     """A table of a document, in which true and false are no numbers, and numbers and words not true or false.
 
-    Whatever a key of a document is read as, it is read here: every table of the house derives from this one.
+    Whatever a key of a document is read as, it is read here: every table of the house derives from this one. What a
+    table does not know is refused, and its values are fixed once read, unless it says otherwise.
     """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedveil.bundle.archive import BundleError
 from fedveil.files import parse_json
@@ -17,11 +17,7 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Part(DocumentTable):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelPart(_Part):
+class ModelPart(DocumentTable):
     """The network: a shipped name, an import path, or ``session:NAME`` for one that was handed over."""
 
     name: str
@@ -30,7 +26,7 @@ class ModelPart(_Part):
     parameters: Annotated[int, Field(ge=1)]
 
 
-class InputPart(_Part):
+class InputPart(DocumentTable):
     """What a record is: a shape, names of columns where they had any, and the map to the model's float32.
 
     With ``schema_file`` the columns are encoded as that schema says.
@@ -43,14 +39,14 @@ class InputPart(_Part):
     schema_file: Literal["schema.toml"] | None
 
 
-class LedgerPart(_Part):
+class LedgerPart(DocumentTable):
     """Where the run's ledger ended."""
 
     count: Annotated[int, Field(ge=0)]
     digest: _Digest
 
 
-class Reached(_Part):
+class Reached(DocumentTable):
     """A test metric; with its 95 % interval for the population, whose open ends are None, where it was released."""
 
     estimate: _Finite | None
@@ -58,7 +54,7 @@ class Reached(_Part):
     high: _Finite | None = None
 
 
-class Manifest(_Part):
+class Manifest(DocumentTable):
     """The whole document.
 
     Attributes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import tomlkit
-from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, Field, PlainSerializer
 
 from fedveil.crypto.keys import PublicIdentity, in_groups
 from fedveil.files import read_toml
@@ -35,8 +35,6 @@ Key = Annotated[
 
 class FoundingDocument(DocumentTable):
     """A document of a federation's founding: its fields are those of what it is read as, and its version."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def facts_of(cls, document: object, place: object) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal, cast
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
@@ -29,16 +29,12 @@ _SEALED_AS: Final = b"fedveil/2/membership"
 
 
 class _Member(DocumentTable):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     name: _Name
     identity: Key
     node: Annotated[str, Field(max_length=1000)]
 
 
 class _Revoked(DocumentTable):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     identity: Key
     since: _Date
     reason: Annotated[str, Field(max_length=LONGEST_REASON)]

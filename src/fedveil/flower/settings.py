@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Self
 
 import tomlkit
-from pydantic import ConfigDict
 
 from fedveil.files import read_toml
 from fedveil.validation import DocumentTable, validated
@@ -14,8 +13,6 @@ from fedveil.validation import DocumentTable, validated
 
 class Settings(DocumentTable):
     """The keys of one file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from pydantic import ConfigDict
-
 from fedveil.files import read_toml
 from fedveil.validation import DocumentTable
 
@@ -19,8 +17,6 @@ class IndexItem(DocumentTable):
         title: what it shows.
         why: why it is not, or not wholly, made again.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
     title: str

@@ -52,7 +52,7 @@ _Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is 
 class Document(DocumentTable):
     """A document or line of a run folder; keys that a reader does not know are left out."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(extra="ignore")
 
 
 class CommunicationCost(Document):
