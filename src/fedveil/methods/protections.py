@@ -367,10 +367,11 @@ class PrivateWeighting(ProtectionStage):
         cipher = f"Paillier, {self.modulus_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"
         drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
         most, distance = self.n_max // moves.n_senders, self.distance(moves)
-        seen = f"; delta to the server includes {show_delta(distance)} for each charge" if distance else ""
+        seen = f"statistical distance of {show_delta(distance)} for each charge, which delta counts 1 + e^epsilon times"
+        drawn += f"; what the server decrypts follows from the noisy sum up to a {seen}" if distance else ""
         return (
             f"private weighting ({cipher}): the weights {moves.weight} are computed under encryption; each silo counts "
-            f"at most {most} records of a user{_scored(moves)}; the sum is rounded to a grid{drawn}{seen}",
+            f"at most {most} records of a user{_scored(moves)}; the sum is rounded to a grid{drawn}",
         )
 
     def places(self, rate: float) -> tuple[int, int]:

@@ -108,7 +108,7 @@ def epsilon_apart(accountant: Accountant, event: Event, delta: float, distance: 
     """
     epsilon = 0.0
     for step in range(_MOST_STEPS):
-        left = delta - (1 + math.exp(min(epsilon, _LARGEST_POWER))) * distance
+        left = delta - _seen_apart(epsilon, distance)
         if left < _LEAST_DELTA:
             return math.inf
         try:
@@ -125,8 +125,12 @@ def epsilon_apart(accountant: Accountant, event: Event, delta: float, distance: 
 
 def delta_apart(accountant: Accountant, event: Event, epsilon: float, distance: float) -> float:
     """Return the delta of an event that is seen at a statistical distance (:class:`NearbyEvent`)."""
-    more = (1 + math.exp(min(epsilon, _LARGEST_POWER))) * distance
-    return min(1.0, accountant.delta(event, epsilon) + more)
+    return min(1.0, accountant.delta(event, epsilon) + _seen_apart(epsilon, distance))
+
+
+def _seen_apart(epsilon: float, distance: float) -> float:
+    """Return (1 + e^epsilon) d; infinite where float64 does not hold the power."""
+    return (1 + math.exp(epsilon)) * distance if epsilon <= _LARGEST_POWER else math.inf
 
 
 def full_sensitivity(adjacency: Adjacency) -> float:

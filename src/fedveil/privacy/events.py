@@ -318,12 +318,20 @@ def covers(event: Event, other: Event) -> bool:
 
 
 def costliest(events: Iterable[Event]) -> Event:
-    """Return an event that costs at least what each of some does: one of them, or the composition of those left."""
+    """Return an event that costs at least what each of some does: one of them, or the composition of those left.
+
+    Where none of them does and some are seen at a distance, it is the costliest release at the largest distance.
+    """
     left: list[Event] = []
     for event in events:
         if not any(covers(kept, event) for kept in left):
             left = [kept for kept in left if not covers(event, kept)] + [event]
-    return left[0] if len(left) == 1 else ComposedEvent(events=tuple(left))
+    if len(left) == 1:
+        return left[0]
+    parts = [apart(event) for event in left]
+    if distance := max((seen_at for _, seen_at in parts), default=0.0):
+        return near(costliest(release for release, _ in parts), distance)
+    return ComposedEvent(events=tuple(left))
 
 
 def event_from_json(data: object) -> Event:

@@ -211,7 +211,7 @@ class RecoverableServer(Party):
         """Return a silo's secret, if the shares give the one that it has announced.
 
         Raises:
-            ProtocolError: they do not; names who gave or dealt a wrong share, where the others show it.
+            ProtocolError: they do not; says who gave or dealt a wrong share, where the others show it.
         """
 
         def fit(some: list[Share]) -> bool:
@@ -229,10 +229,18 @@ class RecoverableServer(Party):
     def _wrong(
         self, silo: int, what: str, shares: list[Share], fit: Callable[[list[Share]], bool]
     ) -> ProtocolError:
-        """Return the error that names who gave a wrong share, where the others show it, and otherwise who may have."""
-        liar = odd_one_out(shares, fit)
-        if liar is not None:
-            return ProtocolError(f"gave a wrong share of silo {silo}'s {what}", silo=liar.point - 1)
+        """Return the error that says between whom a wrong share lies, as far as the others show it.
+
+        It is right unless n - t + 1 of the n silos that gave shares lie together, t being the threshold: with fewer,
+        t - 1 honest shares and the announced secret, or t honest shares, fix the polynomial that was dealt.
+        """
+        odd = odd_one_out(shares, fit)
+        if odd is not None and odd.point - 1 == silo:
+            return ProtocolError(f"gave a wrong share of its {what}", silo=silo)
+        if odd is not None:  # nothing shows which share it was dealt
+            return ProtocolError(
+                f"silo {odd.point - 1} gave a wrong share of silo {silo}'s {what}, or was dealt it by silo {silo}"
+            )
         if len(shares) > self._threshold and consistent(shares, threshold=self._threshold):
             return ProtocolError(f"dealt shares of another {what} than its own", silo=silo)
         holders, threshold = [one.point - 1 for one in shares], self._threshold
