@@ -26,7 +26,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import varying_dp
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.methods.sending import Sender
-from fedveil.methods.uldp import uldp_avg, uldp_avg_w
+from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group
 from fedveil.privacy.accounting import epsilon, make_accountant
 from fedveil.privacy.claims import (
     Claim,
@@ -287,6 +287,21 @@ def test_the_same_weights_under_private_weighting_are_finite_and_name_who_learns
     *_, lies, present = guarantee.uncovered
     assert lies.startswith("departures from private weighting: a wrong weight from the server")
     assert present.startswith("the server and one silo learn which users have a record")
+
+
+def test_what_is_taken_on_trust_of_silos_is_named_wherever_they_add_the_noise() -> None:
+    """Silos whose share of the noise is not needed are relied on all the same for the bound on what they contribute."""
+    shares = [
+        uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=5.0, colluding_silos=colluding)
+        for colluding in (0, 2)
+    ]
+    own = uldp_group(local=replace(LOCAL, batch_size=10), clip=1.0, noise_multiplier=5.0, group_size=2)
+    relied = "noise and bounded contributions from every silo"
+    some = "bounded contributions from every silo, and on noise from all but 2 of them"
+    for method, words in ((shares[0], relied), (shares[1], some), (own, relied)):
+        uncovered = derive(method, PublicFacts(n_silos=5, n_users=100, silo_records=(20,) * 5)).uncovered
+        trust = f"departures from the method: epsilon relies on {words}, which no other party can check"
+        assert trust in uncovered
 
 
 def test_a_silo_is_guaranteed_what_others_hold_and_never_more_than_a_reader() -> None:

@@ -104,6 +104,19 @@ _Answer = TypeVar("_Answer", bound=Callable[..., Any])
 _DUTY: Final = "__duty__"
 
 
+def everyone_adds(sender: str, tolerated: int) -> str:
+    """Return what a statement about the senders' own noise takes on trust, for a "Not covered" line.
+
+    Args:
+        sender: what those who add noise are called.
+        tolerated: how many of them may fail to add theirs, because the others' shares are sized for that. What they
+            contribute is bounded by nobody else, so that the bound is taken on trust of all.
+    """
+    some = f"bounded contributions from every {sender}, and on noise from all but {tolerated} of them"
+    relied = some if tolerated else f"noise and bounded contributions from every {sender}"
+    return f"departures from the method: epsilon relies on {relied}, which no other party can check"
+
+
 def duty(default: _Answer) -> _Answer:
     """Mark a default that is no answer: a method refuses a stage whose class does not define this itself."""
     setattr(default, _DUTY, True)

@@ -26,7 +26,7 @@ from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event
 from fedveil.privacy.group import published, worst_split
 from fedveil.privacy.noise import DiscreteGaussian, grid_for
-from fedveil.stage import Moves, Published, Source
+from fedveil.stage import Moves, Published, Source, everyone_adds
 
 _LARGEST: Final = 3e38
 """Of a rate: a step is computed in float32, which ends at 3.4e38."""
@@ -204,7 +204,7 @@ class LocalDpSgd(Source):
         )
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
-        """Return that record counts decide the rates, and which records of a user stay."""
+        """Return that record counts decide the rates, which records of a user stay, and what is taken on trust."""
         if self.noise_multiplier == 0:
             return ()
         return (
@@ -212,6 +212,7 @@ class LocalDpSgd(Source):
             "which of a user's records are kept: this depends on how many records the user has in each silo; whoever "
             "chooses them learns these numbers, and a silo learns something about them from which of its own records "
             "are kept",
+            everyone_adds("silo", 0),
         )
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:

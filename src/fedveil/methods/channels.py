@@ -251,20 +251,6 @@ class Identity(Channel):
 NO_NOISE: Final = "no noise is added to the sums"
 
 
-def everyone_adds(sender: str, tolerated: int) -> str:
-    """Return what a statement about shares of noise takes on trust, for a "Not covered" line.
-
-    Args:
-        sender: what those who add noise are called.
-        tolerated: how many of them may fail to add theirs, because the others' shares are sized for that.
-    """
-    who = f"every {sender}" if tolerated == 0 else f"all but {tolerated} {sender}s"
-    return (
-        f"departures from the method: epsilon relies on noise and bounded contributions from {who}, which no other "
-        "party can check"
-    )
-
-
 def refuses_unbounded(method: Any) -> Iterable[str]:
     """Return why a channel's noise guarantees nothing, where contributions are not bounded."""
     if not method.bound.bounded:

@@ -27,7 +27,7 @@ from jaxtyping import Float64
 from fedveil.errors import CompositionError
 from fedveil.keys import NonNegative
 from fedveil.methods.cepam_profile import one_round
-from fedveil.methods.channels import Channel, everyone_adds
+from fedveil.methods.channels import Channel
 from fedveil.methods.quantized import KEY_REASON, OF_DITHERS, OF_LAYERS, layered, layered_codec, quantized
 from fedveil.methods.sending import Coded, MessageCost, Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
@@ -41,7 +41,7 @@ from fedveil.quantization.lattices import Z1
 from fedveil.quantization.laws import CellLaw, GaussianLaw, LaplaceLaw
 from fedveil.quantization.quantizers import LayeredQuantizer
 from fedveil.quantization.streams import KeyedStreams
-from fedveil.stage import Moves, Published
+from fedveil.stage import Moves, Published, everyone_adds
 
 NoiseName: TypeAlias = Literal["gaussian", "laplace"]
 FLOAT32_BYTES = 4

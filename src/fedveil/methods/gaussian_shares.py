@@ -15,14 +15,14 @@ from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
 from fedveil.keys import Count, NonNegative, filled
-from fedveil.methods.channels import NO_NOISE, Channel, everyone_adds, refuses_clients, refuses_unbounded
+from fedveil.methods.channels import NO_NOISE, Channel, refuses_clients, refuses_unbounded
 from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
 from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
 from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
 from fedveil.privacy.statement import show_at_most
-from fedveil.stage import Moves
+from fedveil.stage import Moves, everyone_adds
 
 
 @dataclass(frozen=True, kw_only=True)
