@@ -23,7 +23,7 @@ SECTIONS: Final = {
     "protections": ("[protection]", "What hides a single silo's message from the server."),
     "denoisers": (
         "[server.denoiser]",
-        "The server's estimate of the mean under its noise: post-processing, free of charge.",
+        "The server's estimate of the mean under its noise: post-processing, at no privacy cost.",
     ),
     "optimizers": ("[server.optimizer]", "What the server does with the mean: post-processing."),
     "averages": ("[server.average]", "Which model the run releases: post-processing of its models."),

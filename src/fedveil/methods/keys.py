@@ -126,7 +126,7 @@ Denominator = Annotated[
     ),
 ]
 Smoothing = Annotated[
-    float, Field(ge=0, allow_inf_nan=False, description="sigma of Laplacian smoothing; 0 is none")
+    float, Field(ge=0, allow_inf_nan=False, description="sigma of Laplacian smoothing; 0: no smoothing")
 ]
 Calibration = Annotated[
     Literal["client", "as-published"],

@@ -51,7 +51,7 @@ class Method:
         weights: how contributions enter their silo's sum.
         channel: what a silo does to its sum before it leaves, or the server to the sum of all.
         protection: what hides a single silo's message from the server.
-        denoiser: the server's estimate of the mean under its noise: post-processing, free of charge.
+        denoiser: the server's estimate of the mean under its noise: post-processing, at no privacy cost.
         server: what happens to the mean of the sums.
         average: which model the run releases, of those that its rounds end with.
         denominator: "expected" divides by how many take part in expectation; "actual" by how many did, which is

@@ -70,16 +70,16 @@ class PartialEncryption(ProtectionStage):
 
     Attributes:
         ratio: r_0, the encrypted share in the first round.
-        decay: lambda.
+        decay: lambda, the factor by which the encrypted share falls from round to round.
         strategy: silos vote for their values of largest ("max") or smallest ("min") size; "random" asks nobody.
         partition: where the partition comes from: "votes", which are private and not paid for; "noisy-votes";
             "released", the coordinates in which the models released so far have moved most, which costs nothing.
-        votes: "plain" shows the server each ballot in a secret order, "secagg" only the sum of all.
+        votes: "plain" shows the server each ballot in a secret order, "secagg" only the sum of all ballots.
         vote_noise: noise on the counts of "noisy-votes", in units of one ballot's l2 norm.
         he_noise: noise of the encrypted part over that of the clear part, each in units of its own bound; 0: none.
         clip: "whole" bounds a contribution before the partition is known; "parts" bounds each part of a client's update
             by itself: the clear part by the method's bound, the encrypted one by ``he_clip``. Paraaegis brings it.
-        he_clip: l2 bound of the encrypted part, with which parts are bounded by themselves; None: not bounded.
+        he_clip: l2 bound of the encrypted part, where each part is bounded separately; None: not bounded.
         processes: worker processes in which silos encrypt; 1: in the process itself. It changes no result.
     """
 
