@@ -81,7 +81,7 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     assert outcome.statement.epsilon is not None
     assert "messages are rounded to 8 binary digits" in " ".join(outcome.statement.mechanisms)
     named, version = PROJECT["name"], "0.1"
-    told = [line for line in outcome.statement.uncovered if f"the package {named}, whose" in line]
+    told = [line for line in outcome.statement.uncovered if f"from the package {named}" in line]
     assert len(told) == len(KINDS)
     assert not any(version in line for line in told)  # silos that have another one sign the same statement
     environment = json.loads((outcome.folder / "environment.json").read_text())
