@@ -194,15 +194,15 @@ class CoordinatorParty(Generic[EndingT]):
             if exchange.knocks:
                 raise RefusalError(Code.SHAPE)
             self._talks[silo].answer(letter.parts)
+            exchange.check_head(name, letter)
             self._heads.hear({name: letter.head})  # now: a crash before the others answer must not forget it
         except RefusalError:
             self.stop(f"silo {name}: sent {Code.SHAPE.template}")
-            return Heard.ANSWER
         except IntegrityError as error:
             self.stop(str(error))
-            return Heard.ANSWER
-        exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
-        self._proceed()
+        else:
+            exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
+            self._proceed()
         return Heard.ANSWER
 
     def _end(self, silo: int, letter: SignedMessage) -> Heard:

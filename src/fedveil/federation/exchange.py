@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Int64
 
+from fedveil.errors import IntegrityError
 from fedveil.federation.heads import heads_for
 from fedveil.federation.limits import LARGEST_LETTER, LARGEST_OPENING
 from fedveil.federation.session_plan import SessionPlan
@@ -18,6 +19,7 @@ from fedveil.federation.signed_message import SignedMessage
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.letter_parts import (
     LARGEST_SCORE,
+    Asked,
     Counts,
     Joined,
     Learned,
@@ -164,6 +166,22 @@ class Exchange:
     def awaits(self, silo: int, letter: SignedMessage) -> bool:
         """Return whether a letter of a silo is an answer that is missing here."""
         return (letter.session, letter.number) == (self.session, self.number) and silo in self.missing
+
+    def check_head(self, silo: str, letter: SignedMessage) -> None:
+        """Return if a silo's answer shows the other silos the end of its ledger that it shows the coordinator.
+
+        Otherwise they could refuse what the coordinator does not see, and be taken for those that lie.
+
+        Raises:
+            IntegrityError: it shows them another one; names it.
+        """
+        shown = [part.signed[0] for part in letter.parts if isinstance(part, Asked)]
+        joined = (part.heads for part in letter.parts if isinstance(part, Joined))
+        shown += [head for heads in joined for head, _ in heads[letter.sender : letter.sender + 1]]
+        if any(head != letter.head for head in shown):
+            raise IntegrityError(
+                f"silo {silo}: shows the other silos another end of its ledger than the coordinator"
+            )
 
 
 class Absentees:

@@ -135,6 +135,11 @@ class Code(Enum):
         "request",
         "a message of the protocol that must not be accepted; the silo's own log says more",
     )
+    OF_SILO = (
+        74,
+        "request",
+        "a message of silo {silo:.0f}, or what was passed on as one, must not be accepted; its own log says more",
+    )
     OWN_RECORDS = (
         37,
         "request",

@@ -204,6 +204,10 @@ class OwnSession:
                 replies: list[Part] = [Relay(message=reply) for reply in self.client.receive(part.message)]
             except ArithmeticError as error:  # numbers that no party of the protocol sends
                 raise ProtocolError(str(error)) from error
+            except ProtocolError as error:
+                if (silo := error.silo) is None or silo == self._place.number:
+                    raise
+                raise RefusalError(Code.OF_SILO, silo, detail=str(error)) from error
             return [*replies, *self._learn(), *self._contribute()]
         if isinstance(part, Task):
             self._task = part

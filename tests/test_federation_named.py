@@ -1,0 +1,110 @@
+"""Who is named where a silo's lie stops a run: the liar, and never an honest silo alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.crypto.agreement import SignedKey
+from fedveil.federation.binding import exchange_context, sign_asked
+from fedveil.federation.heads import sign_heads
+from fedveil.protection.letter_parts import Asked, Joined, Part, Relay
+from fedveil.protection.masking.recovery_messages import ShareBundle, SignedSurvivors
+from fedveil.protection.messages import Announcement, Envelope, Message
+from fedveil.protection.partial.messages import SealedKeys
+from fedveil.protection.refusals import Code, Refusal
+from fedveil.protection.weighting.messages import SealedSeed
+from tests.federation_world import World, asked, population, small_keys
+from tests.test_federation_grammar import ALL, CASES, needs_tenseal
+
+Lie = Callable[[World, Part], Part]
+
+
+def stopped(folder: Path, case: str, lie: Lie) -> str | None:
+    """Play a run in which silo 0 changes what it answers; return why it ended early."""
+    world = World(folder, asked(**CASES[case]), population(), ALL)
+    coordinator = world.coordinator = world.coordinate()
+    while not coordinator.finished:
+        for number, data in reversed(coordinator.letters()):  # silo 0, which lies, refuses nothing first
+            reply = world.party(number).receive(data)
+            if number == 0:
+                letter = world.answer(0, reply)
+                changed = tuple(lie(world, part) for part in letter.parts)
+                reply = replace(letter, parts=changed).seal(world.keys[0])
+            coordinator.receive(number, reply)
+    world.close()
+    return world.outcome.stopped
+
+
+def relayed(kind: type[Message], change: Callable[[Any], Message]) -> Lie:
+    """A lie in the messages of a kind."""
+
+    def lie(_: World, part: Part) -> Part:
+        envelope = Envelope.decode(part.message) if isinstance(part, Relay) else None
+        if envelope is None or not isinstance(envelope.message, kind):
+            return part
+        return Relay(message=replace(envelope, message=change(envelope.message)).encode())
+
+    return lie
+
+
+def _other(sealed: bytes) -> bytes:
+    return sealed[:-1] + bytes([sealed[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("case", "lie"),
+    [
+        ("masked", relayed(Announcement, lambda _: Announcement(key=SignedKey(public=bytes(32), signature=bytes(64))))),
+        (
+            "recovering",
+            relayed(ShareBundle, lambda m: replace(m, shares=tuple((n, _other(one)) for n, one in m.shares))),
+        ),
+        ("recovering", relayed(SignedSurvivors, lambda m: SignedSurvivors(signature=bytes(64)))),
+        ("blind", relayed(SealedSeed, lambda m: SealedSeed(sealed=_other(m.sealed)))),
+        pytest.param(
+            "encrypted",
+            relayed(SealedKeys, lambda m: SealedKeys(sealed=_other(m.sealed))),
+            marks=needs_tenseal,
+        ),
+    ],
+    ids=["key", "share", "list of survivors", "seed", "common keys"],
+)  # fmt: skip
+def test_a_silo_whose_message_another_one_refuses_is_named(
+    case: str, lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator cannot read it; it was told that silo 2 refuses a message of the protocol, and nothing else."""
+    small_keys(monkeypatch)
+    assert (
+        stopped(tmp_path, case, lie)
+        == f"silo silo2 refuses (request): {Refusal(Code.OF_SILO, (0.0,)).sentence}"
+    )
+
+
+@pytest.mark.parametrize("kind", [Joined, Asked])
+def test_a_silo_shows_its_peers_the_end_of_its_ledger_that_it_shows_the_coordinator(
+    kind: type[Part], tmp_path: Path
+) -> None:
+    """An end from before had silo 1 refuse, of which the run said that lines were missing from its own ledger."""
+    seen: list[bytes] = []
+
+    def lie(world: World, part: Part) -> Part:
+        coordinator = world.coordinator
+        assert coordinator is not None
+        if isinstance(part, Asked):
+            seen.append(part.signed[0])
+            if kind is Asked and len(seen) == 3:
+                return Asked(
+                    signed=sign_asked(world.keys[0], exchange_context(coordinator._asked, 0), seen[0])
+                )
+        if isinstance(part, Joined) and kind is Joined:
+            heads = [bytes([9]) * 32, *(head for head, _ in part.heads[1:])]
+            return Joined(heads=sign_heads(world.keys[0], coordinator._session, heads))
+        return part
+
+    said = stopped(tmp_path, "masked", lie)
+    assert said == "silo silo0: shows the other silos another end of its ledger than the coordinator"
