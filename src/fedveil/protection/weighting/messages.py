@@ -6,11 +6,13 @@ from typing import Final
 
 from gmpy2 import mpz
 
+from fedveil.crypto.aead import OVERHEAD_BYTES
 from fedveil.crypto.transfer import POINT_BYTES
 from fedveil.privacy.claims import Key, Tells
 from fedveil.protection.errors import ProtocolError
-from fedveil.protection.fields import BLOCK, REST, integers, many, number, sent_as, told
+from fedveil.protection.fields import BLOCK, REST, fixed, integers, many, number, sent_as, told
 from fedveil.protection.messages import Message, message
+from fedveil.protection.weighting.given import SEED_BYTES
 from fedveil.protection.wire import Reader, Writer
 
 _MOST: Final = 1 << 19
@@ -29,7 +31,7 @@ class WeightingKey(Message):
 class SealedSeed(Message):
     """The seed of the multiplicative blinds, from silo 0 to another silo, sealed under their pairwise key."""
 
-    sealed: bytes = sent_as(REST, Tells.NOTHING)
+    sealed: bytes = sent_as(fixed(SEED_BYTES + OVERHEAD_BYTES), Tells.NOTHING)
 
 
 @message(22, "doubly blinded record counts")

@@ -197,12 +197,9 @@ class WeightingSilo(KeyedSilo[WeightedGiven, Float64[np.ndarray, " d"]]):
             raise ProtocolError("the blinding seed came before the silos' keys", silo=0)
         key = self._peers.key(0, _SEED, self._round_id)
         try:
-            root = unseal(key, content.sealed, self._associated(self.index))
+            self._root = unseal(key, content.sealed, self._associated(self.index))
         except CryptoError as error:
             raise ProtocolError(f"its blinding seed was refused: {error}", silo=0) from error
-        if len(root) != SEED_BYTES:
-            raise ProtocolError(f"its blinding seed has {len(root)} bytes instead of {SEED_BYTES}", silo=0)
-        self._root = root
         return self._histogram()
 
     def _associated(self, recipient: int) -> bytes:
