@@ -419,18 +419,44 @@ def test_nothing_is_sealed_that_no_party_could_read(parties: Parties, tmp_path: 
         revoke(parties.founder, "north", "x" * 201)
     with pytest.raises(ConfigError, match=r"serial: must be < 2\.14748e"):
         seal(parties.founder, asked, above=2**31)
-    joined = join_as_silo(tmp_path / "west", parties.founder / "charter.toml", name="west", passphrase=None)
-    identity, node = IdentityKey.load(tmp_path / "west" / "identity.key"), tmp_path / "west" / "node.key"
-    long = replace(joined, transport=joined.transport + " " + "a comment" * 200)
-    private = load_ssh_private_key(node.read_bytes(), None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
-    long.signed(identity, private).write(tmp_path / "long.request")
-    admit(parties.founder, tmp_path / "long.request", long.fingerprint)
-    with pytest.raises(ConfigError, match=r"silos.2.node: must have at most 1000 characters, not"):
-        seal(parties.founder, asked)
     assert parties.sealed.read_bytes() == sealed
-    revoke(parties.founder, "west", "x" * 200)
+    revoke(parties.founder, "south", "x" * 200)
     parties.seal()
+
+
+def test_two_silos_of_one_node_key_are_not_sealed_together(parties: Parties, tmp_path: Path) -> None:
+    """The link registers a key once: no run of anybody began under such a membership."""
+    charter = parties.founder / "charter.toml"
+    private = load_ssh_private_key((parties.root / "south" / "node.key").read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    joined = join_as_silo(tmp_path / "west", charter, name="west", passphrase=None)
+    identity = IdentityKey.load(tmp_path / "west" / "identity.key")
+    for comment in (" as somebody else", " " + "long" * 1000):
+        named = replace(joined, transport=node_public(parties.root / "south" / "node.key").decode() + comment)
+        named.signed(identity, private).write(tmp_path / "west.request")
+        with pytest.raises(IntegrityError, match="the node key of 'west' has more beside it than the key"):
+            admit(parties.founder, tmp_path / "west.request", named.fingerprint)
+    same = replace(joined, transport=node_public(parties.root / "south" / "node.key").decode())
+    same.signed(identity, private).write(tmp_path / "west.request")
+    admit(parties.founder, tmp_path / "west.request", same.fingerprint)
+    with pytest.raises(ConfigError, match="south and west have the same node key"):
+        parties.seal()
+    revoke(parties.founder, "west", "has the key of another silo")
+    parties.seal()
+
+
+def test_a_key_of_small_order_is_refused_by_its_place(parties: Parties) -> None:
+    """The error named the file, but not whose key it is."""
+    charter, small = parties.founder / "charter.toml", bytes([1, *bytes(31)]).hex()
+    text, known = parties.sealed.read_text(), Membership.read(parties.sealed)
+    for key, raw in (("silos.1.identity", known.roster[1].raw), ("coordinator", known.coordinator.raw)):
+        with pytest.raises(
+            ConfigError, match=f"membership: {key}: .* has small order: anybody can sign under it"
+        ):
+            Membership.parse(text.replace(raw.hex(), small), "membership")
+    charter.write_text(charter.read_text().replace(Charter.read(charter).founder.raw.hex(), small))
+    with pytest.raises(ConfigError, match=r"charter\.toml: founder: .* has small order"):
+        Charter.read(charter)
 
 
 def test_no_silo_is_named_like_the_coordinator(parties: Parties, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import tomlkit
 from pydantic import AfterValidator, Field, PlainSerializer
 
+from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import PublicIdentity, in_groups
 from fedveil.files import read_toml
 from fedveil.validation import DocumentTable, validated
@@ -24,10 +25,18 @@ IN_DIGITS: Final = (AfterValidator(bytes.fromhex), PlainSerializer(bytes.hex))
 Digest = Annotated[str, _DIGITS, *IN_DIGITS]
 """32 bytes of a document."""
 
+
+def _identity(digits: str) -> PublicIdentity:
+    try:
+        return PublicIdentity(bytes.fromhex(digits))
+    except CryptoError as error:
+        raise ValueError(str(error)) from None
+
+
 Key = Annotated[
     str,
     _DIGITS,
-    AfterValidator(lambda digits: PublicIdentity(bytes.fromhex(digits))),
+    AfterValidator(_identity),
     PlainSerializer(lambda key: key.raw.hex()),
 ]
 """A public identity of a document."""

@@ -96,11 +96,17 @@ class Membership:
     seal: bytes = b""
 
     def __post_init__(self) -> None:
-        """Refuse two members of one name or one key, and a member whose key was revoked."""
-        keys = {public.raw for public in (*self.roster, self.coordinator)}
-        if len(set(self.silos)) != len(self.silos) or len(keys) != len(self.silos) + 1:
-            raise ConfigError("two members of the federation have the same name or the same identity key")
-        if keys & {one.identity.raw for one in self.revoked}:
+        """Refuse two members of one name, identity key or node key, and a member whose key was revoked."""
+        members, identities = (*self.silos, "the coordinator"), (*self.roster, self.coordinator)
+        for what, theirs in (("name", self.silos), ("identity key", identities), ("node key", self.nodes)):
+            owners: dict[object, str] = {}
+            for member, one in zip(members, theirs, strict=False):
+                if one and one in owners:
+                    raise ConfigError(
+                        f"{owners[one]} and {member} have the same {what}; each member has its own"
+                    )
+                owners[one] = member
+        if set(identities) & {one.identity for one in self.revoked}:
             raise ConfigError("a member of the federation has a key that was revoked")
 
     @cached_property

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from pydantic import Field
 
 from fedveil.crypto.errors import CryptoError
@@ -106,6 +106,8 @@ class Request:
                     node = load_ssh_public_key(self.transport.encode())
                     if not isinstance(node, ec.EllipticCurvePublicKey):
                         raise IntegrityError(f"the node key of '{self.name}' is of another kind")
+                    if node.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() != self.transport:
+                        raise IntegrityError(f"the node key of '{self.name}' has more beside it than the key")
                     node.verify(self.transport_signature, self.content, ec.ECDSA(SHA256()))
                 elif not x509.load_pem_x509_csr(self.transport.encode()).is_signature_valid:
                     raise IntegrityError(f"the certificate request of '{self.name}' is not signed by its key")
