@@ -36,7 +36,7 @@ class RefusalError(FedveilError):
         return self.why.code.cause
 
 
-def told(error: Exception) -> Refusal:
+def told(error: BaseException) -> Refusal:
     """Return what a silo tells the coordinator of an error: nothing of its own files, and no word of its message.
 
     An error of a class that is not listed here counts as one that may depend on private data.

@@ -201,7 +201,7 @@ class SiloParty:
             return self._seal(letter, Refused(why=Refusal(Code.OTHER_LETTER)))
         try:
             return self._answer(letter, data)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self._seal(letter, _refused(error))
 
     def _answer(self, letter: SignedMessage, data: bytes) -> bytes:
@@ -229,9 +229,8 @@ class SiloParty:
             answers = session.answer(letter.parts)
             session.talk.answer(answers)
             self._over, self._outcome = False, "answered"
-        except (
-            Exception
-        ) as error:  # whatever it is: unanswered, the round would be asked for and charged again
+        except (Exception, SystemExit) as error:
+            # whatever it is: unanswered, the round would be asked for and charged again
             answers = [_refused(error)]
         return self._reply(letter, data, answers)
 
@@ -373,7 +372,7 @@ class SiloParty:
         return replace(letter.answer(*parts), head=self._ledger.head).seal(self._identity)
 
 
-def _refused(error: Exception) -> Refused:
+def _refused(error: Exception | SystemExit) -> Refused:
     """Return what is told of an error, and leave the whole of it in the silo's own log."""
     why = told(error)
     _log.warning("refused (%s): %s", why.code.name, error, exc_info=not isinstance(error, FedveilError))

@@ -162,7 +162,7 @@ class Party:
         except FedveilError as problem:
             error = str(problem)
             _log.error("%s", problem)
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:  # a metric of one's own may ask for the process's end
             if self._stopping or self.link.ended:
                 error = "the coordinator's process was stopped"
             else:
