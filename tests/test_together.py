@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil.engine.sweep import Point, spent_together
 from fedveil.errors import FedveilError
+from fedveil.population.catalogue import Allocation, load
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, PoissonSampledEvent
 from fedveil.privacy.ledger import Ledger
@@ -95,6 +98,45 @@ def test_what_has_no_common_epsilon_is_refused(tmp_path: Path) -> None:
         spent_by([])
     with pytest.raises(FedveilError):
         spent_by([tmp_path / "nowhere"])
+
+
+def on_digits(folder: Path, **changes: object) -> Path:
+    (folder / "experiment.toml").write_text(experiment(**changes).to_toml())
+    return folder
+
+
+@pytest.mark.parametrize(
+    "other", [{"seed": 1}, {"data": {"n_users": 19}}, {"data": {"allocation": {"law": "uniform"}}}]
+)
+def test_users_that_an_allocation_draws_are_not_those_of_another(
+    other: dict[str, Any], tmp_path: Path
+) -> None:
+    """A user's records in one run are those of many users in the other, who have a contribution each."""
+    release = GaussianEvent(noise_multiplier=4.0)
+    one, same, two = (
+        on_digits(run(tmp_path / name, release), **more)
+        for name, more in (("a", {}), ("b", {}), ("c", other))
+    )
+    assert spent_by([one, same]).epsilon is not None
+    with pytest.raises(FedveilError, match=r"'digits' to users in different ways.*data\.seed"):
+        spent_by([one, two])
+    told = spent_together([Point(experiment=experiment(name=name), settings={}) for name in "ac"], tmp_path)
+    assert told["epsilon"] is None
+    assert "each run's statement is about that run alone" in told["told"]
+
+
+def test_one_user_of_one_allocation_is_many_of_another() -> None:
+    """Digits with 20 users: whoever has most records there is 19 users of the next seed's, not one."""
+    first, second = (load("digits", allocation=Allocation(), n_users=20, seed=seed).train for seed in (0, 1))
+    own = {row.tobytes() for row in first.features[first.user == 0]}
+    there = [row.tobytes() in own for row in second.features]
+    assert len(np.unique(second.user[np.array(there)])) > 10
+
+
+def test_runs_of_one_data_seed_have_one_epsilon_whatever_their_seeds(tmp_path: Path) -> None:
+    release, data = GaussianEvent(noise_multiplier=4.0), {"data": {"seed": 7}}
+    folders = [on_digits(run(tmp_path / f"{seed}", release), seed=seed, **data) for seed in (0, 1)]
+    assert spent_by(folders).epsilon is not None
 
 
 def test_sampled_rounds_compose_with_whole_releases(tmp_path: Path) -> None:

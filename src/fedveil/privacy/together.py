@@ -9,6 +9,8 @@ epsilon is eps(event, e^-loss delta) + loss by its accountant, and eps does not 
     loss <= stated epsilon - eps(event, delta),
 
 and the sum of these bounds is taken for all runs. Runs over other people only make the figure larger than it need be.
+A unit must be the same in all of them. Ids make it so; a data set of the catalogue has users that its allocation draws,
+so runs on it have one epsilon only where that is the same.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.files import folders_with, read_json
+from fedveil.files import folders_with, read_json, read_toml, reading
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Event, atoms, compose
@@ -55,7 +58,7 @@ def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: st
         accountant: who bounds epsilon.
 
     Raises:
-        ConfigError: no folder; runs of different deltas, units or adjacencies.
+        ConfigError: no folder; runs of different deltas, units or adjacencies, or of other users of the same data set.
         RunFolderError: a folder without a whole ledger and the statement of just these charges.
         PrivacyError: a charge that the accountant has no bound for.
     """
@@ -67,6 +70,7 @@ def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: st
     if len(kinds) > 1:
         told = ", ".join(sorted(f"{unit} ({adjacency.value})" for unit, adjacency in kinds))
         raise ConfigError(f"the runs protect different things, so no one epsilon covers them: {told}")
+    _check_users(paths)
     deltas = {one.delta for one in statements}
     if delta is None and len(deltas) > 1:
         raise ConfigError(
@@ -107,6 +111,30 @@ def _statement(folder: Path) -> Statement:
         others = folders_with(folder, path.name)
         raise RunFolderError(f"{folder}: no folder of a run that ended: it has no privacy.json{others}")
     return Statement.from_json(read_json(path, RunFolderError))
+
+
+def _check_users(folders: Sequence[Path]) -> None:
+    """Return if the users of every data set of the catalogue are the same in all runs on it.
+
+    Raises:
+        ConfigError: its records are allotted to users in different ways.
+    """
+    allotted: dict[str, dict[str, Any]] = {}
+    for path in (folder / "experiment.toml" for folder in folders):
+        document = read_toml(path) if path.exists() else {}
+        with reading(path, RunFolderError):
+            data = document.get("data", {})
+            name = data.get("name", ":")
+            if ":" in name:  # tables, and what was handed over: their records have ids
+                continue
+            own = {key: data.get(key) for key in ("n_users", "allocation")}
+            own["seed"] = data.get("seed", document.get("seed"))
+        if allotted.setdefault(name, own) != own:
+            raise ConfigError(
+                f"the runs allot the records of '{name}' to users in different ways, so a user of one run is not a "
+                "user of another, and no one epsilon covers them; give all of them one data.seed, data.n_users and "
+                "data.allocation"
+            )
 
 
 def _grid_loss(statement: Statement) -> float:
