@@ -97,10 +97,8 @@ class Books:
             RefusalError: it was given as often as one charge allows.
             RunFolderError: the disk is full, say; nothing may be sent.
         """
-        mark = Mark.of(record)
-        if self.marks.times(self.place, mark) >= MOST_REPEATS:
+        if not self.marks.put(self.place, Mark.of(record), most=MOST_REPEATS):
             raise RefusalError(Code.REPEATED, record.round, MOST_REPEATS)
-        self.marks.put(self.place, mark)
 
     def speak(self, session: bytes, place: Place) -> tuple[SignedHead, ...]:
         """Return the heads of all silos' ledgers as they were heard, and this one's own, signed for a session.

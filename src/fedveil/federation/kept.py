@@ -97,12 +97,16 @@ class KeptMarks:
         """
         return _last(self._path(place), self._content(place))
 
-    def put(self, place: bytes, mark: Mark) -> None:
+    def put(self, place: bytes, mark: Mark, *, most: int) -> bool:
         """Write a mark, and return once it is on disk: a line for every time that the answer may be sent.
 
         Args:
             place: 16 bytes, the part of the run.
             mark: of an answer that is on disk.
+            most: how often it may be sent.
+
+        Returns:
+            Whether it may be sent: False, and nothing is written, where it was marked ``most`` times.
 
         Raises:
             IntegrityError: the file is damaged.
@@ -111,26 +115,17 @@ class KeptMarks:
         path, content = self._path(place), self._content(place)
         _last(path, content)
         line = mark.line
+        if content.count(line) >= most:
+            return False
         with writing(path, RunFolderError, "; nothing was sent"):
             if content.endswith(b"\n"):
                 append_file(path, line)
-                return
+                return True
             if not self.folder.is_dir():
                 self.folder.mkdir(mode=0o700)
                 sync_folder(self.folder.parent)
             replace_file(path, content[: content.rfind(b"\n") + 1] + line, mode=0o600)
-
-    def times(self, place: bytes, mark: Mark) -> int:
-        """Return how often an answer of a part of a run has been marked.
-
-        Args:
-            place: 16 bytes, the part of the run.
-            mark: of the answer.
-
-        Raises:
-            RunFolderError: the file cannot be read.
-        """
-        return self._content(place).count(mark.line)
+        return True
 
     def _content(self, place: bytes) -> bytes:
         path = self._path(place)
