@@ -18,8 +18,8 @@ guaranteed. The baselines add the same noise as numbers, and may quantise what c
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import cast
+from collections.abc import Callable
+from typing import TypeAlias
 
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
@@ -39,6 +39,8 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound, Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone
 from fedveil.server.optimizers import ServerSgd
+
+_Compose: TypeAlias = Callable[[str, NoiseName, Form], Method]
 
 _SMALLEST_COUNTED = (
     "published figures are computed from the records of the smallest client, which count as public"
@@ -61,12 +63,12 @@ def fl_sdq(
     learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+SDQ: updates quantised with subtractive dither, step in units of s. No noise, no guarantee."""
-    bound = _bound(scale, clip)
+    bound = _bound(scale, clip, None)
     sent = _messages(n_users, None, 0.0, bound, Dithered(step=step))
     return _clients("fl-sdq", local, bound, sent, learning_rate)
 
 
-def fl_gaussian(
+def _noisy(
     *,
     local: Local,
     n_users: Users,
@@ -74,60 +76,59 @@ def fl_gaussian(
     scale: Scale = "clip",
     clip: ClipNorm | None = None,
     learning_rate: ServerRate = 1.0,
-) -> Method:
-    """FL+Gaussian: noise N(0, (noise_multiplier s)^2 I) on each client's message, as numbers."""
-    bound = _bound(scale, clip)
-    sent = _messages(n_users, "gaussian", noise_multiplier, bound, Numbers())
-    return _clients("fl-gaussian", local, bound, sent, learning_rate)
+) -> _Compose:
+    """Return what composes clients whose messages carry noise of a law in a form."""
+
+    def compose(name: str, noise: NoiseName, form: Form) -> Method:
+        bound = _bound(scale, clip, noise)
+        sent = _messages(n_users, noise, noise_multiplier, bound, form)
+        return _clients(name, local, bound, sent, learning_rate)
+
+    return compose
 
 
-@variant_of(fl_gaussian)
-def fl_laplace(gaussian: Method) -> Method:
-    """FL+Laplace: Laplace(noise_multiplier s) noise on every coordinate of each client's message, as numbers."""
-    bound, channel = gaussian.bound, cast(ClientMessages, gaussian.channel)
-    return replace(
-        gaussian,
-        name="fl-laplace",
-        bound=ClipL1(norm=bound.norm) if bound.bounded else bound,
-        channel=replace(channel, noise="laplace"),
-    )
+@variant_of(_noisy)
+def fl_gaussian(compose: _Compose) -> Method:
+    """FL+Gaussian: ||X_k||_2 <= C, noise N(0, (noise_multiplier s)^2 I) on each client's message, as numbers."""
+    return compose("fl-gaussian", "gaussian", Numbers())
 
 
-@variant_of(fl_gaussian)
-def cepam_gaussian(noisy: Method, *, lattice: Lattice | None = None) -> Method:
+@variant_of(_noisy)
+def fl_laplace(compose: _Compose) -> Method:
+    """FL+Laplace: ||X_k||_1 <= C, Laplace(noise_multiplier s) noise on every coordinate of a message, as numbers."""
+    return compose("fl-laplace", "laplace", Numbers())
+
+
+@variant_of(_noisy)
+def cepam_gaussian(compose: _Compose, *, lattice: Lattice | None = None) -> Method:
     """CEPAM-Gaussian: the error of each client's quantiser is N(0, (noise_multiplier s)^2 I), on any lattice.
 
     With scale = "clip", readers of the models have a Gaussian mechanism of multiplier sqrt(K) ``noise_multiplier``
     for one client in each round. Nothing is guaranteed against the server, which has the keys of the messages.
     """
-    return _sent(noisy, "cepam-gaussian", Layered(lattice=lattice))
+    return compose("cepam-gaussian", "gaussian", Layered(lattice=lattice))
 
 
-@variant_of(fl_laplace)
-def cepam_laplace(noisy: Method) -> Method:
+@variant_of(_noisy)
+def cepam_laplace(compose: _Compose) -> Method:
     """CEPAM-Laplace: the error of each client's quantiser is Laplace(noise_multiplier s) on every coordinate.
 
     With scale = "clip", readers of the models have a Laplace mechanism of multiplier ``noise_multiplier`` for one
     client in each round. Nothing is guaranteed against the server, which has the keys of the messages.
     """
-    return _sent(noisy, "cepam-laplace", Layered())
+    return compose("cepam-laplace", "laplace", Layered())
 
 
-@variant_of(fl_gaussian)
-def fl_gaussian_sdq(noisy: Method, *, step: Step) -> Method:
+@variant_of(_noisy)
+def fl_gaussian_sdq(compose: _Compose, *, step: Step) -> Method:
     """FL+Gaussian+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's std."""
-    return _sent(noisy, "fl-gaussian-sdq", Dithered(step=step))
+    return compose("fl-gaussian-sdq", "gaussian", Dithered(step=step))
 
 
-@variant_of(fl_laplace)
-def fl_laplace_sdq(noisy: Method, *, step: Step) -> Method:
+@variant_of(_noisy)
+def fl_laplace_sdq(compose: _Compose, *, step: Step) -> Method:
     """FL+Laplace+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's b."""
-    return _sent(noisy, "fl-laplace-sdq", Dithered(step=step))
-
-
-def _sent(noisy: Method, name: str, form: Form) -> Method:
-    """Return a method whose messages are of another form."""
-    return replace(noisy, name=name, channel=replace(cast(ClientMessages, noisy.channel), form=form))
+    return compose("fl-laplace-sdq", "laplace", Dithered(step=step))
 
 
 def _messages(
@@ -159,8 +160,8 @@ def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages, lea
     )
 
 
-def _bound(scale: Scale, clip: float | None) -> Bound:
-    """Return the l2 bound of an update; none where its own norm is the scale."""
+def _bound(scale: Scale, clip: float | None, noise: NoiseName | None) -> Bound:
+    """Return ||X_k||_1 <= C under Laplace noise, otherwise ||X_k||_2 <= C; none where its own norm is the scale."""
     if scale == "norm":
         if clip is not None:
             raise CompositionError("method.scale = 'norm' clips nothing; remove clip, or take scale = 'clip'")
@@ -170,4 +171,4 @@ def _bound(scale: Scale, clip: float | None) -> Bound:
             "method.scale = 'clip' measures the noise in clip; give method.clip, or take scale = 'norm', which "
             "guarantees nothing"
         )
-    return Clip(norm=clip)
+    return ClipL1(norm=clip) if noise == "laplace" else Clip(norm=clip)

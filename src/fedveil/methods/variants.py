@@ -12,16 +12,16 @@ from fedveil.methods.method import Method
 Builder = Callable[..., Method]
 
 
-def variant_of(base: Builder, **fixed: object) -> Callable[[Builder], Builder]:
-    """Make a builder of a function that changes the method of another builder.
+def variant_of(base: Callable[..., object], **fixed: object) -> Callable[[Builder], Builder]:
+    """Make a builder of a function that changes the method of another builder, or completes what it has begun.
 
     Args:
         base: the other builder; its keys are the variant's too.
         fixed: keys of the other that the variant does not have, with what they are.
 
     Returns:
-        A decorator of a function of the other's method, whose keyword arguments are keys of its own. They stand behind
-        the other's keys without a default, and before those with one.
+        A decorator of a function of what the other returns; its keyword arguments are keys of its own. They stand
+        behind the other's keys without a default, and before those with one.
     """
 
     def decorate(change: Builder) -> Builder:
