@@ -16,7 +16,7 @@ from fedveil.engine.releases.inference import PreparedInference, answered, prepa
 from fedveil.engine.releases.prepared_releases import make_releases
 from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import ConfigError
-from fedveil.privacy.statement import show_epsilon
+from fedveil.privacy.statement import show_at_least, show_epsilon
 from fedveil.report.inference import p_text, write_inference
 from fedveil.statistics.inference.fitted import Fitted, read_fitted
 
@@ -124,6 +124,6 @@ def _print_plan(prepared: PreparedInference, as_json: bool) -> None:
         {"epsilon": epsilon, "releases": releases, "effects": effects},
         rows_table(releases),
         rows_table(effects),
-        f"noise multiplier {prepared.multiplier:.4g}, epsilon {show_epsilon(epsilon)} at delta "
+        f"noise multiplier {show_at_least(prepared.multiplier)}, epsilon {show_epsilon(epsilon)} at delta "
         f"{prepared.document.privacy.delta:g}; no record was read and nothing was charged",
     )

@@ -16,7 +16,7 @@ from fedveil.engine.releases.prepared_releases import make_releases
 from fedveil.engine.releases.statistics import PreparedRelease, answered, prepare_release
 from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import ConfigError
-from fedveil.privacy.statement import show_epsilon
+from fedveil.privacy.statement import show_at_least, show_epsilon
 from fedveil.report.statistics import write_statistics
 from fedveil.statistics.derived import cross, quantiles
 from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
@@ -167,6 +167,7 @@ def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
         as_json,
         {"epsilon": epsilon, "numbers": numbers, "blocks": found},
         rows_table(found),
-        f"{numbers} numbers, noise multiplier {method.channel.nominal():.4g}, epsilon {show_epsilon(epsilon)} at "
-        f"delta {prepared.document.privacy.delta:g}; no record was read and nothing was charged",
+        f"{numbers} numbers, noise multiplier {show_at_least(method.channel.nominal())}, epsilon "
+        f"{show_epsilon(epsilon)} at delta {prepared.document.privacy.delta:g}; no record was read and nothing was "
+        "charged",
     )

@@ -26,6 +26,7 @@ from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event
 from fedveil.privacy.group import published, worst_split
 from fedveil.privacy.noise import DiscreteGaussian, grid_for
+from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.stage import Moves, Published, Source, everyone_adds
 
 _LARGEST: Final = 3e38
@@ -197,8 +198,11 @@ class LocalDpSgd(Source):
             return ()
         plans = [self.plan(records) for records in moves.records]
         return (
-            f"DP-SGD in each silo with noise multiplier {self.noise_multiplier:g}; in each round, silo by silo: "
-            + "; ".join(f"{plan.steps} steps at Poisson sampling rate {plan.rate:g}" for plan in plans),
+            f"DP-SGD in each silo with noise multiplier {show_at_least(self.noise_multiplier)}; in each round, silo by "
+            "silo: "
+            + "; ".join(
+                f"{plan.steps} steps at Poisson sampling rate {show_at_most(plan.rate)}" for plan in plans
+            ),
             f"at most {moves.group} records of a user are trained on, over all silos together; the guarantee holds "
             f"however they are divided among the silos (the division nearest to the bound is {self._worst(moves)[1]})",
         )

@@ -15,7 +15,7 @@ from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.privacy.noise.on_grid import grid_gaussian, grid_law
-from fedveil.privacy.statement import show_at_most
+from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.randomness import BitSource
 from fedveil.stage import Moves, Published
 
@@ -69,7 +69,7 @@ class CentralGaussian(Channel):
         return (
             f"adding or removing one {moves.unit} changes the sum by at most {show_at_most(moves.total)} (l2 norm), "
             "and replacing one by at most twice that; the server adds discrete Gaussian noise of standard deviation "
-            f"{self.std:g} to the sum, a noise multiplier of {self.std / moves.total:g}",
+            f"{show_at_least(self.std)} to the sum, a noise multiplier of {show_at_least(self.std / moves.total)}",
         )
 
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:

@@ -89,13 +89,13 @@ def _noisy(
 
 @variant_of(_noisy)
 def fl_gaussian(compose: _Compose) -> Method:
-    """FL+Gaussian: ||X_k||_2 <= C, noise N(0, (noise_multiplier s)^2 I) on each client's message, as numbers."""
+    """FL+Gaussian: updates of l2 norm at most C, with noise N(0, (noise_multiplier s)^2 I), sent as numbers."""
     return compose("fl-gaussian", "gaussian", Numbers())
 
 
 @variant_of(_noisy)
 def fl_laplace(compose: _Compose) -> Method:
-    """FL+Laplace: ||X_k||_1 <= C, Laplace(noise_multiplier s) noise on every coordinate of a message, as numbers."""
+    """FL+Laplace: updates of l1 norm at most C, with Laplace(noise_multiplier s) noise on every coordinate."""
     return compose("fl-laplace", "laplace", Numbers())
 
 

@@ -34,7 +34,7 @@ from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
 from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
-from fedveil.privacy.statement import show_at_most
+from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.quantization.codec import Codec
 from fedveil.quantization.errors import ChannelError
 from fedveil.quantization.lattices import Z1
@@ -243,7 +243,7 @@ class ClientMessages(Channel):
         )
         return (
             f"each of {self.senders} clients sends its update, clipped to {order} norm {show_at_most(self.bound)}, "
-            f"with {law} {self.noise_multiplier * self.bound:g} in each coordinate: {self.form.carries}",
+            f"with {law} {show_at_least(self.noise_multiplier * self.bound)} in each coordinate: {self.form.carries}",
             "a client without records sends noise alone",
         )
 

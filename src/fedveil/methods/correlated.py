@@ -23,7 +23,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.correlated import BITS, best_coefficients, check_coefficients, strengths
 from fedveil.privacy.schedule import Scheduled
-from fedveil.privacy.statement import show_at_most
+from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.stage import Moves
 
 _UNIT: Final = 2.0**-BITS
@@ -152,8 +152,8 @@ class CorrelatedShares(GaussianShares):
             f"each silo's message combines its sums of this round and of the rounds before it with the coefficients "
             f"{bands}; one user, who takes part once in {self.period} rounds, changes all messages of these rounds "
             f"together by at most {show_at_most(moves.total * sum(self.strengths) ** 0.5)} (l2 norm); each silo adds "
-            f"fresh discrete Gaussian noise of standard deviation {self.share_std(n):g} to each message; the ledger's "
-            "charge for a single round is no guarantee by itself",
+            f"fresh discrete Gaussian noise of standard deviation {show_at_least(self.share_std(n))} to each message; "
+            "the ledger's charge for a single round is no guarantee by itself",
         )
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:

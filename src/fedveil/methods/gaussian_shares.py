@@ -21,7 +21,7 @@ from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
 from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
 from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
-from fedveil.privacy.statement import show_at_most
+from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.stage import Moves, everyone_adds
 
 
@@ -160,8 +160,8 @@ class GaussianShares(Channel):
         shares = "" if counted == n else f" from {counted} of these shares"
         return (
             f"one user changes the sum over {n} silos by at most {show_at_most(moves.total)} (l2 norm); {law} of "
-            f"standard deviation {self.share_std(n):g} to its sum, which gives the total a noise multiplier of "
-            f"{self._nominal(moves).noise_multiplier:g}{shares}",
+            f"standard deviation {show_at_least(self.share_std(n))} to its sum, which gives the total a noise "
+            f"multiplier of {show_at_least(self._nominal(moves).noise_multiplier)}{shares}",
         )
 
     def uncovered(self, method: Any) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
 from fedveil.privacy.closed_form import remark_1_noise
 from fedveil.privacy.events import ComposedEvent, Event, NoGuarantee
 from fedveil.privacy.noise.on_grid import grid_law
-from fedveil.privacy.statement import show_at_most
+from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.protection.letter_parts import Learned, Relay
 from fedveil.protection.messages import (
     Announcement,
@@ -329,17 +329,17 @@ class PartialEncryption(ProtectionStage):
         origin = {
             "votes": f"those with most votes ({self.strategy} absolute value)",
             "noisy-votes": f"those with most votes ({self.strategy} absolute value), counted with noise of "
-            f"{self.vote_noise:g} times the l2 norm of a ballot",
+            f"{show_at_least(self.vote_noise)} times the l2 norm of a ballot",
             "released": "those in which the released models have changed most",
         }[self.partition]
         origin = "all of them" if self.whole else "drawn at random" if self.strategy == "random" else origin
         noise = (
-            f"Gaussian noise of standard deviation {moves.noise:g} in the unencrypted part of each message"
+            f"Gaussian noise of standard deviation {show_at_least(moves.noise)} in the unencrypted part of each message"
             if moves.noise
             else "no noise in the unencrypted part of a message"
         )
         hidden = (
-            f"and, relative to each part's bound, {self.he_noise:g} times as much"
+            f"and, relative to each part's bound, {show_at_least(self.he_noise)} times as much"
             if self.he_noise
             else "none"
         )

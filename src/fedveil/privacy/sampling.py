@@ -25,6 +25,7 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SampledWithoutReplacementEvent,
 )
+from fedveil.privacy.statement import show_at_most
 from fedveil.randomness import BitSource
 
 _WORD_BITS: Final = 64
@@ -159,7 +160,7 @@ class PoissonUsers(Sampler):
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
         return (
-            f"each {moves.unit} takes part in each round with probability {self.rate:g} (Poisson sampling)",
+            f"each {moves.unit} takes part in each round with probability {show_at_most(self.rate)} (Poisson sampling)",
         )
 
 

@@ -297,7 +297,7 @@ def show_delta(delta: float) -> str:
     >>> show_delta(1e-5), show_delta(0.0005011872336272725)
     ('1e-05', '0.000501188')
     """
-    return _rounded_up(delta, 6)
+    return _rounded(delta, 6, ROUND_CEILING)
 
 
 def show_at_most(value: float) -> str:
@@ -306,7 +306,18 @@ def show_at_most(value: float) -> str:
     >>> show_at_most(1.0307764), show_at_most(2.0)
     ('1.03078', '2')
     """
-    return _rounded_up(value, 6)
+    return _rounded(value, 6, ROUND_CEILING)
+
+
+def show_at_least(value: float) -> str:
+    """Return the size of noise with at most six significant digits, rounded down from the thirteenth on.
+
+    What double precision alone takes off (0.1 x 0.7 is less than 0.07) does not show.
+
+    >>> show_at_least(4.99999994), show_at_least(0.1 * 0.7)
+    ('4.99999', '0.07')
+    """
+    return _rounded(float(f"{value:.13g}"), 6, ROUND_FLOOR)
 
 
 def show_noise(multiplier: float) -> str:
@@ -315,16 +326,16 @@ def show_noise(multiplier: float) -> str:
     >>> show_noise(9.834499), show_noise(5.0), show_noise(28.2101)
     ('9.835', '5', '28.22')
     """
-    return _rounded_up(multiplier, 4)
+    return _rounded(multiplier, 4, ROUND_CEILING)
 
 
-def _rounded_up(value: float, digits: int) -> str:
-    """Return a positive number to so many significant digits, rounded up by what its shortest form says."""
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    """Return a positive number to so many significant digits, rounded by what its shortest form says."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     exact = Decimal(repr(value))
-    up = exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_CEILING, _EXACT)
-    return f"{float(up):.{digits}g}"
+    short = exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), rounding, _EXACT)
+    return f"{float(short):.{digits}g}"
 
 
 def show_lower_bound(epsilon: float) -> str:
