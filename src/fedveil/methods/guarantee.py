@@ -18,6 +18,7 @@ from fedveil.privacy.events import (
     apart,
     near,
 )
+from fedveil.privacy.statement import Disclosure
 from fedveil.stage import Published
 
 _MOST_OF_A_ROUND: Final = 4
@@ -55,6 +56,11 @@ class View:
     party: str
     sees: str
     event: Event
+
+    def told(self, epsilon: float | None) -> Disclosure:
+        """Return the view's line of a statement, by epsilon of all rounds against it (None, infinite: nothing)."""
+        finite = epsilon if epsilon is not None and math.isfinite(epsilon) else None
+        return Disclosure(role=self.role, party=self.party, sees=self.sees, epsilon=finite)
 
 
 @dataclass(frozen=True, kw_only=True)

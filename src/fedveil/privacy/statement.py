@@ -49,6 +49,9 @@ _ADJACENCY_WORDS = {
 _LARGE_EPSILON = 10.0
 _EXACT = Context(prec=400)  # a double has at most 309 digits before the point
 _NOTHING = "infinite: nothing is guaranteed"
+KNOWN_SEED: Final = (
+    "the noise came from a known seed (privacy.insecure_seed), so that anybody can subtract it"
+)
 
 
 _ROLES: Final = {

@@ -11,14 +11,14 @@ from typing import Final
 from fedveil.engine.experiments.sections import PrivacySection
 from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.side_releases import other_documents
-from fedveil.engine.run_folder.folder import RunFolder, finite
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, GaussianEvent, all_of
 from fedveil.privacy.ledger import Budget, Ledger
-from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant
+from fedveil.privacy.statement import KNOWN_SEED, Statement, epsilons_by_accountant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,6 @@ class Series:
         """
         made, guarantees = self.charged(times), [one.guarantee for one in self.releases]
         first = guarantees[0]
-        seeded = "the noise came from a known seed (privacy.insecure_seed), so that anybody can subtract it"
         source = "the operating system's cryptographic random number generator"
         return Statement(
             unit=first.unit,
@@ -99,12 +98,7 @@ class Series:
                 *dict.fromkeys(text for one in guarantees for text in one.mechanisms),
             ),
             trust=tuple(
-                Disclosure(
-                    role=view.role,
-                    party=view.party,
-                    sees=view.sees,
-                    epsilon=finite(made.epsilon_of(made.against(view.role))) if self.secure else None,
-                )
+                view.told(made.epsilon_of(made.against(view.role)) if self.secure else None)
                 for view in first.views
             ),
             randomness=f"noise was drawn, by exact samplers, from {source}"
@@ -116,7 +110,7 @@ class Series:
                 *_UNCOVERED,
             ),
             notes=notes,
-            reasons=() if self.secure else (seeded,),
+            reasons=() if self.secure else (KNOWN_SEED,),
             released="statistics",
         )
 

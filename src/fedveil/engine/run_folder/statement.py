@@ -8,7 +8,7 @@ from fedveil.engine.run_folder.shown import uncovered
 from fedveil.engine.setup import Prepared
 from fedveil.privacy.claims import Role, Tells
 from fedveil.privacy.events import NoGuarantee, atoms
-from fedveil.privacy.statement import AsPublished, Disclosure, Statement, epsilons_by_accountant, show_delta
+from fedveil.privacy.statement import KNOWN_SEED, AsPublished, Statement, epsilons_by_accountant, show_delta
 from fedveil.statistics.preprocessing import CLIP_QUANTILE
 
 
@@ -25,9 +25,7 @@ def state(prepared: Prepared, rounds: int, ledger: Charged) -> Statement:
     run, delta, spent, charges = prepared.experiment.name, privacy.delta, ledger.event, ledger.charges
     reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
     if not prepared.secure:
-        reasons.append(
-            "the noise came from a known seed (privacy.insecure_seed), so that anybody can subtract it"
-        )
+        reasons.append(KNOWN_SEED)
     _, loss = together(None, guarantee.grid_loss_after(charges, prepared.length), ledger.beside, Role.READER)
     again = charges - rounds
     epsilon = None if reasons else finite(prepared.epsilon_with(Role.READER, rounds, ledger.beside, again))
@@ -41,12 +39,7 @@ def state(prepared: Prepared, rounds: int, ledger: Charged) -> Statement:
         epsilon=epsilon,
         delta=delta,
         accountant=prepared.accountant.name,
-        epsilons=epsilons_by_accountant(
-            spent,
-            delta,
-            guarantee.adjacency,
-            loss=loss,
-        ),
+        epsilons=epsilons_by_accountant(spent, delta, guarantee.adjacency, loss=loss),
         event=spent,
         units=prepared.population.n_users,
         mechanisms=(
@@ -59,11 +52,8 @@ def state(prepared: Prepared, rounds: int, ledger: Charged) -> Statement:
             ),
         ),
         trust=tuple(
-            Disclosure(
-                role=view.role,
-                party=view.party,
-                sees=view.sees,
-                epsilon=_against(prepared, view.role, rounds, ledger),
+            view.told(
+                prepared.epsilon_with(view.role, rounds, ledger.beside, again) if prepared.secure else None
             )
             for view in guarantee.views
         ),
@@ -98,13 +88,6 @@ def _randomness(prepared: Prepared) -> str:
         "noise and samples were drawn, by exact samplers, from the operating system's cryptographic random number "
         "generator"
     )
-
-
-def _against(prepared: Prepared, role: Role, rounds: int, ledger: Charged) -> float | None:
-    """Return the epsilon of all charges against one party; None if nothing is guaranteed."""
-    if not prepared.secure:
-        return None
-    return finite(prepared.epsilon_with(role, rounds, ledger.beside, ledger.charges - rounds))
 
 
 def _fitted(prepared: Prepared) -> tuple[str, ...]:
