@@ -23,7 +23,7 @@ from fedveil.engine.rounds.workload import workload
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
-from fedveil.methods.derive import derive
+from fedveil.methods.derive import derive, moves_of
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.paraaegis import dp_fedavg, paraaegis
 from fedveil.methods.partial_encryption import PartialEncryption
@@ -288,6 +288,18 @@ def test_without_noise_in_the_encrypted_part_only_the_server_is_kept_out() -> No
     for view in (holder, readers, pooled):
         assert isinstance(view.event, NoGuarantee)
         assert "carries no noise" in view.event.reason
+
+
+@pytest.mark.parametrize("method", ["paraaegis", "uldp-avg", "dp-fed", "serial"])
+def test_no_sentence_of_a_divided_message_says_of_all_of_it_what_one_part_has(method: str) -> None:
+    """The clip and the noise of one part are not the other's: only the protection's own sentences name them."""
+    plain = METHOD_CASES[method](2.0)
+    divided = plain if plain.protection.divides else PartialEncryption().over(plain, CLIENTS)
+    of_channel = divided.channel.mechanisms(moves_of(divided, FEDERATION))
+    told = derive(divided, FEDERATION).mechanisms
+    assert set(of_channel) <= set(told)
+    assert not any("noise" in text or "clipped" in text for text in of_channel)
+    assert sum("in the unencrypted part of each message" in text for text in told) == 1
 
 
 def test_all_messages_move_with_one_client_once_the_model_did() -> None:

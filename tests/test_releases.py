@@ -431,6 +431,10 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
     assert total.estimate == pytest.approx(6, abs=6 * released.made.std * 2)
     assert statement.against(Role.SERVER) == statement.epsilon
     assert any("which users have a record" in text for text in statement.uncovered)
+    assert (
+        sum("by at most 1.00001 (l2" in text for text in statement.mechanisms) == 2
+    )  # the grid's share, rounded up
+    assert not any("by at most 1 (l2" in text for text in statement.mechanisms)
 
 
 # --- reading it again ---------------------------------------------------------------------------------------

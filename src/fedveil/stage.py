@@ -32,6 +32,7 @@ class Moves:
         records: of every sender, where the noise depends on them.
         weight: of a contribution in its sender's sum, as a formula for people.
         together: how many senders pool what they know, where a line is about senders; the noise is sized for them.
+        divided: whether a message travels in two parts, each with a bound and noise of its own, or without.
     """
 
     unit: Literal["user", "client"]
@@ -48,6 +49,7 @@ class Moves:
     reweighs: bool = False
     weight: str = "1"
     together: int = 1
+    divided: bool = False
 
     @property
     def norm(self) -> float:

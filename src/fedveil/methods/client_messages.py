@@ -236,6 +236,8 @@ class ClientMessages(Channel):
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         if not self.noisy or self.bound is None:
             return ()
+        if moves.divided:  # each part has its own bound and noise, which the protection tells
+            return (f"each of {self.senders} clients sends a message, also one without records",)
         order, law = (
             ("l1", "Laplace noise of scale")
             if self.noise == "laplace"

@@ -79,6 +79,7 @@ class Contribution(Stage):
             group=self.group,
             records=public.silo_records,
             together=max(1, method.channel.colluding_silos),
+            divided=method.protection.divides,
         )
 
     @property

@@ -156,12 +156,14 @@ class GaussianShares(Channel):
         if self.noise_multiplier == 0:
             return ()
         n = moves.n_senders
+        changed = f"one user changes the sum over {n} silos by at most {show_at_most(moves.total)} (l2 norm)"
+        if moves.divided:  # each part has its own noise, which the protection tells
+            return (changed,)
         counted = n - self.colluding_silos - self.missing_silos
         shares = "" if counted == n else f" from {counted} of these shares"
         return (
-            f"one user changes the sum over {n} silos by at most {show_at_most(moves.total)} (l2 norm); {law} of "
-            f"standard deviation {show_at_least(self.share_std(n))} to its sum, which gives the total a noise "
-            f"multiplier of {show_at_least(self._nominal(moves).noise_multiplier)}{shares}",
+            f"{changed}; {law} of standard deviation {show_at_least(self.share_std(n))} to its sum, which gives the "
+            f"total a noise multiplier of {show_at_least(self._nominal(moves).noise_multiplier)}{shares}",
         )
 
     def uncovered(self, method: Any) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from fedveil.report.variant import ComparisonRow, Spread, Variant
 
 _OF_ONE_RUN: Final = (
     "ε is that of one run (one seed) of the variant, whose privacy.json has the whole statement. All these runs on the "
-    "same people cost more together: fedveil spent RUN... says how much"
+    "same people cost more together: fedveil spent RUN... says how much, where their users are the same"
 )
 
 

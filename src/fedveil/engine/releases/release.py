@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float64
 
 from fedveil.engine.rounds.workload import ChannelWork
-from fedveil.methods.derive import derive
+from fedveil.methods.derive import derive, sensitivity
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.sending import Sender
@@ -24,6 +24,7 @@ from fedveil.population.records import Groups
 from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, NoGuarantee
+from fedveil.privacy.statement import show_at_most
 from fedveil.protection.driver import Driver
 from fedveil.protection.protocol import Agreement
 from fedveil.randomness import PrivacyRandomness
@@ -94,9 +95,10 @@ class Release:
         """Return, for a statement, what was released in a run, charged so many times."""
         name, what = self.name or str(self.number), f", {self.purpose}" if self.purpose else ""
         again = f"; charged {times} times, because it was made again" if times > 1 else ""
+        at_most = show_at_most(sensitivity(self.method, self.public))
         return (
             f"release {run}/{name}: {self.step.length} numbers{what}; one person changes their sum over "
-            f"{self.public.n_silos} silos by at most 1 (l2){again}"
+            f"{self.public.n_silos} silos by at most {at_most} (l2){again}"
         )
 
     def agreed(self, groups: Groups) -> Agreement[Any, Any]:
