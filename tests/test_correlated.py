@@ -110,7 +110,7 @@ def test_more_bands_than_the_period_move_more_than_the_formula_and_are_refused()
     code, period, rounds = (1.0, 0.875, 0.75, 0.625, 0.5, 0.5), 2, 9
     diagonal = sum(sum(c * c for c in code[: rounds - first]) for first in range(0, rounds, period))
     assert brute_force(code, rounds, period) > 1.5 * diagonal
-    with pytest.raises(PrivacyError, match="her rounds overlap"):
+    with pytest.raises(PrivacyError, match="the user's rounds overlap"):
         squared_sensitivity(code, period, rounds)
 
 
@@ -427,7 +427,7 @@ def test_what_would_break_the_stream_is_refused_with_the_reason(changes: dict[st
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"method": {"correlated": {"period": 3, "bands": 4}}}, "her rounds overlap in what is sent"),
+        ({"method": {"correlated": {"period": 3, "bands": 4}}}, "a user's rounds overlap in what is sent"),
         ({"method": {"correlated": {"period": 0}}}, r"method\.correlated\.period: must be >= 1"),
         ({"method": {"user_sampling_rate": 0.5}}, "leave user_sampling_rate at 1"),
         ({"channel": {"name": "lrsuq"}}, "sums of several rounds in one"),

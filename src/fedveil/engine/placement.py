@@ -57,7 +57,7 @@ def placed(
 def beside_others(
     name: str, machines: Machines, trainer: AnyTrainer, device: torch.device
 ) -> tuple[str, ...]:
-    """Name what batching leaves open: that others beside a contribution do not round hers was not tried everywhere.
+    """Name what batching leaves open: that others beside a contribution do not round it was not tried everywhere.
 
     Several parties sign one text, so it says nothing of a machine that another need not be like.
 

@@ -124,7 +124,7 @@ def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]
     ``denoiser = "by-rule"`` smooths, the rounds that go as far as the rule would without its cap on steps, the
     rho under other weights than the main silo's, and what all silos send in float64.
 
-    With all her weight in one silo a user's sum is as long as her update. By records it may be shorter by sqrt(|S|),
+    With all weight in one silo a user's sum is as long as the update. By records it may be shorter by sqrt(|S|),
     for updates at right angles of a user who is everywhere alike; with weights 1 / |S| by |S|, for a user of one silo.
     The noise is the same, so rho is up to that many times as large.
 

@@ -71,7 +71,7 @@ def free_port() -> int:
 
 
 def check_closed(path: Path) -> None:
-    """Return if a file, folder or socket is nobody's but its owner's and his group's.
+    """Return if a file, folder or socket is nobody's but its owner's and the owner's group's.
 
     Raises:
         ConfigError: others can open it, or there is none.

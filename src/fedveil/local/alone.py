@@ -1,4 +1,4 @@
-"""Whether this machine's kernels compute a contribution alike wherever she lies in a batch, and beside whom.
+"""Whether this machine's kernels compute a contribution alike wherever it lies in a batch, and beside which others.
 
 The shapes of :mod:`fedveil.local.shapes` leave a kernel no reason to round one contribution by another; that it has
 none cannot be proved from here, for a model of one's own least of all. So before any training made-up records are

@@ -54,7 +54,7 @@ def contribution_seeds(
     randomness: ExperimentRandomness,
     path: tuple[str | int, ...],
 ) -> Int64[Tensor, " m"]:
-    """Return one seed per member: a function of the experiment's seed, the path, her silo and her key (or number)."""
+    """Return one seed per member: a function of the experiment's seed, the path, the silo and the key (or number)."""
     chosen = members.cpu().numpy()
     silo = torch.from_numpy(groups.silo[chosen]).long()
     user = torch.from_numpy((groups.user if groups.key is None else groups.key)[chosen]).long()

@@ -9,7 +9,7 @@ With a clip bound the loop and the vectorised trainer truncate each contribution
 alike, so these are dealt out by their work. Machines may round unlike: among them members are dealt out by a hash of
 silo and user, for removing one contribution must not have others trained elsewhere. The span trainer rounds the total
 of each silo, and here each process rounds its share of it: its members are always dealt out so. Removing one
-contribution changes the share of one process, whose rounding her margin pays for, and leaves every other share as it
+contribution changes the share of one process, whose rounding its margin pays for, and leaves every other share as it
 was (docs/theory/span-training.md).
 
 What may differ from one process is float32 rounding inside a contribution's training, and in the span up to half a

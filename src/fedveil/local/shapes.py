@@ -1,4 +1,4 @@
-"""Shapes that leave a contribution's float32 training alone, whoever is trained beside her.
+"""Shapes that leave a contribution's float32 training alone, whatever is trained beside it.
 
 Kernels round by shape: a product of 31 rows may be computed by another kernel than one of 32, the last numbers of an
 array by scalar code and the others by vectors, and an array cut between threads wherever the cut falls. Training at a
@@ -33,7 +33,7 @@ _TRAINING = threading.RLock()
 
 
 def ladder(records: Int64[np.ndarray, " m"], finest: int, an_octave: int) -> Int64[np.ndarray, " m"]:
-    """Return how many records each contribution is padded to: a function of her own number alone.
+    """Return how many records each contribution is padded to: a function of its own number alone.
 
     Args:
         records: (m,) at least 1 each.

@@ -206,7 +206,7 @@ class TrainJob:
 
     @property
     def seeds(self) -> Int64[Tensor, " m"]:
-        """Return one seed per member, for her batches and dropout."""
+        """Return one seed per member, for its batches and dropout."""
         return contribution_seeds(self.cohort.groups, self.members, self.randomness, self.path)
 
     def on_device(self) -> TrainJob:

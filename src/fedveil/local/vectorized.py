@@ -159,7 +159,7 @@ class VmapTrainer(SplitTrainer):
     def _widths(
         self, sizes: Int64[np.ndarray, " m"], sgd: LocalSgd, per_record: int
     ) -> Int64[np.ndarray, " m"]:
-        """Return the records a step of each contribution, padding included: of her own number of records alone.
+        """Return the records a step of each contribution, padding included: of its own number of records alone.
 
         Slots and steps are dear where a model has many parameters, and records where it has many activations.
         """

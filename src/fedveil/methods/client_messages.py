@@ -191,9 +191,9 @@ class ClientMessages(Channel):
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
         """Claim the noise of all messages for their sum, one's own for itself, the others' against a client.
 
-        Neighbours differ in the records of one client. She sends a message whatever she holds, so of all messages one
+        Neighbours differ in the records of one client. It sends a message whatever it holds, so of all messages one
         moves, by at most C. K messages carry N(0, (z C)^2 I) each, their sum N(0, K (z C)^2 I): multiplier sqrt(K) z.
-        Of Laplace noise her own alone counts: multiplier z in l1. docs/theory/cepam.md has the argument.
+        Of Laplace noise its own alone counts: multiplier z in l1. docs/theory/cepam.md has the argument.
         """
         if not self.noisy:
             return (unprotected("clients send their updates without noise"),)

@@ -51,8 +51,8 @@ class Correlated:
         check_ranges(self)
         if self.bands > self.period:
             raise CompositionError(
-                f"bands = {self.bands} and period = {self.period}: with more bands than rounds between a user's two "
-                "her rounds overlap in what is sent, and the sensitivity is larger: take bands <= period"
+                f"bands = {self.bands} and period = {self.period}: with more bands than the period has rounds, "
+                "a user's rounds overlap in what is sent, and the sensitivity is larger: take bands <= period"
             )
 
 

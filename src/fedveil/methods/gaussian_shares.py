@@ -114,7 +114,7 @@ class GaussianShares(Channel):
     def claims(self, moves: Moves) -> tuple[Claim, ...]:
         """Claim all shares for the sum, one for a message, and the others' against silos that pool what they know.
 
-        A coalition of c silos knows its own shares. What a user holds in the others is guaranteed to her
+        A coalition of c silos knows its own shares. What a user holds in the others is protected
         (:meth:`~fedveil.stage.Moves.pooled`), under the noise of the honest ones that are there.
         """
         if self.noise_multiplier == 0:

@@ -267,8 +267,8 @@ class PrivateWeighting(ProtectionStage):
             )
         if sampler.fixed_size:
             yield (
-                "cannot run under private weighting with private_sampling: oblivious transfer draws every user by "
-                "herself (PoissonUsers), not a fixed number of them"
+                "cannot run under private weighting with private_sampling: oblivious transfer draws every user "
+                "independently (PoissonUsers), not a fixed number of them"
             )
 
     def moves(self, moves: Moves, method: Any, public: Any) -> Moves:
@@ -304,7 +304,7 @@ class PrivateWeighting(ProtectionStage):
         """Return the public numbers of Protocol 1, and of the silos' counts those that whoever asks knows.
 
         A silo counts at most N_max / |S| records of a user, and never refuses one who has more: whether a run goes on
-        must not depend on her, and N_max is the coordinator's to choose. Her weights still sum to 1.
+        must not depend on that user, and the coordinator chooses N_max. The user's weights still sum to 1.
 
         Raises:
             ProtocolError: sums that the cipher does not hold.

@@ -13,7 +13,7 @@ C: clip bound, Q: local epochs, q: sampling rate of users. In a round
     q < 1  users are drawn (Algorithm 4)
 
 A user's weights sum to at most 1 over the silos, so adding or removing one user moves the sum of AVG and SGD by at most
-C (Theorem 3), whatever the number of her records. docs/theory/uldp-methods.md.
+C (Theorem 3), whatever the number of the user's records. docs/theory/uldp-methods.md.
 """
 
 from __future__ import annotations

@@ -45,12 +45,12 @@ class Weights(Stage):
     BY_RECORDS: w_su = n_su/N_u (ULDP-AVG-w).
     EQUAL: w_su = 1/(silos where the user has a record): BY_RECORDS with one record in each.
     MAIN: w_su = 1 in the silo where the user has most records, the first of them where several have as many; 0 in the
-        others, where she is neither trained nor sent.
+        others, where the user is neither trained nor sent.
 
     The last three are w_su = n_su^p / sum_s' n_s'u^p with p = 1, 0 and infinity (:meth:`by_power`). Between
     institutions a file can name the main silos, so that nobody shows counts.
 
-    Guarantees: a weight is a function of its user's own record counts alone, or of her own line of the file; weights of
+    Guarantees: a weight is a function of its user's record counts alone, or of the user's line of the file; weights of
     a user sum to at most 1 + |S| 2^-52 in float64, which is less than what bounds leave for rounding
     (:mod:`fedveil.privacy.bounds`). For the file that needs nobody's word: it names one silo a user, and a silo takes
     part with no other file than that of the digest, which all silos sign with the experiment.
@@ -114,7 +114,7 @@ class Weights(Stage):
         pairs = method.contribution.per == "pair"
         if pairs and self.law == "one":
             yield (
-                "with weight 1 a user's influence grows with the number of silos she appears in; weights of a user "
+                "with weight 1 a user's influence grows with the number of silos the user is in; weights of a user "
                 "must sum to at most 1 over the silos (uniform or by records)"
             )
         if not pairs and self.law != "one":
@@ -183,7 +183,7 @@ class Weights(Stage):
         """Return n^p for whole p, as whole numbers: what weights are computed from where no party has all counts.
 
         A count above ((2^32 - 1) / |S|)^(1/p) counts as the whole number below that, so that a user's scores of all
-        silos sum to what :class:`~fedveil.protection.letter_parts.Totals` hold, however many records she has; her
+        silos sum to what :class:`~fedveil.protection.letter_parts.Totals` hold, however many records that is; the
         weights still sum to 1. The limit is a function of public numbers.
 
         Raises:

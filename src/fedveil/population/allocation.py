@@ -9,10 +9,10 @@ law             silos are free                              silos are fixed by t
 ==============  ==========================================  =======================================
 uniform         equal counts per user, equal silos          user of every record uniform
 zipf            N_u multinomial in k^-0.5; a user's silos   N_u the same, above a least count; 80 %
-                in k^-2 over her own random silo order      of a user's records in one random silo
+                in k^-2 over a random silo order of each    of a user's records in one random silo
 limited-labels  zipf, with at most k labels per user        (not defined)
-clients         equal counts; every user is her own silo    (not defined)
-dirichlet       every user her own silo; of each class the  (not defined)
+clients         equal counts; every user is a silo          (not defined)
+dirichlet       every user is a silo; of each class the     (not defined)
                 users' shares are Dirichlet(concentration)
 ==============  ==========================================  =======================================
 """
@@ -30,7 +30,7 @@ from fedveil.randomness import ExperimentRandomness
 
 Law: TypeAlias = Literal["uniform", "zipf", "limited-labels", "clients", "dirichlet"]
 CLIENT_LAWS = ("clients", "dirichlet")
-"""Laws under which every user is a silo of her own."""
+"""Laws under which every user is a silo."""
 Column: TypeAlias = Int32[np.ndarray, "n"]
 
 
@@ -42,7 +42,7 @@ class Allocation:
         law: which law, see the table of this module.
         user_exponent: a of P(user k) ∝ k^-a, k = 1 .. |U|; 0 is the uniform multinomial.
         silo_exponent: b of P(a user's j-th silo) ∝ j^-b, j = 1 .. |S|.
-        main_share: share of a user's records in her main silo, where silos are fixed (zipf).
+        main_share: share of a user's records in the user's main silo, where silos are fixed (zipf).
         labels_per_user: k of "limited-labels".
         concentration: of "dirichlet"; the smaller, the fewer users share a class.
 
@@ -173,7 +173,7 @@ def draw_zipf(n: int, size: int, exponent: float, generator: np.random.Generator
 def spread_over_silos(
     user: Column, n_users: int, n_silos: int, exponent: float, generator: np.random.Generator
 ) -> Column:
-    """Spread every user's records: her j-th silo with probability ∝ j^-exponent, in her own random order."""
+    """Spread every user's records: the j-th silo, in a random order of each user's, with probability ∝ j^-exponent."""
     orders = generator.permuted(np.tile(np.arange(n_silos, dtype=np.int32), (n_users, 1)), axis=1)
     rank = draw_zipf(len(user), n_silos, exponent, generator)
     chosen: Column = orders[user, rank]
@@ -288,7 +288,7 @@ class FixedZipf:
 def pair_up(wished: Int64[np.ndarray, "k"], generator: np.random.Generator) -> Int64[np.ndarray, "k"]:
     """Move the records that are alone in their silo to a random silo where the user has at least two.
 
-    Where she has two nowhere, one random silo counts as such a silo and another keeps its single record, as
+    Where the user has two nowhere, one random silo counts as such a silo and another keeps its single record, as
     in the authors' program: so a few contributions of one record remain, and their Cox gradient is zero.
     """
     silos, counts = np.unique(wished, return_counts=True)

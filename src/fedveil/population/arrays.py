@@ -110,7 +110,7 @@ def population(
 
     Guarantees:
         As :func:`fedveil.population.tables.read_tables`: whether a record is held out, and what its user's batches are
-        seeded by, depends on her id and her own records alone, and nothing is fitted on the records, but for what was
+        seeded by, depends on that user's id and records alone, and nothing is fitted on the records, but for what was
         asked to be counted.
 
     >>> X, y = np.zeros((4, 2)), [0, 1, 1, 0]

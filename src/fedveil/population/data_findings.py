@@ -119,7 +119,7 @@ def of_people(tables: WholeTable, people: set[str]) -> Iterator[Finding]:
             bears_on="model",
             where=user,
             found=f"one person has {counts.max() / len(tables):.0%} of the records",
-            effect="her contribution is bounded like anybody's, so most of these records hardly count; if the id "
+            effect="that contribution is bounded like anybody's, so most of these records hardly count; if the id "
             "stands for many people (unknown, a ward), the guarantee is for all of them together",
         )
 

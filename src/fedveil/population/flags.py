@@ -11,7 +11,7 @@ from fedveil.population.records import Records
 def keep_at_most(records: Records, per_user: int) -> Int64[np.ndarray, "kept"]:
     """Return the rows kept, in the order of the table: at most ``per_user`` records of each user over all silos.
 
-    A user's records are taken in turn from her silos (the first of each silo, then the second of each, ...), as the
+    A user's records are taken in turn from the silos (the first of each silo, then the second of each, ...), as the
     authors' flags are, so that no silo loses more than it must.
 
     >>> one = np.zeros(4, dtype=np.int32)

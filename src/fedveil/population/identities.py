@@ -52,7 +52,7 @@ def numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
 
 
 def keys_of(users: list[str]) -> Int64[np.ndarray, "users"]:
-    """Return what each user's batches are seeded by: her id, not her place among those present."""
+    """Return what each user's batches are seeded by: the id, not the place among those present."""
     return np.array([key_of(who) for who in users], dtype=np.int64)
 
 

@@ -1,6 +1,6 @@
 """Which silo a user's whole weight is in, as a file says that all silos share.
 
-The file (:mod:`fedveil.population.salted_file`) has a line a user: her id, a comma, the name of a silo. Ids are those
+The file (:mod:`fedveil.population.salted_file`) has a line a user: the id, a comma, the name of a silo. Ids are those
 of the list of users, in its order, or 0, 1, 2, ... where there is no list.
 """
 

@@ -52,7 +52,7 @@ class Groups:
 
     Contribution i holds the records ``order[start[i] : start[i] + size[i]]``. Contributions are sorted by
     (silo, user) and do not overlap; within one, records keep their order in the table. ``user[i]`` is -1
-    where the contribution is a whole silo. ``key[i]`` names the user for seeds; None: her number does.
+    where the contribution is a whole silo. ``key[i]`` names the user for seeds; None: the number does.
     """
 
     order: Int64[np.ndarray, "n"]
@@ -98,15 +98,15 @@ def nobodys_groups() -> Groups:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Records:
-    """A table of n training records; n may be 0, because the records of the last user are hers to take away.
+    """A table of n training records; n may be 0, because the last user's records may be taken away, too.
 
     Args:
         features: (n, ...) float32, or uint8 that an :class:`Affine` makes float32; may be memory-mapped.
         targets: (n,) int64 labels, (n,) float32 numbers, or (n, 2) float32 of (event, time) for survival.
         silo: (n,) int32, the silo that holds the record, from 0.
         user: (n,) int32, whose record it is, from 0; the same number is the same person in every silo.
-        key: (n,) int64, what the batches and dropout of the record's user are seeded by: a function of who she is and
-            of nothing else. None: her number, which must then be hers whoever else is there.
+        key: (n,) int64, what the batches and dropout of the record's user are seeded by: a function of who it is and
+            of nothing else. None: the user's number, which must then be the same whoever else is there.
 
     Raises:
         DataError: columns of different lengths; a dtype other than these; a feature or

@@ -10,14 +10,14 @@ LOCAL_TEST_ABOVE = 500
 def holdout_by_user(
     user: Integer[np.ndarray, "n"], key: Int64[np.ndarray, "n"], share: float, seed: int
 ) -> Bool[np.ndarray, "n"]:
-    """Mark each record with probability ``share``, by a hash of seed, user and its place among her own records.
+    """Mark each record with probability ``share``, by a hash of seed, user and its place among the user's records.
 
     So no record's fate depends on whether another user is there: with a count of all records, removing one user
     would move the others' records between the two sides.
 
     Args:
         user: (n,) whose record it is, or whose in which silo.
-        key: (n,) a word that names her, alike for all her records.
+        key: (n,) a word that names the user, alike for all the user's records.
         share: probability, between 0 and 1.
         seed: of the choice.
     """

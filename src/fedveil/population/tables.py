@@ -71,7 +71,7 @@ def read_tables(
 
     Guarantees:
         Nothing about the private records enters another user's: scaling and categories are the schema's, and whether
-        a record is held out, and what its user's batches are seeded by, depends on her id and her own records alone.
+        a record is held out, and what its user's batches are seeded by, depends on that user's id and records alone.
         Taking a user's records away is never refused, down to tables that are a header alone.
     """
     _check_request(schema, files, test, test_share)
@@ -176,7 +176,7 @@ def held_out(
     Args:
         user: (n,) whose record it is.
         silo: (n,) who holds it.
-        key: (n,) a word that names her.
+        key: (n,) a word that names the user.
         share: probability of each record.
         seed: of the experiment.
     """

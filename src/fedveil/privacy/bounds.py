@@ -12,7 +12,7 @@ and what enters the sum is g · y_i. Three facts follow, for every float32 input
   norm and of the products. A user whose weights over all silos sum to at most 1 moves the sum by at most C.
 * Sums are exact. A coordinate of y_i is a whole number of size at most 2^18 · w_i; so 64 rows (or any rows
   whose weights sum to 64) add up exactly in float32, and 2^35 rows in float64. The sum does not depend on
-  order, chunks, threads or processes, and taking a user away changes it by exactly what she had put in.
+  order, chunks, threads or processes, and taking a user away changes it by exactly what that user had put in.
 * NaN and infinity do not spread. A row with a non-finite coordinate becomes the zero contribution.
 
 The grid is a power of two, so ``g · y`` is exact as well. The proof is in docs/theory/clipping.md.
@@ -234,7 +234,7 @@ class FixedVector(_NormClip):
         Args:
             deltas: (m, d) vectors; overwritten.
             norms: (m,) what :meth:`norms` returned for these very rows.
-            weights: (m,) weights in [0, 1]; those of one person must sum to at most 1 over all her silos.
+            weights: (m,) weights in [0, 1]; those of one person must sum to at most 1 over all silos.
 
         Raises:
             PrivacyError: a weight outside [0, 1].

@@ -192,7 +192,7 @@ def knowledge(party: Role, sent: Iterable[Sent], content: Tells) -> frozenset[Te
             known |= opened
         elif serves and one.to.value & Role.SILO.value:
             known |= {_MADE[what] for what in opened if what in _MADE}
-    if serves and Tells.OWN_DRAW in known:  # the server told each her own bit: together they are all bits
+    if serves and Tells.OWN_DRAW in known:  # what each was told of itself is together all draws
         known.add(Tells.DRAWN)
     if Tells.CONTENT in known:
         known = (known - {Tells.CONTENT}) | {content}

@@ -11,7 +11,7 @@ moves y_1 ... y_t by at most s_t,
     s_t^2 = max over sets P of rounds up to t, b apart, of sum_{i in P} ||C[1..t] e_i||^2
           = the strengths of the first t rounds,     strength_t = c_j^2,   j = (t - 1) mod b   (0 for j >= k),
 
-which is attained from round 1 on every b rounds. At several silos at once nothing changes, whether or not her rounds
+which is attained from round 1 on every b rounds. At several silos at once nothing changes, whether or not the rounds
 there are the same: ||C sum_s w_s delta_s|| <= sum_s w_s ||C delta_s|| <= s_t for weights that sum to at most 1 and stay
 the same over the rounds. Sums depend on earlier releases through the model, but the bound holds on every path, so T
 rounds with noise of standard deviation sigma are one Gaussian release of multiplier sigma / s_T, and rounds charged
@@ -47,8 +47,8 @@ def check_coefficients(coefficients: Sequence[float], period: int) -> None:
         raise PrivacyError(f"coefficients {tuple(coefficients)}: the first must be 1")
     if len(coefficients) > period:
         raise PrivacyError(
-            f"{len(coefficients)} bands, and a user takes part every {period} rounds: with more bands than that her "
-            "rounds overlap in what is sent, and the sensitivity is larger; take at most as many bands as rounds"
+            f"{len(coefficients)} bands, and a user takes part every {period} rounds: with more bands than that the "
+            "user's rounds overlap in what is sent, and the sensitivity is larger; take at most as many bands as rounds"
         )
     if not all(0 <= after <= before for before, after in pairwise(coefficients)):
         raise PrivacyError(

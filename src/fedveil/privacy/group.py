@@ -18,7 +18,7 @@ way                  bound                                                      
 
 The first is exact for one step of one silo: k records, each in the batch with probability q, move the sum
 of clipped gradients by Binomial(k, q) clip units, so the batch's release is N(0, s^2) without the user and
-sum_i P(B = i) N(i, s^2) with her. (In several dimensions the records' gradients need not be parallel;
+sum_i P(B = i) N(i, s^2) with the user. (In several dimensions the records' gradients need not be parallel;
 parallel ones are the worst case, Choquette-Choo, Ganesh, Steinke and Thakurta, Corollary 4.7.)
 
 Lemmas 5 and 6 go from neighbour to neighbour, one record at a time, so for records in several silos they hold with the

@@ -130,7 +130,7 @@ class Shortening(SteadyBound):
         Args:
             deltas: (m, d) updates; overwritten.
             norms: (m,) what ``norms`` returned for these very rows.
-            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all her silos.
+            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all silos.
 
         Returns:
             ``deltas``, now whole numbers y with ``||grid unit y_i|| <= weights_i C``, ``unit`` being that of messages.

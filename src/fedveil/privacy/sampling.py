@@ -107,7 +107,7 @@ class Everyone(Sampler):
 class PoissonUsers(Sampler):
     """Every user takes part with probability q, independently of all others and of all other rounds.
 
-    One 64-bit word w per user decides: she takes part iff w < floor(q · 2^64). The probability is therefore
+    One 64-bit word w per user decides: the user takes part iff w < floor(q · 2^64). The probability is therefore
     exactly floor(q · 2^64) / 2^64, which is q itself for every float q >= 2^-12 and never above q. The
     privacy loss grows with the probability, so an account for q covers the smaller one (Mironov, Talwar and
     Zhang 2019 for RDP of the sampled Gaussian; Algorithm 4 of ULDP-FL draws users so, once for all silos).

@@ -16,9 +16,9 @@ from fedveil.privacy.sampling import Everyone
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduled(Everyone):
-    """A user takes part in silo s in the rounds t with (her number + s) mod b = t mod b.
+    """A user takes part in silo s in the rounds t with (the user's number + s) mod b = t mod b.
 
-    The schedule is a function of who she is and of the silo, of nothing else: no other user's coming or going moves it,
+    The schedule is a function of the user and of the silo, of nothing else: no other user's coming or going moves it,
     and silos need not agree on it. It is public and hides nobody, so no claim is amplified; a sum is divided by |U| / b
     and never by how many of them there are.
 

@@ -82,7 +82,7 @@ _TEXT: Final = REST.of(str.encode, _text)
 _COUNTS: Final = _array(REST, "<u4", np.int64)
 _HEAD: Final = pair(fixed(DIGEST_BYTES), fixed(SIGNATURE_BYTES))
 LARGEST_SCORE: Final = 2**32 - 1
-"""The largest score of a user, her records or a power of them, that counts and totals can tell of."""
+"""The largest score of a user, the number of records or a power of it, that counts and totals can tell of."""
 
 
 @message(61, "the terms of a run")

@@ -51,7 +51,7 @@ class Code(Enum):
     DISCLOSES_COUNTS = (
         9,
         "policy",
-        "the coordinator would learn how many records each user has there, and every silo how many she has in all, and "
+        "the coordinator would learn how many records each user has there, and every silo how many in all, and "
         "no noise covers either; use uldp-avg or private weighting, or allow it by disclose_counts with "
         "trust_coordinator and trust_silos",
     )

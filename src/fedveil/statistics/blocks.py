@@ -1,6 +1,6 @@
 """Blocks: what a record adds to a release, as a fixed vector whose length and norm are declared.
 
-Convexity does the rest. A person's vector in a silo is a mean of those of her records there, her weights over silos sum
+Convexity does the rest. A person's vector in a silo is a mean of those of the records there, a person's weights sum
 to at most 1, and norms are convex: so no person is longer than the longest record (docs/theory/statistics.md).
 """
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import AfterValidator
 
 SiloWeights: TypeAlias = Literal["records", "equal", "uniform"]
-"""A person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts person-silo pairs."""
+"""A person's weights over silos: n_su/N_u, 1/(the person's silos), or 1/|S|, which counts person-silo pairs."""
 
 
 def unit_of(silos: SiloWeights, n_silos: int) -> float:

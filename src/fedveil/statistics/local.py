@@ -28,10 +28,10 @@ _CHUNK_ELEMENTS = 1 << 20  # vectors of a block of people, in numbers: 8 MiB, so
 
 @dataclass(frozen=True, kw_only=True)
 class PersonVector(Source):
-    """A person's vector in a silo, whatever the statistic: from a convex combination of her records there.
+    """A person's vector in a silo, whatever the statistic: from a convex combination of the person's records there.
 
     Attributes:
-        combine: of her records: their mean; the first or last by ``order`` (the mean of those that tie; a record
+        combine: of these records: their mean; the first or last by ``order`` (the mean of those that tie; a record
             without a value of ``order`` only where none has one); or, of 0/1 columns, one record that has a 1 where any
             has.
         order: the column that first and last go by.
@@ -103,7 +103,7 @@ class PersonVector(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStatistic(PersonVector):
-    """A person's vector in a silo: a convex combination of the vectors of her records there.
+    """A person's vector in a silo: a convex combination of the vectors of the person's records there.
 
     Attributes:
         layout: the vector.

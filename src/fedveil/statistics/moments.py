@@ -7,7 +7,7 @@ and cover. With s^2 the released second central moment and K the largest distanc
 ==============  ====================================================================================================
 figure          variance by the choice of n people, at most
 ==============  ====================================================================================================
-mean            s^2 / n                      (a person's records are averaged: her spread is no more than theirs)
+mean            s^2 / n                      (a person's records are averaged, which adds no spread)
 variance        (K^2 s^2 - s^4) / n          ((x - m)^2 lies in [0, K^2] and has mean s^2)
 ==============  ====================================================================================================
 """

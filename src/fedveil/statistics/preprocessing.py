@@ -8,7 +8,7 @@ bounds     the prefix code of its bin on the signed powers    the outermost bins
 impute     the same (64 equal bins where no bounds are)       the median
 pool       the unit vector of its category                    categories below a count become "other": all zeros
 clip       the prefix code of the length of the update that   the .8 quantile of the lengths
-           her (silo, user) pair computes from the initial
+           a (silo, user) pair computes from the initial
            model, on the grid C 2^(k/2), k = -8, ..., 8
 =========  ================================================  =======================================================
 

@@ -20,9 +20,7 @@ from fedveil.validation import DocumentTable
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
 
-_EXTREME = (
-    "is decided by one person alone; no noise of use hides her: ask for a quantile (quantiles = [0.01, 0.99])"
-)
+_EXTREME = "is decided by one person alone, whom no noise of use hides: ask for a quantile (quantiles = [0.01, 0.99])"
 _REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "min": f"a smallest value {_EXTREME}",
@@ -175,7 +173,7 @@ class Request(_Part):
     order: str | None = Field(None, description="numeric column that first and last go by")
     silos: SiloWeights = Field(
         "records",
-        description="a person's weights over silos: n_su/N_u, 1/(silos she is in), or 1/|S|, which counts "
+        description="a person's weights over silos: n_su/N_u, 1/(the person's silos), or 1/|S|, which counts "
         "person-silo pairs",
     )
     by: Annotated[Columns, Field(max_length=8)] = Field(

@@ -16,7 +16,7 @@ stacked    I above prefix, over sqrt(2)          both
 S is triangular and Toeplitz with the Taylor coefficients of (1 - x)^(-1/2), so its inverse is one too, with those of
 (1 - x)^(1/2). Cells without an order (missing, unreadable) are sent flat beside them.
 
-**Sensitivity.** One person's vector is a convex combination of columns of A (her records, her silos). Norms are convex,
+**Sensitivity.** One person's vector is a convex combination of columns of A (of records and silos). Norms are convex,
 so the longest is a column: S's first, whose squared norm is the sum of all squared coefficients. Scaled by it, every
 strategy has norm exactly 1. Reference for the square-root factorisation: Fichtenberger, Henzinger, Upadhyay,
 "Constant matters" (ICML 2023); Henzinger, Upadhyay, Upadhyay (SODA 2023).

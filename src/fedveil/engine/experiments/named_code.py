@@ -2,8 +2,8 @@
 
 A run folder may come from somebody else, and reading it must run nothing of its writer's choice. Stages, methods and
 data sets are members of installed packages (:mod:`fedveil.registry`); a model, a loss or a metric may be any object of
-any module that Python finds. Whoever begins a run names them in a document of her own; whoever goes on with a folder,
-audits it or makes a bundle of it says by name which of them she trusts.
+any module that Python finds. Whoever begins a run names them in their own document; whoever goes on with a folder,
+audits it or makes a bundle of it says by name which of them they trust.
 """
 
 from __future__ import annotations

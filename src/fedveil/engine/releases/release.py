@@ -150,7 +150,7 @@ class ReleaseWork(ChannelWork):
         return silo_sums(release.step, self._table, weights, release.bound, self._progress)
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
-        """Return a silo's people's vectors of weight 1, on the grid: a person's counts stay with her silos."""
+        """Return a silo's people's vectors of weight 1, on the grid: a person's counts stay with the person's silos."""
         step, bound = self._release.step, self._release.bound
         condensed, _, mixed = step.pairs(self._table)
         found = [np.zeros((0, step.length))]

@@ -47,8 +47,8 @@ def release_builder(
         protection = section.build(n_max=facts.n_silos)  # every silo counts one record of a person
     if weights.by_records and not protection.weighs:
         raise ConfigError(
-            f"{key}: '{silos}' counts people, for which silos must weigh a person by what she has "
-            "elsewhere, and her counts are hidden under protection.name = 'private-weighting' alone. Give that, or "
+            f"{key}: '{silos}' counts people, for which silos must weigh a person by what the "
+            "others hold, and these counts are hidden under protection.name = 'private-weighting' alone. Give that, or "
             "silos = 'uniform', which counts person-silo pairs (and needs no weights)"
         )
     if not (protection.masks or protection.weighs or not protection.agrees):

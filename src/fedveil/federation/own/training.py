@@ -159,8 +159,8 @@ class OwnTraining(OwnWork):
         """Return how the rounds before the next one began that its message has parts of, and what must stay as it was.
 
         The guarantee is about a stream: a round is charged for what it adds to those before. So a user's weights are
-        the same in all of them, and so are her records, which are trained again, and her key, from which the rounds
-        follow that she takes part in: under another one she could be in two of a period.
+        the same in all of them, and so are the records, which are trained again, and the key, from which follow the
+        rounds that the user takes part in: under another key that could be two rounds of a period.
 
         Raises:
             RefusalError: the weights, or the records here or whose they are, are others than in the rounds before.

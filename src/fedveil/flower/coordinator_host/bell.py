@@ -2,7 +2,7 @@
 
 Flower answers a question for messages at once, with none if there are none. Here such an answer is held back: for some
 seconds, or until the other side has sent something, and then Flower is asked again. What has a message in it, or is
-refused, passes as it is; so nobody is kept waiting who has not proved to Flower who he is.
+refused, passes as it is; so nobody is kept waiting who has not proved to Flower who they are.
 """
 
 from __future__ import annotations

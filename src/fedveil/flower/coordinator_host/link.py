@@ -3,7 +3,7 @@
 Flower serves three APIs on one port: the silos' (Fleet), the one that starts runs of received code (Control) and the
 one that hands out their tasks (Runtime); neither of the last two asks a stranger for a key. Here they share no door.
 The public door, under TLS, knows :data:`ROUTES` and nothing else; what else Flower's app can do is reached through a
-Unix socket that its owner alone can open, or the group that he names for a coordinator of another user. Nothing that a
+Unix socket that its owner alone can open, or the group named for a coordinator of another user. Nothing that a
 SuperLink would start is started, no SuperExec, no gRPC server, no process: so no code that was received is run.
 
 Claim: a stranger with host, port and the authority's certificate can neither start a run nor hold a task's token.

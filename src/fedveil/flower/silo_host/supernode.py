@@ -76,7 +76,7 @@ def work(worker: Worker, port: int) -> None:
     """Answer messages as long as there is a SuperNode; end this process where one could not be answered.
 
     A SuperNode takes no other message before it has an answer to the last. Nothing is asked of a port at which another
-    process listens: its user may be another, and would have the guard read letters of his.
+    process listens: its user may be another, and the guard would read that user's letters.
     """
     until = time.monotonic() + _STARTING_SECONDS
     while True:

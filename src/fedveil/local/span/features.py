@@ -106,7 +106,7 @@ class Rows:
         Args:
             records: numbers of records, ``len(index)`` for none.
             owner: the contribution of each record, -1 for none.
-            alone: whether a row holds one contribution: then so many of its columns are read as follow from her own
+            alone: whether a row holds one contribution: then so many of its columns are read as follow from its own
                 number of records, and rows without any are left out.
         """
         held = (records < len(self.index)).sum(1)

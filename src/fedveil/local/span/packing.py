@@ -155,7 +155,7 @@ _BUSY: Final = 1 << 18
 def step_widths(sizes: Int64[np.ndarray, "m"], batch_size: int | None) -> Int64[np.ndarray, "m"]:
     """Return how many records a step of each contribution in a stack reads, padding included.
 
-    The batch size, or less where her records are fewer: a power of two, from 16; where every step takes all of her
+    The batch size, or less where the records are fewer: a power of two, from 16; where every step takes all
     records, from 2.
     """
     least = 2 if batch_size is None else 16

@@ -160,7 +160,7 @@ class _Training:
         plan = self._plan
         for layout in plan.blocks:
             spoilt = self._train_blocks(layout, plan.grams(layout))
-            # Products of one shape: who is trained again gets the update that she would have had beside finite ones.
+            # Products of one shape: what is trained again gets the update that it would have had beside finite ones.
             for alone in single_blocks(spoilt, plan.held, _REDONE_ENTRIES):
                 self._train_blocks(alone, plan.made(alone))
             yield layout.members

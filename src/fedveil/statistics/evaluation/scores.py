@@ -2,8 +2,8 @@
 
 A record is the prefix code of the bin of its score, of all people and all targets together. It decodes to edges of
 equal mass, which are public then. Bins of equal width fail for rare classes: nearly all positives would share a bin.
-Records of one person are averaged and weighted over silos as in any release (docs/theory/statistics.md), so it moves
-by at most 1 with her.
+Records of one person are averaged and weighted over silos as in any release (docs/theory/statistics.md), so a
+person moves it by at most 1.
 """
 
 from __future__ import annotations

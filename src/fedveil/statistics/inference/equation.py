@@ -1,4 +1,4 @@
-"""The local step of a regression: a person's score and curvature at one public theta, and the spread of her score.
+"""The local step of a regression: a person's score and curvature at one public theta, and the spread of that score.
 
 For pair (s, u) with records i of weights 1 / n_su (or another convex combination)
 
@@ -6,11 +6,11 @@ For pair (s, u) with records i of weights 1 / n_su (or another convex combinatio
 
 Matrices are sent as their upper triangles with the off-diagonal times sqrt 2, whose l2 norm is the Frobenius norm.
 Norms are convex, so a person's mean is no longer than a record; and ||S_su|| = ||psi_su||^2. Sent as
-(sqrt(q_g) psi / c_g, sqrt(q_H) H / c_H, sqrt(q_S) S / c_g^2) with q_g + q_H + q_S = 1, her vector has norm at most 1.
+(sqrt(q_g) psi / c_g, sqrt(q_H) H / c_H, sqrt(q_S) S / c_g^2) with q_g + q_H + q_S = 1, it has norm at most 1.
 
 **Clusters.** What a person adds to g is sum_s w_s psi_su, whose square has products between silos that nobody may see.
 With sum_s w_s <= 1 it is at most sum_s w_s S_su in the order of positive semidefinite matrices (convexity of squares),
-and is equal to it where she is in one silo. So S is the spread of g over people, and records of a person are clusters.
+and is equal to it for a person in one silo. So S is the spread of g over people, and records of a person are clusters.
 """
 
 from __future__ import annotations
