@@ -90,7 +90,8 @@ def plan_rows(plan: Plan) -> list[Row]:
 
     With a target epsilon the noise multiplier is the least one that keeps all T rounds within it, or, where sigma is
     given, T is the most rounds that stay within it (0 where one round is too much). A method whose event the
-    accountant does not support is left out (see :func:`unsupported`).
+    accountant does not support is left out (see :func:`unsupported`). So is what the grid of the noise costs, which
+    depends on the model: a run's statement adds it, 3e-8 for 100 rounds of 10^5 parameters and 10 silos.
     """
     rows = []
     for label, rate, compose in _methods(plan):

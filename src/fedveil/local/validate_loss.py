@@ -1,6 +1,6 @@
 """Whether a loss is what the bound on a contribution needs: a function of one batch, and of nothing before it.
 
-A bound on each contribution bounds what a user moves only if no other contribution reads the user's records. A loss that
+A bound on each contribution bounds what a user moves only if no other contribution reads the records. A loss that
 keeps a state carries records from one contribution to the next; one whose terms depend on other rows makes a record's
 gradient depend on whatever lies beside it, padding included. Made-up records alone are looked at.
 """
