@@ -79,6 +79,25 @@ def test_a_silo_whose_answers_went_back_draws_no_second_sum(
         assert "put back the folder as it was last" in caplog.text
 
 
+def test_a_ledger_that_went_back_with_the_answers_draws_no_second_sum(world: World) -> None:
+    """The marks stayed. In the open no peer hears of a charge before the next session; the coordinator said nothing.
+
+    Where the ledger lacked the line that the last mark names, any answer passed for a later one.
+    """
+    state, copy = world.folder / "state-0", world.folder / "copy"
+    world.tell(world.terms(world.experiment))
+    world.tell(*task(world), number=1)
+    shutil.copytree(state, copy)
+    vector(world.tell(*task(world, number=2), number=2))
+    for name in ("ledger.jsonl", "head", "answers"):
+        (shutil.rmtree if (state / name).is_dir() else os.unlink)(state / name)
+        (copy / name).rename(state / name)
+    world.restart()
+    world.tell(world.terms(world.experiment), session=2)
+    assert refused(world.tell(*task(world, number=2), session=2, number=1)) is Code.REPLACED
+    assert charged(world) == [1]
+
+
 def test_without_the_marks_two_sums_of_one_round_go_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

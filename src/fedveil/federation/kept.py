@@ -59,7 +59,8 @@ class Mark:
     def fits(self, record: RoundRecord | None, ledger: Ledger) -> bool:
         """Whether what is kept now is the answer of this mark, or one that was charged, or completed, later.
 
-        A later one has no mark yet where the silo was killed between keeping an answer and marking it.
+        A later one has no mark yet where the silo was killed between keeping an answer and marking it. Of a mark that
+        the ledger does not have, which went back too, no answer is later.
 
         Args:
             record: what is kept; None: nothing.
@@ -70,7 +71,7 @@ class Mark:
         found = Mark.of(record)
         if found.head == self.head:
             return found.length >= self.length
-        return ledger.position(found.head) > ledger.position(self.head)
+        return 0 <= ledger.position(self.head) < ledger.position(found.head)
 
 
 @dataclass(frozen=True)
