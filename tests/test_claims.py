@@ -416,3 +416,10 @@ def test_the_grid_loss_of_noise_that_falls_covers_every_round(noise: float) -> N
     ]
     stated = derive(method, facts).grid_loss_after(rounds, 1)
     assert sum(each) <= stated <= 8 * sum(each)
+
+
+@pytest.mark.parametrize(("noise", "seen"), [(0.0, Tells.EXACT), (2.0, Tells.MESSAGE)])
+def test_a_sum_without_noise_is_not_said_to_have_some(noise: float, seen: Tells) -> None:
+    method = uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=noise)
+    known = knowledge(Role.SERVER, method.sends(), method.channel.content)
+    assert known & {Tells.EXACT, Tells.MESSAGE} == {seen}

@@ -401,6 +401,9 @@ def test_noise_that_falls_is_charged_round_by_round(tmp_path: Path) -> None:
     assert outcome.statement.epsilon == pytest.approx(accountant.epsilon(one_by_one, 1e-5), rel=1e-3)
     steady = SelfComposedEvent(event=GaussianEvent(noise_multiplier=first), count=3)
     assert outcome.statement.epsilon > accountant.epsilon(steady, 1e-5)
+    falls = "its standard deviation is multiplied by 0.9"
+    assert sum(falls in text for text in outcome.statement.mechanisms) == 1
+    assert not any(falls in text for text in asked({"name": "dp-fedavg"}).guarantee.mechanisms)
 
 
 @pytest.mark.parametrize("decay", [0.7, 0.9, 1 - 1e-9])

@@ -46,6 +46,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
             text
             for stage in (
                 source,
+                method,
                 method.bound,
                 method.sampler,
                 method.protection,

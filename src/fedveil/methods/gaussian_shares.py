@@ -42,7 +42,6 @@ class GaussianShares(Channel):
     """
 
     whole: ClassVar[bool] = True
-    content: ClassVar[Tells] = Tells.MESSAGE
     falls: ClassVar[bool] = True
     noise_known: ClassVar[bool] = True
 
@@ -72,6 +71,11 @@ class GaussianShares(Channel):
     def among(self, n_users: int) -> GaussianShares:
         """Return shares whose grid leaves room for the sum of so many users' contributions."""
         return replace(self, users=n_users)
+
+    @property
+    def content(self) -> Tells:
+        """What a message tells whoever reads it: of a sum with its share of the noise, or without any."""
+        return Tells.MESSAGE if self.noise_multiplier else Tells.EXACT
 
     @property
     def lengthening(self) -> float:

@@ -26,11 +26,12 @@ from fedveil.population.records import Groups, Population
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.statement import show_at_least
 from fedveil.protection.letter_parts import SETUP, RoundClip
 from fedveil.server.averages import LAST, Average
 from fedveil.server.denoise import NO_DENOISER, Denoiser
 from fedveil.server.optimizers import STATELESS, Optimizer, State
-from fedveil.stage import ClosedForm, answers
+from fedveil.stage import ClosedForm, Moves, answers
 from fedveil.statistics.local import PersonVector
 
 
@@ -150,6 +151,15 @@ class Method:
         return (
             "the number of clients drawn in each round, by which the sum is divided (method.denominator = 'actual'): "
             "it is private under Poisson sampling",
+        )
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        """Return how the noise changes from round to round, in words."""
+        if self.noise_decay == 1:
+            return ()
+        return (
+            "the noise named above is that of the first round; from round to round its standard deviation is "
+            f"multiplied by {show_at_least(self.noise_decay)}",
         )
 
     # --- one round ---------------------------------------------------------------------------------------------
