@@ -42,6 +42,10 @@ def test_the_written_document_reads_back_equal() -> None:
         ({"rounds": 0}, r"rounds: must be >= 1, not 0"),
         ({"rounds": 10**17}, r"rounds: must be <= 1e\+09, not 1"),
         ({"data": {"n_users": 10**10}}, r"data\.n_users: must be <= 1e\+08, not 1"),
+        (
+            {"method": {"name": "uldp-group", "learning_rate": None, "group_size": 10**9}},
+            r"method\.group_size: must be <= 1e\+06, not 1",
+        ),
         ({"data": {"n_silos": 2**63}}, r"data\.n_silos: must be <= 1e\+06, not 9"),
         ({"local": {"epochs": 0}}, r"local\.epochs: must be >= 1, not 0"),
         ({"local": {"projection": 1.0}}, r"local\.projection: no such key; known here: .*weight_decay"),

@@ -549,6 +549,13 @@ def test_combinations_that_cannot_work_are_refused(
         protection.over(METHOD_CASES[name](5.0), 6)
 
 
+def test_noise_that_cannot_be_drawn_is_refused_by_name() -> None:
+    with pytest.raises(PrivacyError, match="standard deviation"):
+        asked(
+            {"name": "uldp-naive"}, {"name": "partial-encryption", "partition": "released", "he_noise": 1e300}
+        )
+
+
 @pytest.mark.parametrize(
     ("method", "protection", "message"),
     [

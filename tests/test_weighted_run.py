@@ -358,6 +358,17 @@ def test_nothing_says_that_a_user_has_more_records_than_count() -> None:
             CompositionError,
             "the nearest is",
         ),
+        (
+            {
+                "method": {
+                    **SAMPLED,
+                    "user_sampling_rate": 0.333333333333,
+                },  # below what oblivious transfer draws
+                "protection": {**QUICK, "private_sampling": True},
+            },
+            CompositionError,
+            "the nearest is 1/3",
+        ),
         ({"protection": {**QUICK, "n_max": 3}}, ProtocolError, "n_max must be at least 4"),
         ({"protection": {**QUICK, "n_max": 4000}}, ProtocolError, "a Paillier key of 2048 bits offers"),
         ({"protection": {**QUICK, "n_max": 10**6}}, ProtocolError, "cap the records per user"),

@@ -106,6 +106,7 @@ GroupSize = Annotated[
     int,
     Field(
         ge=1,
+        le=1_000_000,
         description='k, the most records kept of a user; `"median"` and `"max"` look at private counts, and the '
         "statement says so",
     ),

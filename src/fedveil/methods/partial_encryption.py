@@ -291,7 +291,7 @@ class PartialEncryption(ProtectionStage):
         hidden = 0.0
         if self.ratio > 0:
             check_ratio(math.sqrt(plain), self.he_noise)
-            hidden = plain / self.he_noise**2
+            hidden = plain / self.he_noise / self.he_noise
         return clear + hidden if self.clip == "parts" else max(clear, hidden)
 
     def _votes(self, count: int, unknown: int, ballots: int) -> float:

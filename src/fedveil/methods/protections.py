@@ -260,7 +260,7 @@ class PrivateWeighting(ProtectionStage):
     def _refuses_draw(self, sampler: Any) -> Iterable[str]:
         """Refuse a sampler that oblivious transfer cannot play."""
         near = _nearest(sampler.rate)
-        if abs(float(near) - sampler.rate) > 1e-12 or not 0 < near < 1:
+        if float(near) != sampler.rate or not 0 < near < 1:
             yield (
                 f"private sampling draws a user with probability a / P, P at most {_MOST_PLACES} places; "
                 f"user_sampling_rate = {sampler.rate:g} is not such a number between 0 and 1 (the nearest is {near})"
