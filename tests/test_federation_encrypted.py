@@ -352,7 +352,9 @@ def test_silos_with_different_models_are_noticed(what: str, tmp_path: Path) -> N
     lost = other if what == "state" else {**last.after, "model": last.after["model"] + 1}
     party._store.write(coordinator.run, replace(last, after=lost))
     carry(world, coordinator, lambda: False)
-    assert "another model or optimiser's state than silo 0" in stopped(coordinator)
+    assert "silo 1: ends the round with another model or optimiser's state than most silos" in stopped(
+        coordinator
+    )
     assert coordinator._rounds.checkpoint.round == 1
     world.close()
 

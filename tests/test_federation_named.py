@@ -11,8 +11,10 @@ import pytest
 
 from fedveil.crypto.agreement import SignedKey
 from fedveil.federation.binding import exchange_context, sign_asked
+from fedveil.federation.exchange import check_learned
 from fedveil.federation.heads import sign_heads
-from fedveil.protection.letter_parts import Asked, Joined, Part, Relay
+from fedveil.protection.errors import ProtocolError
+from fedveil.protection.letter_parts import Asked, Joined, Learned, Part, Relay
 from fedveil.protection.masking.recovery_messages import ShareBundle, SignedSurvivors
 from fedveil.protection.messages import Announcement, Envelope, Message
 from fedveil.protection.partial.messages import SealedKeys
@@ -108,3 +110,20 @@ def test_a_silo_shows_its_peers_the_end_of_its_ledger_that_it_shows_the_coordina
 
     said = stopped(tmp_path, "masked", lie)
     assert said == "silo silo0: shows the other silos another end of its ledger than the coordinator"
+
+
+@pytest.mark.parametrize(
+    ("tags", "said"),
+    [
+        (b"xaa", "silo 0: ends the round with another model or optimiser's state than most silos"),
+        (b"axa", "silo 1: ends the round with another model or optimiser's state than most silos"),
+        (b"ax", "silos 0 and 1 end the round with different models or optimisers' states"),
+        (b"aabb", "silos 0 and 2 end the round with different models or optimisers' states"),
+    ],
+)
+def test_a_silo_with_another_model_than_most_is_named(tags: bytes, said: str) -> None:
+    """Silo 0 was taken for right: where it lied, silo 1 was named."""
+    check_learned({silo: (Learned(tag=bytes(32)),) for silo in range(3)})
+    with pytest.raises(ProtocolError) as raised:
+        check_learned({silo: (Learned(tag=bytes([tag]) * 32),) for silo, tag in enumerate(tags)})
+    assert str(raised.value) == said

@@ -60,14 +60,21 @@ def check_learned(answers: Answers) -> None:
     """Return if every silo has the same next model.
 
     Raises:
-        ProtocolError: names the first silo that has another than silo 0, or says nothing of it.
+        ProtocolError: names a silo that has another than most, where more than half have one; else two that differ.
     """
     tags = {silo: only(parts, Learned, silo).tag for silo, parts in answers.items()}
-    for silo, tag in tags.items():
-        if tag != tags[min(tags)]:
-            raise ProtocolError(
-                "ends the round with another model or optimiser's state than silo 0", silo=silo
-            )
+    ((common, having),) = Counter(tags.values()).most_common(1)
+    others = [silo for silo, tag in tags.items() if tag != common]
+    if not others:
+        return
+    if 2 * having > len(tags):
+        raise ProtocolError(
+            "ends the round with another model or optimiser's state than most silos", silo=others[0]
+        )
+    first = next(silo for silo, tag in tags.items() if tag == common)
+    raise ProtocolError(
+        f"silos {first} and {others[0]} end the round with different models or optimisers' states"
+    )
 
 
 def told_first(answers: Answers, silos: int, users: int | None) -> dict[int, list[Part]]:
