@@ -1,14 +1,14 @@
 """CEPAM and its baselines: federated averaging whose compression error is its privacy noise.
 
 Ling, Wu, Sun, Li, Song and Xu: "Communication-Efficient and Privacy-Adaptable Mechanism for Federated Learning",
-Algorithms 2 to 4. K clients (a client is a silo that holds one user), W: model, tau: local steps, s: what an update is
+Algorithms 1 to 3. K clients (a client is a silo that holds one user), W: model, tau: local steps, s: what an update is
 measured in, gamma: how far it is stretched. In a round
 
-    X_k  <- W_k - W after tau local steps of client k                             (local)
-    X~_k <- X_k gamma / s                                                         (Algorithm 2, line 2)
-    M_k  <- the code words of LRSUQ(X~_k), its error of law sigma (or b)          (lines 3 to 9, docs/theory/lrsuq.md)
+    X_k  <- W_k - W after tau local steps of client k                             (Algorithm 1, lines 7 to 11)
+    X~_k <- X_k gamma / s                                                         (Algorithm 2, line 3)
+    M_k  <- the code words of LRSUQ(X~_k), its error of law sigma (or b)          (lines 4 to 18, docs/theory/lrsuq.md)
     Y_k  <- decode(M_k) s / gamma = X_k + Z_k                                     (Algorithm 3)
-    W    <- W + eta_g sum_k p_k Y_k,   p_k = 1/K                                  (Algorithm 4)
+    W    <- W + eta_g sum_k p_k Y_k,   p_k = 1/K                                  (Algorithm 1, line 20; its eta_g is 1)
 
 ``noise_multiplier`` is sigma / gamma for Gaussian noise, b / gamma for Laplace: one client's noise, in units of s.
 With ``scale = "clip"`` s is a constant C, to which every update is clipped (l2 for Gaussian, l1 for Laplace), and the

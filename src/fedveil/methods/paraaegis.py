@@ -4,7 +4,7 @@ The names are those of the ParaAegis paper (Algorithm 1, Table 1). N clients (a 
 u_i: the update of client i, v: the partition, r d coordinates; theta: clip bound; z: noise multiplier. In a round
 
     u_i  <- w_i - w after local training of client i
-    v    <- the r d coordinates that most clients vote for, each for its largest |u_i|        (protection, Section III)
+    v    <- the r d coordinates that most clients vote for, each for its largest |u_i|        (protection, Section 3)
     send <- u_i outside v, clipped to theta, plus N(0, (z s)^2); u_i inside v under CKKS      (Equation 1)
     w    <- w + eta_g / N ( sum in clear, decrypted sum )
 
