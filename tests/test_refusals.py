@@ -21,7 +21,7 @@ from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group
 from fedveil.methods.weights import Weights
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.privacy.claims import Claim, Sent
+from fedveil.privacy.claims import Claim, Sent, Tells
 from fedveil.privacy.correlated import check_coefficients
 from fedveil.server.denoise import Denoiser, JamesStein
 from fedveil.server.optimizers import Optimizer, State
@@ -152,6 +152,20 @@ def test_a_stage_that_leaves_a_duty_out_is_refused_by_name(
 ) -> None:
     with pytest.raises(CompositionError, match=rf"{type(stage).__name__}, given as {field}.* {duty}\(\)"):
         replace(method, **{field: stage})
+
+
+@pytest.mark.parametrize("tells", [Tells.NOTHING, Tells.MODEL, Tells.SUM, Tells.PRESENCE])
+def test_a_channel_cannot_say_that_its_messages_tell_less_than_a_noisy_message(tells: Tells) -> None:
+    """A statement would leave out of the server's line what the server receives."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Quiet(GaussianShares):
+        content: ClassVar[Tells] = tells
+
+    with pytest.raises(
+        CompositionError, match=r"Quiet, given as channel, says .*; content is one of MESSAGE, "
+    ):
+        replace(AVG, channel=Quiet(noise_multiplier=1.0, scale=1.0))
 
 
 def test_a_stage_from_elsewhere_that_answers_is_taken() -> None:

@@ -24,7 +24,7 @@ from fedveil.methods.protections import NO_PROTECTION
 from fedveil.methods.weights import Weights
 from fedveil.population.records import Groups, Population
 from fedveil.privacy.bounds import Bound
-from fedveil.privacy.claims import Role, Sent
+from fedveil.privacy.claims import Role, Sent, Tells
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.statement import show_at_least
 from fedveil.protection.letter_parts import SETUP, RoundClip
@@ -95,6 +95,11 @@ class Method:
                         f"{self.name}: {type(stage).__name__}, given as {field}, does not define {name}(), which "
                         "every such stage must answer for itself"
                     )
+        if self.channel.content not in _CONTENTS:
+            raise CompositionError(
+                f"{self.name}: {type(self.channel).__name__}, given as channel, says that a message tells "
+                f"{self.channel.content.value}; content is one of {', '.join(one.name for one in _CONTENTS)}"
+            )
         for field in _REFUSING:
             for reason in getattr(self, field).refuses(self):
                 raise CompositionError(f"{self.name}: {reason}")
@@ -263,6 +268,9 @@ def _named(stage: str, state: Mapping[str, Tensor]) -> State:
 def _unnamed(stage: str, state: State) -> State:
     return {name.removeprefix(stage): value for name, value in state.items() if name.startswith(stage)}
 
+
+_CONTENTS: Final = (Tells.MESSAGE, Tells.EXACT, Tells.KEYED, Tells.UNDECLARED)
+"""What a channel may say that its messages tell: whatever it does, they tell no less than a noisy message."""
 
 _DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "sampler": ("draw", "over", "refuses"),
