@@ -100,6 +100,26 @@ def test_a_progress_bar_shows_any_text_as_it_stands(text: str, tmp_path: Path) -
     assert quiet(out.getvalue())
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_beside_an_earlier_one_says_that_costs_add_up(finished: bool, tmp_path: Path) -> None:
+    """Whoever repeats the command after a kill pays twice; the interrupted run could go on."""
+    experiment = asked().model_copy(update={"name": "ward"})
+    for name in ("ward", "ward-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "experiment.toml").touch()
+    if finished:
+        (tmp_path / "ward" / "privacy.json").touch()
+    for colour in (False, True):
+        console, out = terminal(colour=colour)
+        with observer(console, quiet=False) as shown:
+            shown.started(tmp_path / "ward", experiment, 0)
+            assert "adds up" not in out.getvalue()
+            shown.started(tmp_path / "ward-2", experiment, 0)
+        said = " ".join(out.getvalue().split())
+        assert "what both cost the same people adds up" in said
+        assert ("fedveil resume" in said) is not finished
+
+
 @ALL
 def test_a_page_shows_any_text_as_it_stands(text: str) -> None:
     for shown in (escape(text[:5000]), label_text(text[:5000])):

@@ -78,9 +78,21 @@ class _Advising:
                 f"`{self._resume} {shlex.quote(str(self._folder))}` goes on from the last complete round"
             )
 
-    def _listen(self, experiment: Experiment) -> None:
-        """Begin with a run."""
+    def _listen(self, folder: Path, experiment: Experiment) -> str | None:
+        """Begin with a run; return what is to be said if its folder stands beside an earlier one of its name."""
+        self._folder = folder
         self._planned, self._heard, self._advised = experiment.rounds, list[Any](), False
+        name, _, number = folder.name.rpartition("-")
+        if name != experiment.name or not number.isdecimal():
+            return None
+        earlier = folder.with_name(name if number == "2" else f"{name}-{int(number) - 1}")
+        if not (earlier / "experiment.toml").is_file():
+            return None
+        unfinished = f" and is not finished: `{self._resume} {shlex.quote(str(earlier))}` continues it"
+        return (
+            f"{earlier} exists{'' if (earlier / 'privacy.json').exists() else unfinished}. This is another run; "
+            "what both cost the same people adds up (`fedveil spent`)"
+        )
 
     def _advice(self, row: Row) -> str | None:
         from fedveil.engine.advice import advice  # with torch, seconds to import
@@ -120,8 +132,8 @@ class BarObserver(_Advising):
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Open the bar of a run."""
-        self._folder = folder
-        self._listen(experiment)
+        if (said := self._listen(folder, experiment)) is not None:
+            self._progress.console.print(said)
         self._task = self._progress.add_task(
             foreign(experiment.name), total=experiment.rounds, completed=done, status=""
         )
@@ -155,9 +167,11 @@ class LineObserver(_Advising):
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Say which run begins, and where it is kept."""
-        self._folder, self._name = folder, experiment.name
-        self._listen(experiment)
+        self._name = experiment.name
+        said = self._listen(folder, experiment)
         if not self._quiet:
+            if said is not None:
+                self._console.print(f"{self._name}: {said}", highlight=False)
             self._console.print(f"{self._name}: from round {done} of {self._planned}, kept in {folder}")
 
     def training(self, round_number: int, done: int, total: int) -> None:
