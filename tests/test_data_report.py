@@ -91,7 +91,7 @@ CASES: dict[str, tuple[list[list[str]], str, str, str]] = {
         changed({(0, "patient"): "A b", (1, "patient"): "ab"}),
         "guarantee",
         "patient",
-        "be 1 people",
+        "may belong to 1",
     ),
     "width": (
         changed({(0, "patient"): "７１", (1, "patient"): "71"}),

@@ -295,7 +295,8 @@ def _groups(method: Method, population: Population, records: Records) -> tuple[G
         if max(np.bincount(groups.silo, minlength=1).max(), np.bincount(groups.user, minlength=1).max()) > 1:
             raise DataError(
                 f"{method.name}: a client is a silo that holds one user, but these data have silos with several "
-                'users or users in several silos; allot them by data.allocation.law = "clients"'
+                'users or users in several silos; allot catalogue data by data.allocation.law = "clients", and for '
+                "tables of silos take a method for users in several silos, such as uldp-avg"
             )
         if method.protection.agrees:
             return _numbered_by_silo(method, groups, population), population.n_silos

@@ -102,9 +102,9 @@ def of_people(tables: WholeTable, people: set[str]) -> Iterator[Finding]:
             bears_on="guarantee",
             where=user,
             found=f"{sum(map(len, forms))} ids differ only in how they are written (leading zeros, case, blanks, "
-            f"marks) and may be {len(forms)} people",
-            effect="each spelling counts as a person of its own, so someone with k spellings has a k-th of the stated "
-            "protection; write every id in one way, at every silo",
+            f"marks) and may belong to {len(forms)}",
+            effect="each spelling counts as a person of its own, so someone with k spellings is protected only as a "
+            "group of k people is; write every id in one way, at every silo",
         )
     if len(people) > tables.schema.n_users:
         yield Finding(

@@ -159,8 +159,8 @@ def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> bytes
         return content
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: byte {error.start} is not {encoding}; declare the file's own in the schema: format.encoding "
-            "(latin-1, cp1252, utf-16, ...)"
+            f"{path}: byte {error.start} is not {encoding}; convert the file, or declare the encoding that all files "
+            "have in the schema: format.encoding (latin-1, cp1252, utf-16, ...)"
         ) from None
 
 

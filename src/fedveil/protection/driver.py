@@ -125,7 +125,10 @@ class Driver(Generic[GivenT, ResultT]):
         while waiting:
             source, target, data = waiting.popleft()
             if self._kinds is not None and (kind := Envelope.kind_of(data)) not in self._kinds:
-                raise ProtocolError(f"{kind.__name__} is none of the messages that the method lists")
+                raise ProtocolError(
+                    f"{kind.__name__} is none of the messages that the method lists; sends() of its protection lists "
+                    "every message and who reads it"
+                )
             if self.transcript is not None:
                 self.transcript.record(data)
             if target == SERVER:

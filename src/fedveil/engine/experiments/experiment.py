@@ -80,8 +80,8 @@ class Experiment(Section):
             raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
         if not found and self.privacy.epsilon is not None:
             raise ValueError(
-                "privacy.epsilon: the target that method.noise_multiplier = 'calibrated' is found for, which is not "
-                "there: write that, or privacy.budget to stop at a budget"
+                "privacy.epsilon: needs method.noise_multiplier = 'calibrated', which finds the noise for it; with a "
+                "number there remove it, or give privacy.budget, at which a run stops"
             )
         self._check_shares()
         return self
