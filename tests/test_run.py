@@ -20,6 +20,7 @@ from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, DataError, FedveilError, PrivacyError, RunFolderError
 from fedveil.population.catalogue import digests
+from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
 from tests.children import forking
 from tests.runs import Silent, experiment, files, same_model
@@ -204,6 +205,16 @@ def test_a_runs_budget_is_spent_to_its_last_and_not_beyond(share: float, rounds:
     budget = share * prepare(parse(document, "test")).epsilon_after(2)
     outcome = run(prepare(parse(document | {"privacy": {"budget": budget}}, "test")), tmp_path, Silent())
     assert outcome.rounds == len(read_entries(outcome.folder / "ledger.jsonl")) == rounds
+
+
+def test_whoever_is_sent_counts_before_the_first_round_is_promised_nothing_without_one(
+    tmp_path: Path,
+) -> None:
+    """Weights by records: silos send counts when they join, and a budget may then leave no room for a round."""
+    outcome = run(prepare(experiment(privacy={"insecure_seed": None, "budget": 1e-3})), tmp_path, Silent())
+    assert outcome.rounds == 0
+    assert outcome.statement.epsilon == 0
+    assert [outcome.statement.against(role) for role in (Role.SERVER, Role.SILO)] == [None, None]
 
 
 def test_a_run_stops_before_the_round_that_would_exceed_its_budget(tmp_path: Path) -> None:

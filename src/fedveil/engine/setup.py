@@ -111,7 +111,7 @@ class Prepared:
     ) -> tuple[Event, float]:
         """Return all that a party learns of them, as one event, and the loss of all grids."""
         guarantee = self.guarantee
-        of_rounds = guarantee.after(guarantee.against(role), rounds, again) if rounds + again else None
+        of_rounds = guarantee.learned(role, rounds, again)
         loss = guarantee.grid_loss_after(rounds + again, self.length)
         return together(of_rounds, loss, beside, role)
 

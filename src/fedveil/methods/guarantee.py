@@ -146,6 +146,17 @@ class Guarantee:
         whole = GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(precision))
         return near(whole, distance * (rounds + again))
 
+    def learned(self, role: Role, rounds: int, again: int = 0) -> Event | None:
+        """Return what a party learns of so many rounds, with attempts charged besides; None: nothing.
+
+        Parties are sent messages before the first round, such as record counts. Against whom nothing is guaranteed,
+        nothing is from then on; readers have no model before it.
+        """
+        event = self.against(role)
+        if rounds + again:
+            return self.after(event, rounds, again)
+        return event if isinstance(event, NoGuarantee) and role is not Role.READER else None
+
     def _strongest(self, number: int) -> float:
         """Return the most that a round up to this one may cost when it is played again."""
         period = range(max(1, number + 1 - len(self.strengths)), number + 1)
