@@ -3,46 +3,107 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from functools import lru_cache
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.events import Adjacency, Event, atoms
+from fedveil.privacy.events import Adjacency, Event, apart, atoms
 
 
-@runtime_checkable
-class Accountant(Protocol):
-    """What every accountant offers: upper bounds, for ``delta`` in (0, 1) and ``epsilon`` >= 0; a frozen value."""
+class Accountant(ABC):
+    """Upper bounds on what events cost; a frozen value, so that an answer can be kept.
 
-    def __hash__(self) -> int:
-        """Equal accountants answer alike, so that an answer can be kept."""
-        ...
+    Attributes:
+        adjacency: the neighbours that the bounds compare.
+    """
+
+    adjacency: Adjacency
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name under which reports show the figure."""
-        ...
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """The neighbours that the bound compares."""
-        ...
 
     def supports(self, event: Event) -> bool:
         """Whether the accountant has a valid bound for the event under its adjacency."""
-        ...
+        return all(self._supported(release) for release in atoms(event))
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Smallest epsilon this accountant can show for ``delta`` (infinite without a guarantee)."""
-        ...
+        """Return the smallest epsilon that this accountant can show for a delta (infinite without a guarantee).
+
+        Raises:
+            PrivacyError: delta is not in (0, 1), or next to 0; a release without a bound; a limit of the accountant.
+        """
+        _check_delta(delta)
+        event, distance = apart(event)
+        return (
+            self._apart(event, delta, distance) if distance else self._epsilon(self._released(event), delta)
+        )
 
     def delta(self, event: Event, epsilon: float) -> float:
-        """Smallest delta this accountant can show for ``epsilon`` (1 without a guarantee)."""
-        ...
+        """Return the smallest delta that this accountant can show for an epsilon (1 without a guarantee).
+
+        Raises:
+            PrivacyError: a negative epsilon, or a release without a bound.
+        """
+        if not epsilon >= 0:
+            raise PrivacyError(f"epsilon = {epsilon}: must not be negative")
+        event, distance = apart(event)
+        shown = self._delta(self._released(event), epsilon)
+        return min(1.0, shown + _seen_apart(epsilon, distance)) if distance else shown
+
+    @abstractmethod
+    def _supported(self, release: Event) -> bool:
+        """Whether there is a bound for one kind of release."""
+
+    @abstractmethod
+    def _epsilon(self, releases: Counter[Event], delta: float) -> float:
+        """Return the epsilon of supported releases, each so many times."""
+
+    @abstractmethod
+    def _delta(self, releases: Counter[Event], epsilon: float) -> float:
+        """Return the delta of supported releases, each so many times."""
+
+    def _released(self, event: Event) -> Counter[Event]:
+        """Return the releases of a supported event; refuse an unsupported one, naming the release."""
+        counts = atoms(event)
+        for release in counts:
+            if not self.supports(release):
+                raise PrivacyError(
+                    f"accountant {self.name!r} has no bound for {type(release).__name__} under "
+                    f"{self.adjacency.value} ({release}); choose an accountant that supports it"
+                )
+        return counts
+
+    def _apart(self, event: Event, delta: float, distance: float) -> float:
+        """Return the epsilon of an event that is seen at a statistical distance d (:class:`NearbyEvent`).
+
+        The least epsilon of the event at delta - (1 + e^epsilon) d: its right side grows with epsilon, so that the
+        steps from 0 on rise to it. Infinite where there is none; what is returned was checked.
+
+        Raises:
+            PrivacyError: the accountant has no number for the event.
+        """
+        epsilon = 0.0
+        for step in range(_MOST_STEPS):
+            left = delta - _seen_apart(epsilon, distance)
+            if left < _LEAST_DELTA:
+                return math.inf
+            try:
+                found = self.epsilon(event, left)
+            except PrivacyError:  # next to nothing is left of delta
+                if step == 0:
+                    raise
+                return math.inf
+            if found <= epsilon:
+                return epsilon
+            epsilon = found * (1 + _STEP)
+        return math.inf
 
 
 _LEAST_DELTA: Final = 1e-300
@@ -57,30 +118,13 @@ _LARGEST_STRENGTH: Final = 1e8
 """Of stronger ones delta is rounded away: they are counted by the tail of their loss, a millionth of epsilon more."""
 
 
-def check_delta(delta: float) -> None:
+def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise PrivacyError(f"delta = {delta}: must be above 0 and below 1 (well below 1 / number of users)")
     if delta < _LEAST_DELTA:
         raise PrivacyError(
             f"delta = {delta}: must be at least {_LEAST_DELTA:g}, for double precision to count with it"
         )
-
-
-def check_epsilon(epsilon: float) -> None:
-    if not epsilon >= 0:
-        raise PrivacyError(f"epsilon = {epsilon}: must not be negative")
-
-
-def released(accountant: Accountant, event: Event) -> Counter[Event]:
-    """Return the releases of a supported event; refuse an unsupported one, naming the release."""
-    counts = atoms(event)
-    for release in counts:
-        if not accountant.supports(release):
-            raise PrivacyError(
-                f"accountant {accountant.name!r} has no bound for {type(release).__name__} under "
-                f"{accountant.adjacency.value} ({release}); choose an accountant that supports it"
-            )
-    return counts
 
 
 @lru_cache(maxsize=256)  # a run asks for the same before a round, after it, for each party and at its end
@@ -95,37 +139,6 @@ def epsilon_on_grid(accountant: Accountant, event: Event, delta: float, loss: fl
             (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) on the grid.
     """
     return accountant.epsilon(event, delta * math.exp(-loss)) + loss
-
-
-def epsilon_apart(accountant: Accountant, event: Event, delta: float, distance: float) -> float:
-    """Return the epsilon of an event that is seen at a statistical distance d (:class:`NearbyEvent`).
-
-    The least epsilon of the event at delta - (1 + e^epsilon) d: its right side grows with epsilon, so that the steps
-    from 0 on rise to it. Infinite where there is none; what is returned was checked.
-
-    Raises:
-        PrivacyError: the accountant has no number for the event.
-    """
-    epsilon = 0.0
-    for step in range(_MOST_STEPS):
-        left = delta - _seen_apart(epsilon, distance)
-        if left < _LEAST_DELTA:
-            return math.inf
-        try:
-            found = accountant.epsilon(event, left)
-        except PrivacyError:  # next to nothing is left of delta
-            if step == 0:
-                raise
-            return math.inf
-        if found <= epsilon:
-            return epsilon
-        epsilon = found * (1 + _STEP)
-    return math.inf
-
-
-def delta_apart(accountant: Accountant, event: Event, epsilon: float, distance: float) -> float:
-    """Return the delta of an event that is seen at a statistical distance (:class:`NearbyEvent`)."""
-    return min(1.0, accountant.delta(event, epsilon) + _seen_apart(epsilon, distance))
 
 
 def _seen_apart(epsilon: float, distance: float) -> float:
@@ -159,7 +172,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     >>> round(gaussian_epsilon(200**0.5 / 5, 1e-5), 4)
     15.4562
     """
-    check_delta(delta)
+    _check_delta(delta)
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     mu = max(mu, _LEAST_STRENGTH)

@@ -13,16 +13,7 @@ from dp_accounting import privacy_accountant
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.accountant import (
-    check_delta,
-    check_epsilon,
-    delta_apart,
-    epsilon_apart,
-    full_sensitivity,
-    gaussian_delta,
-    gaussian_epsilon,
-    released,
-)
+from fedveil.privacy.accountant import Accountant, full_sensitivity, gaussian_delta, gaussian_epsilon
 from fedveil.privacy.events import (
     Adjacency,
     Event,
@@ -33,8 +24,6 @@ from fedveil.privacy.events import (
     NoGuarantee,
     PoissonSampledEvent,
     SampledWithoutReplacementEvent,
-    apart,
-    atoms,
 )
 from fedveil.privacy.fixed_size import fixed_size_distribution, widest_loss
 from fedveil.privacy.mixture import mixture_distribution
@@ -65,7 +54,7 @@ _CLOSE = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class PldAccountant:
+class PldAccountant(Accountant):
     """Numerical composition of privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022).
 
     Each kind of release gets one discretised distribution, dominating the true one ("connect the dots"), which is
@@ -88,11 +77,8 @@ class PldAccountant:
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
     interval: float | None = None
 
-    def supports(self, event: Event) -> bool:
-        """Whether releases are Gaussian or Laplace, full or sampled, mixtures of Gaussians, or distances."""
-        return all(self._supported(release) for release in atoms(event))
-
     def _supported(self, release: Event) -> bool:
+        """Whether it is Gaussian or Laplace, full or sampled, a mixture of Gaussians, or a distance."""
         match release:
             case (
                 GaussianEvent()
@@ -108,44 +94,29 @@ class PldAccountant:
                 return self.adjacency is Adjacency.REPLACE_ONE
         return False
 
-    def epsilon(self, event: Event, delta: float) -> float:
-        """Return the smallest epsilon for ``delta``, which must exceed the numerical error.
-
-        Raises:
-            PrivacyError: a release without a bound, or one of the limits in the text above.
-        """
-        check_delta(delta)
-        event, distance = apart(event)
-        if distance:
-            return epsilon_apart(self, event, delta, distance)
-        counts = released(self, event)
-        if any(isinstance(release, NoGuarantee) for release in counts):
+    def _epsilon(self, releases: Counter[Event], delta: float) -> float:
+        """Return the smallest epsilon for ``delta``, which must exceed the numerical error."""
+        if any(isinstance(release, NoGuarantee) for release in releases):
             return math.inf
-        mu, others = self._split(counts)
+        mu, others = self._split(releases)
         if not others:
             return gaussian_epsilon(mu, delta)
-        slack = self._slack(counts)
+        slack = self._slack(releases)
         if delta <= slack:
             raise PrivacyError(
-                f"delta = {delta}: the numerical error of {sum(counts.values())} composed releases is up to "
+                f"delta = {delta}: the numerical error of {sum(releases.values())} composed releases is up to "
                 f"{slack:.1e}; ask for a larger delta, or use accountant 'rdp'"
             )
         return _epsilon(self._compose(mu, others), delta - slack)
 
-    def delta(self, event: Event, epsilon: float) -> float:
-        """Return the smallest delta for ``epsilon``."""
-        check_epsilon(epsilon)
-        event, distance = apart(event)
-        if distance:
-            return delta_apart(self, event, epsilon, distance)
-        counts = released(self, event)
-        if any(isinstance(release, NoGuarantee) for release in counts):
+    def _delta(self, releases: Counter[Event], epsilon: float) -> float:
+        if any(isinstance(release, NoGuarantee) for release in releases):
             return 1.0
-        mu, others = self._split(counts)
+        mu, others = self._split(releases)
         if not others:
             return gaussian_delta(mu, epsilon)
         composed = float(self._compose(mu, others).get_delta_for_epsilon(epsilon))
-        return min(1.0, composed + self._slack(counts))
+        return min(1.0, composed + self._slack(releases))
 
     def _split(self, counts: Counter[Event]) -> tuple[float, Counter[Event]]:
         """Return the strength mu of all full Gaussian releases together, and the other releases."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -12,14 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.special import gammaln, logsumexp
 
-from fedveil.privacy.accountant import (
-    check_delta,
-    check_epsilon,
-    delta_apart,
-    epsilon_apart,
-    full_sensitivity,
-    released,
-)
+from fedveil.privacy.accountant import Accountant, full_sensitivity
 from fedveil.privacy.events import (
     Adjacency,
     ConcentratedEvent,
@@ -30,8 +24,6 @@ from fedveil.privacy.events import (
     NoGuarantee,
     PoissonSampledEvent,
     SampledWithoutReplacementEvent,
-    apart,
-    atoms,
 )
 from fedveil.privacy.fixed_size import fixed_size_rdp
 
@@ -122,7 +114,7 @@ class Conversion(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RdpAccountant:
+class RdpAccountant(Accountant):
     """Renyi accountant: full and sampled Gaussian releases, concentrated and Laplace ones.
 
     Under replace-one a full release has twice the sensitivity, samples of a fixed size are accounted with that
@@ -138,11 +130,8 @@ class RdpAccountant:
         """``rdp`` or ``rdp-2017``, by the conversion."""
         return self.conversion.value
 
-    def supports(self, event: Event) -> bool:
-        """Whether all releases are Gaussian ones, concentrated, Laplace, without a guarantee, or distances."""
-        return all(self._supported(release) for release in atoms(event))
-
     def _supported(self, release: Event) -> bool:
+        """Whether it is Gaussian, concentrated, Laplace, without a guarantee, or a distance."""
         match release:
             case GaussianEvent() | ConcentratedEvent() | LaplaceEvent() | NoGuarantee() | NearbyEvent():
                 return True
@@ -152,13 +141,13 @@ class RdpAccountant:
                 return self.adjacency is Adjacency.REPLACE_ONE
         return False
 
-    def rdp(self, event: Event) -> Float64[np.ndarray, " orders"]:
-        """Return the event's Renyi divergence at every order (Renyi bounds add up under composition).
+    def _rdp(self, releases: Counter[Event]) -> Float64[np.ndarray, " orders"]:
+        """Return the Renyi divergence at every order of releases (Renyi bounds add up under composition).
 
         Infinite for what is seen at a statistical distance, which bounds no divergence.
         """
         total = np.zeros(len(self.orders))
-        for release, count in released(self, event).items():
+        for release, count in releases.items():
             total += count * self._release_rdp(release)
         return total
 
@@ -173,21 +162,11 @@ class RdpAccountant:
                 return sampled_gaussian_rdp(release.rate, sigma, self.orders)
             case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
                 return fixed_size_rdp(release.rate, sigma / sensitivity, self.orders)
-            case _:  # NoGuarantee and NearbyEvent: released() has refused everything else
+            case _:  # NoGuarantee and NearbyEvent: everything else was refused
                 return np.full(len(self.orders), math.inf)
 
-    def epsilon(self, event: Event, delta: float) -> float:
-        """Return the smallest epsilon over the orders."""
-        check_delta(delta)
-        event, distance = apart(event)
-        if distance:
-            return epsilon_apart(self, event, delta, distance)
-        return self.conversion.epsilon(self.orders, self.rdp(event), delta) if atoms(event) else 0.0
+    def _epsilon(self, releases: Counter[Event], delta: float) -> float:
+        return self.conversion.epsilon(self.orders, self._rdp(releases), delta) if releases else 0.0
 
-    def delta(self, event: Event, epsilon: float) -> float:
-        """Return the smallest delta over the orders."""
-        check_epsilon(epsilon)
-        event, distance = apart(event)
-        if distance:
-            return delta_apart(self, event, epsilon, distance)
-        return self.conversion.delta(self.orders, self.rdp(event), epsilon) if atoms(event) else 0.0
+    def _delta(self, releases: Counter[Event], epsilon: float) -> float:
+        return self.conversion.delta(self.orders, self._rdp(releases), epsilon) if releases else 0.0
