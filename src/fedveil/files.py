@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.foreign import foreign
 
 LARGEST_DOCUMENT: Final = 1 << 26
@@ -229,6 +229,22 @@ def parse_json(content: bytes | str, place: object, error: type[FedveilError]) -
 def read_json(path: Path, error: type[FedveilError]) -> Any:
     """Return the JSON document of a file; fails as :func:`read_text` and :func:`parse_json` do."""
     return parse_json(read_text(path, error), path, error)
+
+
+def of_version(value: object, place: object, version: int) -> dict[str, Any]:
+    """Return what a document holds: an object of this schema version.
+
+    Raises:
+        RunFolderError: it holds something else; names the place.
+    """
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{place} is damaged: it should hold a JSON object")
+    if value.get("schema_version") != version:
+        raise RunFolderError(
+            f"{place} has schema_version {value.get('schema_version')!r}, but this version of fedveil reads "
+            f"{version}: read it with the version of fedveil that wrote it (environment.json names it)"
+        )
+    return value
 
 
 def _no_number(text: str) -> float:

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from fedveil.errors import PrivacyError, RunFolderError
-from fedveil.files import reading
+from fedveil.files import of_version, reading
 from fedveil.foreign import one_line
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
@@ -258,16 +258,8 @@ class Statement:
         Raises:
             RunFolderError: another version, or no statement; names the place and the key.
         """
-        if not isinstance(data, Mapping):
-            raise RunFolderError(
-                f"{place} is damaged: it should hold a JSON object, not {type(data).__name__!r}"
-            )
-        if data.get("schema_version") != SCHEMA_VERSION:
-            raise RunFolderError(
-                f"{place} has schema_version {data.get('schema_version')!r}; this fedveil reads version "
-                f"{SCHEMA_VERSION}: read it with the version of fedveil that wrote it"
-            )
-        values = {key: value for key, value in data.items() if key not in ("schema_version", "sentences")}
+        document = of_version(data, place, SCHEMA_VERSION)
+        values = {key: value for key, value in document.items() if key not in ("schema_version", "sentences")}
         with reading(place, RunFolderError):
             try:
                 statement = _VALUES.validate_python(values)
@@ -275,7 +267,7 @@ class Statement:
                 raise RunFolderError(f"{place} is damaged: {explained(error, cls)}") from None
             except PrivacyError as error:
                 raise RunFolderError(f"{place} is damaged: {error}") from error
-            if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(dict(data), sort_keys=True):
+            if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(document, sort_keys=True):
                 raise RunFolderError(f"{place} is damaged: its sentences or fields do not fit its values")
         return statement
 

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedveil.engine.run_folder.documents import (
+    SCHEMA_VERSION,
     AuditRecord,
     Diagnostics,
     Document,
     JsonObject,
     RoundRow,
     Spectrum,
-    of_version,
     read_document,
     read_lines,
     read_object,
     read_statement,
 )
 from fedveil.errors import RunFolderError
-from fedveil.files import LARGEST_FILE, folders_with, parse_toml, read_text
+from fedveil.files import LARGEST_FILE, folders_with, of_version, parse_toml, read_text
 from fedveil.privacy.statement import Statement
 from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
 
@@ -125,7 +125,7 @@ def load_run(folder: Path) -> RunData:
     environment = folder / "environment.json"
     return RunData(
         folder=folder,
-        experiment=of_version(parse_toml(text, toml, RunFolderError), toml),
+        experiment=of_version(parse_toml(text, toml, RunFolderError), toml, SCHEMA_VERSION),
         experiment_toml=text,
         statement=_statement(folder / "privacy.json"),
         rounds=rounds,

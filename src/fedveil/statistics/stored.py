@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from pydantic import ValidationError
 
 from fedveil.errors import ConfigError, DataError, RunFolderError
-from fedveil.files import reading
+from fedveil.files import of_version, reading
 
 SCHEMA_VERSION: Final = 1
 _MOST: Final = 2.0**53
@@ -75,8 +75,7 @@ def restoring(data: Any, origin: object) -> Iterator[None]:
     Raises:
         RunFolderError: another version, something that is missing, or a request that none could be.
     """
-    if not isinstance(data, Mapping) or data.get("schema_version") != SCHEMA_VERSION:
-        raise RunFolderError(f"{origin}: nothing of schema version {SCHEMA_VERSION}")
+    of_version(data, origin, SCHEMA_VERSION)
     with reading(origin, RunFolderError):
         try:
             yield

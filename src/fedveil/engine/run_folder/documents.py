@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from fedveil.errors import RunFolderError
-from fedveil.files import LARGEST_FILE, parse_json, read_content
+from fedveil.files import LARGEST_FILE, of_version, parse_json, read_content
 from fedveil.privacy.statement import Statement
 from fedveil.validation import DocumentTable, validated
 
@@ -237,7 +237,7 @@ def read_object(path: Path) -> JsonObject:
         RunFolderError: missing, damaged, or of another schema version.
     """
     content = read_content(path, RunFolderError, largest=LARGEST_FILE)
-    return of_version(parse_json(content, path, RunFolderError), path)
+    return of_version(parse_json(content, path, RunFolderError), path, SCHEMA_VERSION)
 
 
 def read_lines(path: Path, kind: type[DocumentT]) -> tuple[tuple[DocumentT, ...], bool]:
@@ -265,7 +265,7 @@ def read_line(line: bytes, place: object, kind: type[DocumentT]) -> tuple[Docume
     Raises:
         RunFolderError: it is damaged or of another schema version; names place and key.
     """
-    value = of_version(parse_json(line, place, RunFolderError), place)
+    value = of_version(parse_json(line, place, RunFolderError), place, SCHEMA_VERSION)
     return checked(value, place, kind), value
 
 
@@ -275,22 +275,6 @@ def _lines(path: Path) -> tuple[list[tuple[str, bytes]], bool]:
         return [], False
     *lines, rest = read_content(path, RunFolderError, largest=LARGEST_FILE).split(b"\n")
     return [(f"{path}, line {number},", line) for number, line in enumerate(lines, start=1)], rest != b""
-
-
-def of_version(value: object, place: object) -> dict[str, Any]:
-    """Return a JSON value that is an object of this schema version.
-
-    Raises:
-        RunFolderError: it is not; names the place.
-    """
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{place} is damaged: it should hold a JSON object")
-    if value.get("schema_version") != SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{place} has schema_version {value.get('schema_version')!r}, but this version of fedveil reads "
-            f"{SCHEMA_VERSION}: read it with the version of fedveil that wrote it (environment.json names it)"
-        )
-    return value
 
 
 def checked(value: JsonObject, place: object, kind: type[DocumentT]) -> DocumentT:

@@ -55,6 +55,7 @@ from fedveil.files import (
     append_file,
     check_file,
     folders_with,
+    of_version,
     parse_json,
     read_content,
     read_toml,
@@ -154,13 +155,7 @@ class RunFolder:
         """Open an existing folder and read its experiment; another version's folder is refused."""
         if not (path / "experiment.toml").is_file():
             raise RunFolderError(f"{path}: {_instead(path)}")
-        document = read_toml(path / "experiment.toml")
-        version = document.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise RunFolderError(
-                f"{path}: written under schema version {version}, this program reads version {SCHEMA_VERSION}; "
-                "use the version of fedveil that environment.json names"
-            )
+        document = of_version(read_toml(path / "experiment.toml"), path / "experiment.toml", SCHEMA_VERSION)
         folder = cls(path)
         return folder, folder.refined(parse(document, str(path / "experiment.toml")))
 
