@@ -132,6 +132,27 @@ def test_a_quantised_update_is_bound_to_its_secret() -> None:
             strategy.aggregate_train(1, [reply])
 
 
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ({"message": b"x"}, ProtocolError),
+        ({"nonce": b"x"}, ProtocolError),
+        ({"nonce": "x", "message": b"x"}, ProtocolError),
+        ({"nonce": b"x", "message": b"x"}, MessageError),
+    ],
+)
+def test_a_node_that_sends_no_quantised_update_is_named(content: Any, error: type[Exception]) -> None:
+    """A reply without a nonce ended the round with a KeyError, and a damaged one with an error that named nobody."""
+    arrays = ArrayRecord({"weight": Array(np.zeros(50, dtype=np.float32))})
+    reply = answered([quantise(std=0.1, secret=SECRET)], lambda array: array, arrays)
+    reply.content[QUANTISED] = ConfigRecord(content)
+    reply.metadata.__dict__["_src_node_id"] = 7
+    strategy = Dequantised(FedAvg(), std=0.1, secrets={7: SECRET})
+    strategy._arrays = arrays
+    with pytest.raises(error, match=r"^node 7: "):
+        strategy.aggregate_train(1, [reply])
+
+
 def test_arrays_that_do_not_fit_are_named() -> None:
     arrays = record()
     with pytest.raises(ModelError, match="other arrays"):

@@ -17,6 +17,7 @@ from fedveil.flower.mods import QUANTISED, nonce_key
 from fedveil.flower.updates import moved_by, update_of
 from fedveil.protection.errors import ProtocolError
 from fedveil.quantization.codec import gaussian_channel
+from fedveil.quantization.errors import MessageError
 from fedveil.quantization.streams import KeyedStreams
 from fedveil.server.denoise import Laplacian
 
@@ -111,7 +112,7 @@ class Dequantised(_Wrapper):
 
         Raises:
             ProtocolError: a reply without a quantised update, or of a node without a secret.
-            MessageError: a damaged message.
+            MessageError: a damaged message; names the node.
         """
         decoded = list(replies)
         for reply in decoded:
@@ -121,14 +122,17 @@ class Dequantised(_Wrapper):
 
     def _decode(self, reply: Message) -> None:
         node = reply.metadata.src_node_id
-        record = reply.content.config_records.get(QUANTISED)
-        if record is None or node not in self._secrets:
-            raise ProtocolError(f"node {node}: no quantised update, or no secret that it was made under")
-        nonce, message = record["nonce"], record["message"]
+        record = reply.content.config_records.get(QUANTISED, ConfigRecord())
+        if node not in self._secrets:
+            raise ProtocolError(f"node {node}: no secret that its update was made under")
+        nonce, message = record.get("nonce"), record.get("message")
         if not (isinstance(nonce, bytes) and isinstance(message, bytes)):
-            raise ProtocolError(f"node {node}: nonce and message must be bytes")
+            raise ProtocolError(f"node {node}: no quantised update, which is a nonce and a message of bytes")
         length = sum(array.numpy().size for array in self._arrays.values())
         streams = KeyedStreams(nonce_key(self._secrets[node], nonce))
-        update = self._codec.decode(message, streams, length=length)
+        try:
+            update = self._codec.decode(message, streams, length=length)
+        except MessageError as error:
+            raise MessageError(f"node {node}: {error}") from None
         del reply.content[QUANTISED]
         reply.content[self._name] = moved_by(self._arrays, update)
