@@ -23,7 +23,7 @@ from fedveil.methods.derive import claims_of, derive, moves_of
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
-from fedveil.methods.paraaegis import varying_dp
+from fedveil.methods.paraaegis import paraaegis, varying_dp
 from fedveil.methods.protections import PrivateWeighting, SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group
@@ -302,6 +302,29 @@ def test_what_is_taken_on_trust_of_silos_is_named_wherever_they_add_the_noise() 
         uncovered = derive(method, PublicFacts(n_silos=5, n_users=100, silo_records=(20,) * 5)).uncovered
         trust = f"departures from the method: epsilon relies on {words}, which no other party can check"
         assert trust in uncovered
+
+
+def test_what_is_taken_on_trust_of_the_server_is_named_where_it_adds_the_noise() -> None:
+    """A reader of dp-fed's statement saw a line against the server, and none that says what rests on the server."""
+    for noise in (0.0, 2.0):
+        method = dp_fed(local=LOCAL, n_users=10, clip=1.0, noise_multiplier=noise)
+        uncovered = derive(method, PublicFacts(n_silos=10, n_users=10)).uncovered
+        assert any("epsilon relies on the server" in line for line in uncovered) is (noise > 0)
+
+
+def test_parties_learn_and_one_party_learns() -> None:
+    method = paraaegis(local=LOCAL, n_users=10, largest_silo=20, clip=1.0, noise_multiplier=2.0)
+    uncovered = derive(method, PublicFacts(n_silos=10, n_users=10, dimension=10)).uncovered
+    assert any(line.startswith("the server learns in how many coordinates") for line in uncovered)
+
+
+def test_a_party_is_not_said_to_see_who_was_sampled_where_everybody_takes_part() -> None:
+    for rate in (1.0, 0.5):
+        plain = uldp_avg_w(local=LOCAL, clip=1.0, noise_multiplier=5.0, user_sampling_rate=rate)
+        method = replace(plain, protection=PrivateWeighting(n_max=100))
+        guarantee = derive(method, PublicFacts(n_silos=5, n_users=100, dimension=10))
+        (server,) = (view for view in guarantee.views if view.role == Role.SERVER)
+        assert ("who was sampled" in server.sees) is (rate < 1)
 
 
 def test_a_silo_is_guaranteed_what_others_hold_and_never_more_than_a_reader() -> None:

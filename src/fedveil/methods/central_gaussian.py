@@ -72,6 +72,15 @@ class CentralGaussian(Channel):
             f"{show_at_least(self.std)} to the sum, a noise multiplier of {show_at_least(self.std / moves.total)}",
         )
 
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what the guarantee takes on trust of the server."""
+        if self.noise_multiplier == 0:
+            return ()
+        return (
+            "departures from the method: epsilon relies on the server, which receives every update and alone adds the "
+            "noise; no other party can check that it does, or that it shows no update to anybody",
+        )
+
     def published(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the budget that Tables 3 and 6 of DP-Fed-LS print, if clients are drawn as they were there."""
         if self.noise_multiplier == 0 or method.sampler.adjacency is not Adjacency.REPLACE_ONE:

@@ -102,11 +102,11 @@ def _not_covered(
     method: Method, moves: Moves, lines: dict[Role, tuple[frozenset[Tells], Claim]]
 ) -> tuple[str, ...]:
     """Return what parties learn besides, named once with all who learn it."""
-    who: dict[str, list[str]] = {}
+    who: dict[str, list[Role]] = {}
     for role, (_, claim) in lines.items():
         for but in claim.but:
-            who.setdefault(but, []).append(_party(role, method, moves))
-    return tuple(f"{' and '.join(parties)} learn {but}" for but, parties in who.items())
+            who.setdefault(but, []).append(role)
+    return tuple(_learned(but, roles, method, moves) for but, roles in who.items())
 
 
 # --- in words, for people alone: no code reads them -----------------------------------------------------------
@@ -121,10 +121,18 @@ def _party(role: Role, method: Method, moves: Moves) -> str:
     return {Role.SERVER: "the server", Role.READER: f"whoever reads the {method.released}"}.get(role, senders)
 
 
+def _learned(but: str, roles: list[Role], method: Method, moves: Moves) -> str:
+    several = len(roles) > 1 or (roles == [Role.SILO] and method.channel.colluding_silos > 1)
+    parties = " and ".join(_party(role, method, moves) for role in roles)
+    return f"{parties} {'learn' if several else 'learns'} {but}"
+
+
 def _sees(role: Role, known: frozenset[Tells], method: Method, moves: Moves) -> str:
     """Return what a party knows, in the order in which it is declared; for a sender, whose data its line is about."""
     seen = "; ".join(
-        f"the {method.released}" if what is Tells.MODEL else what.value for what in Tells if what in known
+        f"the {method.released}" if what is Tells.MODEL else what.value
+        for what in Tells
+        if what in known and (what is not Tells.DRAWN or method.draws)
     )
     others = "the other clients" if moves.unit == "client" else f"what a {moves.unit} holds in other silos"
     about = f"; this epsilon concerns {others}" if role & Role.SILO else ""
