@@ -59,10 +59,10 @@ _CELLS = (
         rounds=100,
     ),
     LeftOut(
-        name="ULDP-FL Figure 4, 100 users, zipf: uldp-group-8",
+        name="ULDP-FL Figure 4, 100 users, zipf: uldp-group-max",
         preset="figure-4-creditcard",
         scenario="users100-zipf",
-        variant="uldp-group-8",
+        variant="uldp-group-max",
         settings=_ONE_PASS,
         times=50,
         rounds=100,
