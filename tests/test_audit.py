@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from shutil import copytree
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from scipy import stats
 from fedveil.engine.audit import audit, infer_membership
 from fedveil.engine.experiments.experiment import merge, parse
 from fedveil.engine.observer import Unwatched
+from fedveil.engine.rounds.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, PrivacyError, RunFolderError
@@ -178,14 +180,17 @@ def test_users_of_several_silos_are_audited_as_users(tmp_path: Path) -> None:
     assert not found.refuted
 
 
-def test_an_audit_plays_the_rounds_that_the_claim_is_about(tmp_path: Path) -> None:
+def test_an_audit_plays_the_rounds_that_the_claim_is_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that its budget ended early claims less than all rounds cost, which an attack on all of them may show."""
     folder = finished(tmp_path, rounds=30, privacy={"budget": 1.5})
     played = len((folder / "metrics.jsonl").read_text().splitlines()) - 1
     assert 0 < played < 30
-    told: list[tuple[int, int]] = []
-    audit(folder, canaries=20, watch=lambda done, total: told.append((done, total)))
-    assert told == [(number, played) for number in range(1, played + 1)]
+    play = Mock(side_effect=play_round)
+    monkeypatch.setattr("fedveil.engine.audit.play_round", play)
+    audit(folder, canaries=20)
+    assert [call.args[0].round_number for call in play.call_args_list] == list(range(1, played + 1))
 
 
 def test_records_that_no_weight_lets_train_are_no_members(

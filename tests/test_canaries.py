@@ -103,7 +103,7 @@ def found(name: str, noise: float) -> tuple[float, float]:
     document["method"]["noise_multiplier"] *= noise
     played = prepare(parse(document, name))
     privacy = PrivacyRandomness.insecure(7)
-    coins, scores = canary_scores(played, CANARIES, privacy, lambda done, total: None, ROUNDS)
+    coins, scores = canary_scores(played, CANARIES, privacy, ROUNDS)
     return stated, canary_bound(scores, coins, delta=DELTA).epsilon
 
 

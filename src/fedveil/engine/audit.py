@@ -16,7 +16,7 @@ lower bound on epsilon follows, for the unit that the run's own statement protec
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ from fedveil.server.optimizers import Model, Optimizer, State, Vector
 
 _MOST_RECORDS = 20_000
 _MOST_CANARY_FLOATS = 1 << 28
-Watcher = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,6 @@ def audit(
     path: Path,
     *,
     canaries: int = 200,
-    watch: Watcher = lambda done, total: None,
     code: Collection[str] = (),
 ) -> Audit:
     """Attack a run and write ``audit.json`` into its folder.
@@ -81,7 +79,6 @@ def audit(
     Args:
         path: the run folder of a complete run.
         canaries: units of the one-run audit; 0 leaves it out (it trains once more).
-        watch: told (rounds done, rounds) of that training.
         code: import paths of models, losses and metrics that the folder may name, and that may run.
 
     Raises:
@@ -115,7 +112,7 @@ def audit(
     bound = None
     if canaries:
         played = _rounds_of(folder)
-        coins, scores = canary_scores(prepared, canaries, experiment.privacy.randomness(), watch, played)
+        coins, scores = canary_scores(prepared, canaries, experiment.privacy.randomness(), played)
         bound = canary_bound(scores, coins, delta=statement.delta)
     found = Audit(
         claimed=statement.epsilon,
@@ -175,7 +172,7 @@ def _losses(
 
 
 def canary_scores(
-    prepared: Prepared, canaries: int, privacy: PrivacyRandomness, watch: Watcher, rounds: int
+    prepared: Prepared, canaries: int, privacy: PrivacyRandomness, rounds: int
 ) -> tuple[np.ndarray, Float64[np.ndarray, " m"]]:
     """Train once with each canary left out with probability 1/2; return the coins (True: in) and the scores.
 
@@ -183,7 +180,6 @@ def canary_scores(
         prepared: what ran.
         canaries: m.
         privacy: where coins, noise and samples come from.
-        watch: told (rounds done, rounds).
         rounds: that are played: as many as the claim is about, which a budget or a callback may have ended early.
     """
     records = prepared.population.train
@@ -227,7 +223,6 @@ def canary_scores(
         updates = trainer.sums(job).total
         scores += _attribution(updates, released.mean.to(updates.device) / bound.unit, ridge)
         model = after
-        watch(number, rounds)
     return coins, scores
 
 

@@ -38,7 +38,8 @@ class GaussianShares(Channel):
         scale: what the noise is measured in, same unit as the update (C for ULDP-AVG, |S| C for ULDP-NAIVE).
         colluding_silos: how many silos may pool their knowledge without weakening the noise against them.
         missing_silos: how many silos may be missing from a sum, with their shares, without weakening it.
-        users: |U|, for a grid of the noise on which sums over them are exact in float64 (:meth:`among`).
+        users: |U|, for a grid of the noise on which sums over them are exact in float64. Composition gives it
+            (:meth:`among`); by itself a method knows of no users, and its sums are exact for one in each silo.
     """
 
     whole: ClassVar[bool] = True

@@ -197,9 +197,9 @@ class Evaluator(ABC):
         """
 
 
-def numbers(values: Float64[np.ndarray, " t"], readable: Shaped[np.ndarray, " t"] | bool = True) -> Numbers:
-    """Return a column of numbers; what is no number, and what is not readable, is invalid."""
-    there = ~np.isnan(values) & readable
+def numbers(values: Float64[np.ndarray, " t"]) -> Numbers:
+    """Return a column of numbers; what is no number is invalid."""
+    there = ~np.isnan(values)
     return Numbers(values=np.where(there, values, 0.0), state=_state(there))
 
 
