@@ -378,6 +378,9 @@ def test_training_and_evaluation_spend_what_was_declared(world: tuple[Prepared, 
         assert view.epsilon is not None
         assert view.epsilon > prepared.epsilon_with(view.role, 3, ()) + 0.5
         assert view.epsilon == pytest.approx(prepared.epsilon_with(view.role, 3, prepared.beside))
+        (seen,) = {one.sees for one in prepared.beside[0].guarantee.views if one.role == view.role}
+        assert view.sees.endswith(f"of the releases beside the rounds: {seen}")
+        assert "the statistics" in seen
 
 
 def test_metrics_are_noisy_and_nothing_exact_is_kept(world: tuple[Prepared, Outcome]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -57,10 +58,17 @@ class View:
     sees: str
     event: Event
 
-    def told(self, epsilon: float | None) -> Disclosure:
-        """Return the view's line of a statement, by epsilon of all rounds against it (None, infinite: nothing)."""
+    def told(self, epsilon: float | None, beside: Iterable[View] = ()) -> Disclosure:
+        """Return the view's line of a statement.
+
+        Args:
+            epsilon: of all rounds against it, and of the releases beside them (None, infinite: nothing).
+            beside: the views of these releases, of all parties.
+        """
         finite = epsilon if epsilon is not None and math.isfinite(epsilon) else None
-        return Disclosure(role=self.role, party=self.party, sees=self.sees, epsilon=finite)
+        more = dict.fromkeys(one.sees for one in beside if one.role == self.role)
+        sees = "; ".join((self.sees, *(f"of the releases beside the rounds: {text}" for text in more)))
+        return Disclosure(role=self.role, party=self.party, sees=sees, epsilon=finite)
 
 
 @dataclass(frozen=True, kw_only=True)

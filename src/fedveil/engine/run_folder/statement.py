@@ -53,13 +53,22 @@ def state(prepared: Prepared, rounds: int, ledger: Charged) -> Statement:
         ),
         trust=tuple(
             view.told(
-                prepared.epsilon_with(view.role, rounds, ledger.beside, again) if prepared.secure else None
+                prepared.epsilon_with(view.role, rounds, ledger.beside, again) if prepared.secure else None,
+                [other for one in ledger.beside for other in one.guarantee.views],
             )
             for view in guarantee.views
         ),
         randomness=_randomness(prepared),
         secure_randomness=prepared.secure,
-        uncovered=(*prepared.uncovered, *uncovered(exact_metrics=prepared.evaluation is None)),
+        uncovered=tuple(
+            dict.fromkeys(
+                (
+                    *prepared.uncovered,
+                    *(text for one in ledger.beside for text in one.guarantee.uncovered),
+                    *uncovered(exact_metrics=prepared.evaluation is None),
+                )
+            )
+        ),
         notes=(*prepared.population.notes, *_fitted(prepared)),
         as_published=tuple(
             AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
