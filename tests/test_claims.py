@@ -308,8 +308,9 @@ def test_what_is_taken_on_trust_of_the_server_is_named_where_it_adds_the_noise()
     """A reader of dp-fed's statement saw a line against the server, and none that says what rests on the server."""
     for noise in (0.0, 2.0):
         method = dp_fed(local=LOCAL, n_users=10, clip=1.0, noise_multiplier=noise)
-        uncovered = derive(method, PublicFacts(n_silos=10, n_users=10)).uncovered
-        assert any("epsilon relies on the server" in line for line in uncovered) is (noise > 0)
+        guarantee = derive(method, PublicFacts(n_silos=10, n_users=10))
+        assert any("relies on the server" in line for line in guarantee.uncovered) is (noise > 0)
+        assert not any("share of the noise" in view.sees for view in guarantee.views)
 
 
 def test_parties_learn_and_one_party_learns() -> None:

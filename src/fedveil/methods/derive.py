@@ -127,12 +127,16 @@ def _learned(but: str, roles: list[Role], method: Method, moves: Moves) -> str:
     return f"{parties} {'learn' if several else 'learns'} {but}"
 
 
+def _knows(what: Tells, method: Method) -> str:
+    if what is Tells.OWN and method.channel.by_server:
+        return "its own records"  # the server alone adds noise
+    return f"the {method.released}" if what is Tells.MODEL else what.value
+
+
 def _sees(role: Role, known: frozenset[Tells], method: Method, moves: Moves) -> str:
     """Return what a party knows, in the order in which it is declared; for a sender, whose data its line is about."""
     seen = "; ".join(
-        f"the {method.released}" if what is Tells.MODEL else what.value
-        for what in Tells
-        if what in known and (what is not Tells.DRAWN or method.draws)
+        _knows(what, method) for what in Tells if what in known and (what is not Tells.DRAWN or method.draws)
     )
     others = "the other clients" if moves.unit == "client" else f"what a {moves.unit} holds in other silos"
     about = f"; this epsilon concerns {others}" if role & Role.SILO else ""
