@@ -38,7 +38,7 @@ def finest_grid(grid: float, longest: float) -> float:
         grid: of the contributions, a power of two.
         longest: bounds ||sum of contributions|| / (the bound of one): |U|, where users' weights sum to 1.
 
-    >>> finest_grid(2.0**-18, 1000) == 2.0**-42
+    >>> finest_grid(2.0**-18, 1000.0) == 2.0**-42
     True
     """
     return grid * math.ldexp(1.0, math.ceil(math.log2(longest)) - _SUMS_BITS + UNITS_BITS)
