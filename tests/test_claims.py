@@ -313,6 +313,13 @@ def test_what_is_taken_on_trust_of_the_server_is_named_where_it_adds_the_noise()
         assert not any("share of the noise" in view.sees for view in guarantee.views)
 
 
+def test_noise_that_is_none_is_not_said_to_fall() -> None:
+    for noise in (0.0, 2.0):
+        method = varying_dp(local=LOCAL, n_users=9, largest_silo=20, clip=1.0, noise_multiplier=noise)
+        told = derive(method, PublicFacts(n_silos=9, n_users=9)).mechanisms
+        assert any("the noise named above" in text for text in told) is (noise > 0)
+
+
 def test_parties_learn_and_one_party_learns() -> None:
     method = paraaegis(local=LOCAL, n_users=10, largest_silo=20, clip=1.0, noise_multiplier=2.0)
     uncovered = derive(method, PublicFacts(n_silos=10, n_users=10, dimension=10)).uncovered
@@ -447,3 +454,6 @@ def test_a_sum_without_noise_is_not_said_to_have_some(noise: float, seen: Tells)
     method = uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=noise)
     known = knowledge(Role.SERVER, method.sends(), method.channel.content)
     assert known & {Tells.EXACT, Tells.MESSAGE} == {seen}
+    masked = derive(replace(method, protection=SecureAggregation()), PublicFacts(n_silos=3, n_users=9))
+    assert any("noisy" in view.sees for view in masked.views) is (noise > 0)
+    assert any("share of the noise" in view.sees for view in masked.views) is (noise > 0)

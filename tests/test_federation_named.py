@@ -11,6 +11,7 @@ import pytest
 
 from fedveil.crypto.agreement import SignedKey
 from fedveil.federation.binding import exchange_context, sign_asked
+from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.exchange import check_learned
 from fedveil.federation.heads import sign_heads
 from fedveil.protection.errors import ProtocolError
@@ -93,10 +94,13 @@ def test_a_silo_shows_its_peers_the_end_of_its_ledger_that_it_shows_the_coordina
 ) -> None:
     """An end from before had silo 1 refuse, of which the run said that lines were missing from its own ledger."""
     seen: list[bytes] = []
+    parties: list[CoordinatorParty[Any]] = []
 
     def lie(world: World, part: Part) -> Part:
         coordinator = world.coordinator
         assert coordinator is not None
+        if coordinator not in parties:
+            parties.append(coordinator)
         if isinstance(part, Asked):
             seen.append(part.signed[0])
             if kind is Asked and len(seen) == 3:
@@ -104,12 +108,14 @@ def test_a_silo_shows_its_peers_the_end_of_its_ledger_that_it_shows_the_coordina
                     signed=sign_asked(world.keys[0], exchange_context(coordinator._asked, 0), seen[0])
                 )
         if isinstance(part, Joined) and kind is Joined:
+            seen.append(part.heads[0][0])
             heads = [bytes([9]) * 32, *(head for head, _ in part.heads[1:])]
             return Joined(heads=sign_heads(world.keys[0], coordinator._session, heads))
         return part
 
     said = stopped(tmp_path, "masked", lie)
     assert said == "silo silo0: shows the other silos another end of its ledger than the coordinator"
+    assert parties[0]._heads.last("silo0") == seen[-1]  # a ledger that goes back to before it is noticed
 
 
 @pytest.mark.parametrize(

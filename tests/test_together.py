@@ -39,8 +39,9 @@ PLAIN = Statement(
 
 
 def run(folder: Path, *events: Event, loss: float = 0.0, charged: int | None = None, **other: object) -> Path:
-    """Write a run's ledger and its statement, whose grid costs ``loss``."""
+    """Write the ledger of a run on tables, and its statement, whose grid costs ``loss``."""
     folder.mkdir()
+    (folder / "experiment.toml").write_text('[data.table]\nschema_file = "schema.toml"\n')
     with Ledger(folder / "ledger.jsonl", unit="user") as ledger:
         for number, event in enumerate(events[:charged], start=1):
             ledger.charge(run=folder.name, round=number, attempt=0, event=event)
@@ -106,7 +107,13 @@ def on_digits(folder: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    "other", [{"seed": 1}, {"data": {"n_users": 19}}, {"data": {"allocation": {"law": "uniform"}}}]
+    "other",
+    [
+        {"seed": 1},
+        {"data": {"n_users": 19}},
+        {"data": {"allocation": {"law": "uniform"}}},
+        {"data": {"name": "mnist"}},
+    ],
 )
 def test_users_that_an_allocation_draws_are_not_those_of_another(
     other: dict[str, Any], tmp_path: Path
@@ -118,11 +125,23 @@ def test_users_that_an_allocation_draws_are_not_those_of_another(
         for name, more in (("a", {}), ("b", {}), ("c", other))
     )
     assert spent_by([one, same]).epsilon is not None
-    with pytest.raises(FedveilError, match=r"'digits' to users in different ways.*data\.seed"):
+    with pytest.raises(FedveilError, match=r"'digits'.* to users in different ways.*data\.seed"):
         spent_by([one, two])
     told = spent_together([Point(experiment=experiment(name=name), settings={}) for name in "ac"], tmp_path)
     assert told["epsilon"] is None
     assert "each run's statement is about that run alone" in told["told"]
+
+
+def test_runs_of_users_that_nobody_knows_have_no_epsilon(tmp_path: Path) -> None:
+    """Without its experiment a run passed for one on tables; the statistics of tables never have one."""
+    release = GaussianEvent(noise_multiplier=4.0)
+    one, two = (run(tmp_path / name, release) for name in "ab")
+    (two / "experiment.toml").unlink()
+    with pytest.raises(FedveilError, match=r"b/experiment\.toml"):
+        spent_by([one, two])
+    counted = run(tmp_path / "counted", release, released="statistics")
+    (counted / "experiment.toml").unlink()
+    assert spent_by([one, counted]).epsilon is not None
 
 
 def test_one_user_of_one_allocation_is_many_of_another() -> None:

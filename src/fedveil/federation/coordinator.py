@@ -194,8 +194,8 @@ class CoordinatorParty(Generic[EndingT]):
             if exchange.knocks:
                 raise RefusalError(Code.SHAPE)
             self._talks[silo].answer(letter.parts)
-            exchange.check_head(name, letter)
             self._heads.hear({name: letter.head})  # now: a crash before the others answer must not forget it
+            exchange.check_head(name, letter)
         except RefusalError:
             self.stop(f"silo {name}: sent {Code.SHAPE.template}")
         except IntegrityError as error:

@@ -17,6 +17,8 @@ Readers of the models are a party like any other; theirs is the event that ledge
 
 from __future__ import annotations
 
+from typing import Final
+
 from fedveil.methods.guarantee import Guarantee, PublicFacts, View
 from fedveil.methods.method import Method
 from fedveil.privacy.claims import Claim, Role, Tells, against, knowledge
@@ -127,10 +129,15 @@ def _learned(but: str, roles: list[Role], method: Method, moves: Moves) -> str:
     return f"{parties} {'learn' if several else 'learns'} {but}"
 
 
+_BARE: Final = {Tells.OWN: "its own records", Tells.SUM: "the sum over all senders, without noise"}
+
+
 def _knows(what: Tells, method: Method) -> str:
-    if what is Tells.OWN and method.channel.by_server:
-        return "its own records"  # the server alone adds noise
-    return f"the {method.released}" if what is Tells.MODEL else what.value
+    if what is Tells.MODEL:
+        return f"the {method.released}"
+    if what in _BARE and source_of(method).content is Tells.EXACT:  # no sender adds noise
+        return _BARE[what]
+    return str(what.value)
 
 
 def _sees(role: Role, known: frozenset[Tells], method: Method, moves: Moves) -> str:

@@ -160,7 +160,7 @@ class Method:
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         """Return how the noise changes from round to round, in words."""
-        if self.noise_decay == 1:
+        if self.noise_decay == 1 or not self.channel.mechanisms(moves):
             return ()
         return (
             "the noise named above is that of the first round; from round to round its standard deviation is "
