@@ -69,7 +69,7 @@ def test_the_written_document_reads_back_equal() -> None:
         ({"data": {"n_users": 0}}, r"data\.n_users"),
         ({"data": {"table": {"schema_file": "s.toml", "files": ["a.csv"]}}}, r"data: give either name"),
         ({"privacy": {"delta": 0}}, r"privacy\.delta"),
-        ({"privacy": {"epsilon": 1.0}}, r"privacy\.epsilon: the target that method\.noise_multiplier"),
+        ({"privacy": {"epsilon": 1.0}}, r"privacy\.epsilon: needs method\.noise_multiplier"),
         ({"method": {"noise_multiplier": "calibrated"}}, r"privacy\.epsilon: needed"),
         ({"privacy": {"accountant": "magic"}}, r"privacy\.accountant: .*'pld'"),
         ({"name": "../../etc"}, r"name: "),

@@ -159,7 +159,7 @@ def test_who_knows_the_order_of_ballots_is_not_said_to_learn_no_coordinate(votes
     method = PartialEncryption(votes=votes).over(METHOD_CASES["uldp-avg"](SIGMA), USERS)
     guarantee = derive(method, FEDERATION)
     of_server, of_silo, of_both = (
-        next(line for line in guarantee.uncovered if line.startswith(f"{who} learn "))
+        next(line for line in guarantee.uncovered if line.startswith(f"{who} learns "))
         for who in ("the server", "one silo", "the server with one silo")
     )
     assert "not which coordinates these are" in of_server
