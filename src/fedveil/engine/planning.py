@@ -9,8 +9,9 @@ domain.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
 from fedveil.privacy.accountant import Accountant
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds
-from fedveil.privacy.closed_form import Sampling
 from fedveil.privacy.events import Event, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
 from fedveil.server.denoise import SMOOTHED_FROM, effective_dimensions
@@ -85,6 +85,27 @@ class Plan:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """A method in one of the settings that a plan compares.
+
+    Attributes:
+        label: its name, or the names of methods with the same guarantee.
+        rate: the share of the users in a round.
+        build: its builder.
+        keys: of the builder, all but the noise multiplier.
+    """
+
+    label: str
+    rate: float
+    build: Callable[..., Method]
+    keys: Mapping[str, Any]
+
+    def method(self, sigma: float) -> Method:
+        """Return the method at a noise multiplier."""
+        return self.build(clip=1.0, noise_multiplier=sigma, **self.keys)
+
+
 def plan_rows(plan: Plan) -> list[Row]:
     """Return one row per method, setting and number of rounds, for the table and the plot.
 
@@ -94,16 +115,21 @@ def plan_rows(plan: Plan) -> list[Row]:
     depends on the model: a run's statement adds it, 3e-8 for 100 rounds of 10^5 parameters and 10 silos.
     """
     rows = []
-    for label, rate, compose in _methods(plan):
-        if not _supported(plan, compose):
+    for planned in _methods(plan):
+        if not _supported(plan, planned):
             continue
-        for sigma in _noise_multipliers(plan, compose):
-            method = compose(sigma)
+        for sigma in _noise_multipliers(plan, planned):
+            method = planned.method(sigma)
             numerical = _accountant(plan, method)
             event = _event(plan, method)
             most = _most_rounds(plan, numerical, event)
-            row: Row = {"method": label, "noise_multiplier": sigma, "rounds": 0, "users": plan.n_users}
-            row["sampling_rate"] = rate
+            row: Row = {
+                "method": planned.label,
+                "noise_multiplier": sigma,
+                "rounds": 0,
+                "users": plan.n_users,
+            }
+            row["sampling_rate"] = planned.rate
             if most == 0:
                 rows.append({**row, "epsilon": 0.0, "accountant": plan.accountant})
             for rounds in _ladder(most) if most else ():
@@ -144,16 +170,16 @@ def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]
     public = PublicFacts(n_silos=plan.n_silos, n_users=plan.n_users, dimension=parameters)
     kept = math.sqrt(effective_dimensions(parameters, 1.0)[1] / parameters)
     rows = []
-    for _, rate, compose in list(_methods(plan))[: len(plan.sampling_rates)]:
+    for pairs in _pairs(plan):
         for number in rounds:
             at = replace(plan, rounds=number, noise_multipliers=())
-            (sigma,) = _noise_multipliers(at, compose)
-            ratio = noise_to_travel(compose(sigma), public, number)
+            (sigma,) = _noise_multipliers(at, pairs)
+            ratio = noise_to_travel(pairs.method(sigma), public, number)
             step = step_by_rule(ratio)
             rows.append(
                 {
                     "rounds": number,
-                    "sampling_rate": rate,
+                    "sampling_rate": pairs.rate,
                     "noise_multiplier": sigma,
                     "rho": ratio,
                     "rho_by_records": ratio * math.sqrt(plan.n_silos),
@@ -218,11 +244,11 @@ def read_over(text: str) -> tuple[str, tuple[float, ...]]:
 
 def unsupported(plan: Plan) -> list[str]:
     """Return the names of the methods that the plan's accountant has no bound for."""
-    return [label for label, _, compose in _methods(plan) if not _supported(plan, compose)]
+    return [planned.label for planned in _methods(plan) if not _supported(plan, planned)]
 
 
-def _supported(plan: Plan, compose: Callable[[float], Method]) -> bool:
-    method = compose(1.0)
+def _supported(plan: Plan, planned: _Planned) -> bool:
+    method = planned.method(1.0)
     return _accountant(plan, method).supports(_event(plan, method))
 
 
@@ -239,52 +265,40 @@ def _accountant(plan: Plan, method: Method) -> Accountant:
     return make_accountant(plan.accountant, method.sampler.adjacency)
 
 
-def _methods(plan: Plan) -> Iterator[tuple[str, float, Callable[[float], Method]]]:
-    """Yield the methods to plan: name, user sampling rate, and the composition as a function of sigma."""
-    local = LocalSgd(learning_rate=1.0, epochs=plan.epochs, batch_size=plan.batch_size)
-    colluding = plan.colluding_silos
-    for rate in plan.sampling_rates:
+def _pairs(plan: Plan) -> list[_Planned]:
+    """Return the methods of (silo, user) pairs, one for every sampling rate of users."""
+    label, keys = (
+        "uldp-sgd, uldp-avg, uldp-avg-w",
+        {"local": _local(plan), "colluding_silos": plan.colluding_silos},
+    )
+    return [
+        _Planned(label=label, rate=rate, build=uldp_avg_w, keys={**keys, "user_sampling_rate": rate})
+        for rate in plan.sampling_rates
+    ]
 
-        def pairs(sigma: float, rate: float = rate) -> Method:
-            return uldp_avg_w(
-                local=local,
-                clip=1.0,
-                noise_multiplier=sigma,
-                user_sampling_rate=rate,
-                colluding_silos=colluding,
-            )
 
-        yield "uldp-sgd, uldp-avg, uldp-avg-w", rate, pairs
-
-    def naive(sigma: float) -> Method:
-        return uldp_naive(
-            local=local, n_silos=plan.n_silos, clip=1.0, noise_multiplier=sigma, colluding_silos=colluding
-        )
-
-    yield "uldp-naive", 1.0, naive
+def _methods(plan: Plan) -> Iterator[_Planned]:
+    """Yield the methods to plan."""
+    local = _local(plan)
+    yield from _pairs(plan)
+    naive = {"local": local, "n_silos": plan.n_silos, "colluding_silos": plan.colluding_silos}
+    yield _Planned(label="uldp-naive", rate=1.0, build=uldp_naive, keys=naive)
     for size in plan.group_sizes:
-
-        def group(sigma: float, size: int = size) -> Method:
-            return uldp_group(local=local, clip=1.0, noise_multiplier=sigma, group_size=size)
-
-        yield f"uldp-group-{size}", 1.0, group
+        keys = {"local": local, "group_size": size}
+        yield _Planned(label=f"uldp-group-{size}", rate=1.0, build=uldp_group, keys=keys)
     for rate in plan.client_sampling_rates:
         for sampling in ("uniform", "poisson"):
-
-            def clients(sigma: float, rate: float = rate, sampling: Sampling = sampling) -> Method:
-                return dp_fed(
-                    local=local,
-                    n_users=plan.n_users,
-                    clip=1.0,
-                    noise_multiplier=sigma,
-                    client_sampling=sampling,
-                    client_sampling_rate=rate,
-                )
-
-            yield f"dp-fed, dp-fed-ls ({sampling})", rate, clients
+            drawn = {"client_sampling": sampling, "client_sampling_rate": rate}
+            keys = {"local": local, "n_users": plan.n_users, **drawn}
+            yield _Planned(label=f"dp-fed, dp-fed-ls ({sampling})", rate=rate, build=dp_fed, keys=keys)
 
 
-def _noise_multipliers(plan: Plan, compose: Callable[[float], Method]) -> tuple[float, ...]:
+def _local(plan: Plan) -> LocalSgd:
+    """Return the local training, whose rate no guarantee depends on."""
+    return LocalSgd(learning_rate=1.0, epochs=plan.epochs, batch_size=plan.batch_size)
+
+
+def _noise_multipliers(plan: Plan, planned: _Planned) -> tuple[float, ...]:
     if plan.noise_multipliers:
         return plan.noise_multipliers
     assert plan.epsilon is not None
@@ -292,9 +306,9 @@ def _noise_multipliers(plan: Plan, compose: Callable[[float], Method]) -> tuple[
     rounds = plan.rounds
 
     def event(sigma: float) -> Event:
-        return SelfComposedEvent(event=_event(plan, compose(sigma)), count=rounds)
+        return SelfComposedEvent(event=_event(plan, planned.method(sigma)), count=rounds)
 
-    accountant = _accountant(plan, compose(1.0))
+    accountant = _accountant(plan, planned.method(1.0))
     budget = Budget(epsilon=plan.epsilon, delta=plan.delta, accountant=accountant)
     return (calibrate_noise(event, budget, tolerance=1e-3),)
 

@@ -18,8 +18,7 @@ guaranteed. The baselines add the same noise as numbers, and may quantise what c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import dataclass
 
 from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
@@ -39,8 +38,6 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound, Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone
 from fedveil.server.optimizers import ServerSgd
-
-_Compose: TypeAlias = Callable[[str, NoiseName, Form], Method]
 
 _SMALLEST_COUNTED = (
     "published figures are computed from the records of the smallest client, which count as public"
@@ -68,67 +65,66 @@ def fl_sdq(
     return _clients("fl-sdq", local, bound, sent, learning_rate)
 
 
-def _noisy(
-    *,
-    local: Local,
-    n_users: Users,
-    noise_multiplier: Noise,
-    scale: Scale = "clip",
-    clip: ClipNorm | None = None,
-    learning_rate: ServerRate = 1.0,
-) -> _Compose:
-    """Return what composes clients whose messages carry noise of a law in a form."""
+@dataclass(frozen=True, kw_only=True)
+class _Noisy:
+    """Clients whose messages carry noise: the keys that the builders below share."""
 
-    def compose(name: str, noise: NoiseName, form: Form) -> Method:
-        bound = _bound(scale, clip, noise)
-        sent = _messages(n_users, noise, noise_multiplier, bound, form)
-        return _clients(name, local, bound, sent, learning_rate)
+    local: Local
+    n_users: Users
+    noise_multiplier: Noise
+    scale: Scale = "clip"
+    clip: ClipNorm | None = None
+    learning_rate: ServerRate = 1.0
 
-    return compose
+    def sending(self, name: str, noise: NoiseName, form: Form) -> Method:
+        """Return the method in which they send noise of a law in a form."""
+        bound = _bound(self.scale, self.clip, noise)
+        sent = _messages(self.n_users, noise, self.noise_multiplier, bound, form)
+        return _clients(name, self.local, bound, sent, self.learning_rate)
 
 
-@variant_of(_noisy)
-def fl_gaussian(compose: _Compose) -> Method:
+@variant_of(_Noisy)
+def fl_gaussian(clients: _Noisy) -> Method:
     """FL+Gaussian: updates of l2 norm at most C, with noise N(0, (noise_multiplier s)^2 I), sent as numbers."""
-    return compose("fl-gaussian", "gaussian", Numbers())
+    return clients.sending("fl-gaussian", "gaussian", Numbers())
 
 
-@variant_of(_noisy)
-def fl_laplace(compose: _Compose) -> Method:
+@variant_of(_Noisy)
+def fl_laplace(clients: _Noisy) -> Method:
     """FL+Laplace: updates of l1 norm at most C, with Laplace(noise_multiplier s) noise on every coordinate."""
-    return compose("fl-laplace", "laplace", Numbers())
+    return clients.sending("fl-laplace", "laplace", Numbers())
 
 
-@variant_of(_noisy)
-def cepam_gaussian(compose: _Compose, *, lattice: Lattice | None = None) -> Method:
+@variant_of(_Noisy)
+def cepam_gaussian(clients: _Noisy, *, lattice: Lattice | None = None) -> Method:
     """CEPAM-Gaussian: the error of each client's quantiser is N(0, (noise_multiplier s)^2 I), on any lattice.
 
     With scale = "clip", readers of the models have a Gaussian mechanism of multiplier sqrt(K) ``noise_multiplier``
     for one client in each round. Nothing is guaranteed against the server, which has the keys of the messages.
     """
-    return compose("cepam-gaussian", "gaussian", Layered(lattice=lattice))
+    return clients.sending("cepam-gaussian", "gaussian", Layered(lattice=lattice))
 
 
-@variant_of(_noisy)
-def cepam_laplace(compose: _Compose) -> Method:
+@variant_of(_Noisy)
+def cepam_laplace(clients: _Noisy) -> Method:
     """CEPAM-Laplace: the error of each client's quantiser is Laplace(noise_multiplier s) on every coordinate.
 
     With scale = "clip", readers of the models have a Laplace mechanism of multiplier ``noise_multiplier`` for one
     client in each round. Nothing is guaranteed against the server, which has the keys of the messages.
     """
-    return compose("cepam-laplace", "laplace", Layered())
+    return clients.sending("cepam-laplace", "laplace", Layered())
 
 
-@variant_of(_noisy)
-def fl_gaussian_sdq(compose: _Compose, *, step: Step) -> Method:
+@variant_of(_Noisy)
+def fl_gaussian_sdq(clients: _Noisy, *, step: Step) -> Method:
     """FL+Gaussian+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's std."""
-    return compose("fl-gaussian-sdq", "gaussian", Dithered(step=step))
+    return clients.sending("fl-gaussian-sdq", "gaussian", Dithered(step=step))
 
 
-@variant_of(_noisy)
-def fl_laplace_sdq(compose: _Compose, *, step: Step) -> Method:
+@variant_of(_Noisy)
+def fl_laplace_sdq(clients: _Noisy, *, step: Step) -> Method:
     """FL+Laplace+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's b."""
-    return compose("fl-laplace-sdq", "laplace", Dithered(step=step))
+    return clients.sending("fl-laplace-sdq", "laplace", Dithered(step=step))
 
 
 def _messages(

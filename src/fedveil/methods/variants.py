@@ -13,10 +13,10 @@ Builder = Callable[..., Method]
 
 
 def variant_of(base: Callable[..., object], **fixed: object) -> Callable[[Builder], Builder]:
-    """Make a builder of a function that changes the method of another builder, or completes what it has begun.
+    """Make a builder of a function that changes the method of another builder, or makes one of common keys.
 
     Args:
-        base: the other builder; its keys are the variant's too.
+        base: the other builder, or a dataclass whose fields are keys; they are the variant's too.
         fixed: keys of the other that the variant does not have, with what they are.
 
     Returns:
