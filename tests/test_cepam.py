@@ -14,11 +14,12 @@ import torch
 from scipy import stats
 
 from fedveil.engine.experiments.experiment import merge, parse
+from fedveil.engine.round_charges import over_budget
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.simulated_parties import SimulatedParties
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.rounds.workload import ClientWork
-from fedveil.engine.run import over_budget, resume, run
+from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.local.loop import LoopTrainer

@@ -23,7 +23,7 @@ from fedveil import cli
 from fedveil.engine.experiments.experiment import merge, parse, parse_assignment
 from fedveil.engine.experiments.release_document import InferenceDocument
 from fedveil.engine.experiments.study import Selection, load_study, presets
-from fedveil.engine.run import over_budget
+from fedveil.engine.round_charges import over_budget
 from fedveil.engine.sweep import Axis, points
 from fedveil.federation.policy import Policy
 from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document

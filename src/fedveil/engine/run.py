@@ -22,13 +22,14 @@ from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.run_evaluation import evaluate, evaluated_already, release_evaluation
 from fedveil.engine.releases.run_preprocessing import preprocessed
 from fedveil.engine.releases.side_releases import spent_of
-from fedveil.engine.rounds.attempts import Absences, RetryPolicy
+from fedveil.engine.round_charges import retry_policy
+from fedveil.engine.rounds.attempts import RetryPolicy
 from fedveil.engine.rounds.diagnostics import RoundDiagnostics
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.rounds.simulated_parties import SimulatedParties
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.run_folder.diagnostics import population_diagnostics, require_same_records
-from fedveil.engine.run_folder.documents import SCHEMA_VERSION, FailedAttempt, read_lines
+from fedveil.engine.run_folder.documents import SCHEMA_VERSION
 from fedveil.engine.run_folder.folder import Checkpoint, Row, RunFolder, finite
 from fedveil.engine.run_folder.statement import state
 from fedveil.engine.setup import Prepared, prepare
@@ -39,11 +40,10 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_lines import Entry
-from fedveil.privacy.statement import Statement, show_epsilon
+from fedveil.privacy.statement import Statement
 from fedveil.protection.driver import Driver
-from fedveil.protection.errors import SiloVanished
 from fedveil.protection.transcript import Transcript
-from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.randomness import PrivacyRandomness
 from fedveil.server.optimizers import matching
 from fedveil.server.spectrum import spectrum
 from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
@@ -54,7 +54,6 @@ _ENDED: Final = (
 )
 _STOPPED: Final = "stopped.json"
 _TRANSCRIPT: Final = "transcript.jsonl"
-_ATTEMPTS: Final = "attempts.jsonl"
 
 
 class StopTraining(Exception):
@@ -154,7 +153,7 @@ def _play(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
             prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
         while checkpoint.round < experiment.rounds and stopped is None:
             turn = _turn(prepared, checkpoint, privacy, observer)
-            retry = _retry_policy(prepared, folder, ledger, turn.round_number)
+            retry = retry_policy(prepared, folder, ledger, turn.round_number)
             try:
                 retry.pay()
                 checkpoint = _round(prepared, checkpoint, turn, parties, retry, ledger)
@@ -327,74 +326,3 @@ def row_of(
         "clip": clip_of(prepared.method),
         **(asdict(diagnostics) if diagnostics else {}),
     }
-
-
-def over_budget(
-    prepared: Prepared, number: int, charges: int | None = None, beside: Sequence[Release] | None = None
-) -> str | None:
-    """Return why a round may not be played, None if the budget allows it.
-
-    Args:
-        prepared: what runs.
-        number: the round.
-        charges: how often the ledger will have been charged with it; None: once a round.
-        beside: the releases beside the rounds, as often as they are charged; None: each once.
-    """
-    budget = prepared.experiment.privacy.budget
-    if budget is None:
-        return None
-    again = 0 if charges is None else charges - number
-    needed = prepared.epsilon_with(Role.READER, number, prepared.beside if beside is None else beside, again)
-    if needed <= budget:
-        return None
-    return (
-        f"round {number} would bring epsilon to {show_epsilon(needed)}, above the budget of {budget:g}; "
-        f"the model after round {number - 1} is kept"
-    )
-
-
-def _retry_policy(prepared: Prepared, folder: RunFolder, ledger: Ledger, number: int) -> RetryPolicy:
-    """Return what happens in a round when silos vanish, with every attempt paid for in the ledger.
-
-    A round needs one charge, and one more for every attempt that may have released its sum before it failed; those are
-    listed on disk first, so that a resumed run counts them too.
-    """
-    protection = prepared.method.protection
-    rule, missing = protection.on_missing, protection.missing_silos
-    before = [row for row in read_lines(folder / _ATTEMPTS, FailedAttempt)[0] if row.round == number]
-    released = sum(row.may_have_released for row in before)
-
-    def record(attempt: int, vanished: SiloVanished) -> None:
-        nonlocal released
-        silos, may_have_released = list(vanished.silos), vanished.may_have_released
-        row = {"round": number, "attempt": attempt, "silos": silos, "may_have_released": may_have_released}
-        folder.append(_ATTEMPTS, {"schema_version": SCHEMA_VERSION, **row})
-        released += may_have_released
-
-    def count() -> int:
-        return sum(entry.round == number for entry in ledger.entries)
-
-    # Fresh noise is another release: what was charged before now is spent, whoever says that nobody saw it.
-    spent_before = count() - released if prepared.secure else 0
-
-    def pay() -> None:
-        charged = count()
-        if charged <= spent_before + released:
-            spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
-            reason = over_budget(prepared, number, spent.charges + 1, spent.with_due(prepared.beside))
-            if reason:
-                raise BudgetError(reason)
-            event = prepared.guarantee.of_round(prepared.guarantee.event, number, again=charged > 0)
-            ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
-
-    rate = protection.dropout_rate
-    randomness = ExperimentRandomness(prepared.experiment.seed)
-    return RetryPolicy(
-        on_missing=rule,
-        waits=rule == "recover" or not missing,
-        least=prepared.population.n_silos - missing,
-        absences=Absences(rate=rate, randomness=randomness) if rate else None,
-        failed=len(before),
-        record=record,
-        pay=pay,
-    )

@@ -17,7 +17,8 @@ from fedveil.engine.releases.evaluation import Evaluation
 from fedveil.engine.releases.prepared_releases import PreparedReleases, conclude
 from fedveil.engine.releases.preprocessing import read_preprocessed, settle_schema, write_preprocessed
 from fedveil.engine.releases.side_releases import BESIDE, spent_of
-from fedveil.engine.run import Outcome, last_checkpoint, over_budget
+from fedveil.engine.round_charges import over_budget
+from fedveil.engine.run import Outcome, last_checkpoint
 from fedveil.engine.run import conclude as conclude_run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared

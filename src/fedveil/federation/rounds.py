@@ -17,16 +17,11 @@ from fedveil.engine.movement import clip_of, movement
 from fedveil.engine.observer import Observer
 from fedveil.engine.releases.run_evaluation import evaluate
 from fedveil.engine.releases.side_releases import spent_of
+from fedveil.engine.round_charges import over_budget
 from fedveil.engine.rounds.attempts import MOST_ATTEMPTS
 from fedveil.engine.rounds.next_model import next_model
 from fedveil.engine.rounds.turn import draw_users
-from fedveil.engine.run import (
-    Outcome,
-    conclude,
-    last_checkpoint,
-    over_budget,
-    row_of,
-)
+from fedveil.engine.run import Outcome, conclude, last_checkpoint, row_of
 from fedveil.engine.run_folder.folder import Checkpoint, Row, RunFolder
 from fedveil.engine.setup import Prepared
 from fedveil.errors import RunFolderError
