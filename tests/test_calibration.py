@@ -9,7 +9,7 @@ import pytest
 from fedveil.errors import BudgetError, PrivacyError
 from fedveil.privacy.accountant import epsilon_on_grid, gaussian_delta
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
-from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds
+from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, epsilon_of, least_noise
 from fedveil.privacy.events import (
     Adjacency,
     Event,
@@ -179,7 +179,7 @@ def test_an_answer_is_kept_for_its_own_question_alone(monkeypatch: pytest.Monkey
 def test_calibration_counts_the_grid() -> None:
     budget = Budget(epsilon=1.0, delta=DELTA)
     continuous, on_grid = (
-        calibrate_noise(lambda sigma: gaussian_rounds(3, sigma), budget, loss=lambda _, x=x: x)
+        least_noise(lambda sigma, x=x: epsilon_of(gaussian_rounds(3, sigma), budget, x), budget)
         for x in (0.0, 0.2)
     )
     spent = PldAccountant().epsilon(gaussian_rounds(3, on_grid), DELTA * math.exp(-0.2))

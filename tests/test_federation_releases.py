@@ -291,7 +291,7 @@ def test_what_a_silo_refuses_costs_it_no_planning(tmp_path: Path, monkeypatch: p
         world = Hospitals(folder, document, POLICY.model_copy(update=limits))
         party = world.coordinator()  # it plans what it asks for
         with monkeypatch.context() as patched:
-            patched.setattr(series, "calibrate_noise", counted("noise", series.calibrate_noise))
+            patched.setattr(series, "least_noise", counted("noise", series.least_noise))
             patched.setattr(strategy, "solve_triangular", counted("code", strategy.solve_triangular))
             assert (world.carry(party) is None) is (not limits)
         world.close()

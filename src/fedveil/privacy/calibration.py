@@ -21,20 +21,24 @@ _MOST_ROUNDS = 10**9
 _NOTHING = 1e-300
 
 
-def calibrate_noise(
-    event: Callable[[float], Event],
-    budget: Budget,
-    tolerance: float = 1e-4,
-    *,
-    loss: Callable[[float], float] = lambda noise_multiplier: 0.0,
-) -> float:
-    """Return the smallest noise multiplier whose event fits the budget, to a relative ``tolerance``.
+def calibrate_noise(event: Callable[[float], Event], budget: Budget, tolerance: float = 1e-4) -> float:
+    """Return the smallest noise multiplier whose event fits the budget; see :func:`least_noise`.
 
     Args:
-        event: the run's event as a function of the noise multiplier; epsilon must fall as it grows.
+        event: the run's event as a function of the noise multiplier.
+        budget: target epsilon, delta and accountant.
+        tolerance: as of :func:`least_noise`.
+    """
+    return least_noise(lambda z: epsilon_of(event(z), budget), budget, tolerance)
+
+
+def least_noise(epsilon: Callable[[float], float], budget: Budget, tolerance: float = 1e-4) -> float:
+    """Return the smallest noise multiplier whose epsilon fits the budget, to a relative ``tolerance``.
+
+    Args:
+        epsilon: of the whole run as a function of the noise multiplier; it must fall as that grows.
         budget: target epsilon, delta and accountant.
         tolerance: relative; a multiplier smaller by this factor was seen to exceed the budget.
-        loss: of the grid that the noise lies on, for the whole run, as a function of the noise multiplier.
 
     Raises:
         BudgetError: even a multiplier of 1e6, or the largest that can be drawn, does not fit, or one of 0.01 still
@@ -43,7 +47,7 @@ def calibrate_noise(
 
     @cache
     def cost(noise_multiplier: float) -> float:
-        spent = _epsilon(event(noise_multiplier), budget, loss(noise_multiplier))
+        spent = epsilon(noise_multiplier)
         above = math.log(max(spent, _NOTHING) / max(budget.epsilon, _NOTHING))
         return min(above, 0.0) if spent <= budget.epsilon else max(above, _NOTHING)
 
@@ -114,7 +118,7 @@ def calibrate_rounds(event: Event, budget: Budget) -> int:
     """
 
     def fits(rounds: int) -> bool:
-        return _epsilon(SelfComposedEvent(event=event, count=rounds), budget) <= budget.epsilon
+        return epsilon_of(SelfComposedEvent(event=event, count=rounds), budget) <= budget.epsilon
 
     if not fits(1):
         raise BudgetError(
@@ -132,7 +136,17 @@ def calibrate_rounds(event: Event, budget: Budget) -> int:
     return low
 
 
-def _epsilon(event: Event, budget: Budget, loss: float = 0.0) -> float:
+def epsilon_of(event: Event, budget: Budget, loss: float = 0.0) -> float:
+    """Return the epsilon of an event at a budget's delta, by its accountant.
+
+    Args:
+        event: what is released.
+        budget: its delta and accountant.
+        loss: of the grids that the noise lies on, in all releases together.
+
+    Raises:
+        PrivacyError: the accountant does not support the event.
+    """
     accountant: Accountant = budget.accountant
     if not accountant.supports(event):
         raise PrivacyError(f"accountant {accountant.name!r} cannot calibrate {event}: it does not support it")

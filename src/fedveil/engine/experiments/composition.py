@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from fedveil.engine.experiments.experiment import Experiment
@@ -31,9 +30,9 @@ from fedveil.methods.travel import noise_to_travel, rate_by_rule
 from fedveil.population.records import Population, Records
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.calibration import epsilon_of, least_noise
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import ComposedEvent, Event
+from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import Budget
 from fedveil.server.denoise import NO_DENOISER
 from fedveil.stage import answers
@@ -196,38 +195,24 @@ class Composition:
 
         Where noise falls from round to round, what is found is that of the first.
         """
-        experiment, dimension = self.experiment, public.dimension
+        experiment, dimension, method = self.experiment, public.dimension, self.method()
         assert dimension is not None
+        guarantee = derive(method, public)
+        check_beside(self.beside, guarantee)
+        refuse_shared(experiment.privacy, guarantee.against(_counted(method)))
+        others = other_documents(experiment.privacy, guarantee.adjacency)
+        accountant = make_accountant(experiment.privacy.accountant, guarantee.adjacency)
+        budget = Budget(epsilon=epsilon, delta=experiment.privacy.delta, accountant=accountant)
 
-        @lru_cache(maxsize=4)
-        def claimed(noise_multiplier: float) -> tuple[Method, Guarantee]:
+        def spent(noise_multiplier: float) -> float:
             method = self.method(noise_multiplier)
-            return method, derive(method, public)
-
-        def spent(noise_multiplier: float) -> tuple[Event, float]:
-            method, guarantee = claimed(noise_multiplier)
-            role = _counted(method)
+            guarantee, role = derive(method, public), _counted(method)
             rounds = guarantee.after(guarantee.against(role), experiment.rounds)
             loss = guarantee.grid_loss_after(experiment.rounds, dimension)
             event, loss = together(rounds, loss, self.beside, role)
-            return ComposedEvent(events=(event, *other_documents(experiment.privacy, adjacency))), loss
+            return epsilon_of(ComposedEvent(events=(event, *others)), budget, loss)
 
-        def event(noise_multiplier: float) -> Event:
-            return spent(noise_multiplier)[0]
-
-        def loss(noise_multiplier: float) -> float:
-            return spent(noise_multiplier)[1]
-
-        guarantee = derive(self.method(), public)
-        adjacency = guarantee.adjacency
-        check_beside(self.beside, guarantee)
-        refuse_shared(experiment.privacy, guarantee.against(_counted(self.method())))
-        budget = Budget(
-            epsilon=epsilon,
-            delta=experiment.privacy.delta,
-            accountant=make_accountant(experiment.privacy.accountant, adjacency),
-        )
-        return self.method(calibrate_noise(event, budget, loss=loss))
+        return self.method(least_noise(spent, budget))
 
     def _steady_epsilon(self, method: Method, public: PublicFacts) -> float:
         """Return what the whole run would spend against those who count if its noise stayed that of round 1.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final
 
 from fedveil.engine.experiments.sections import PrivacySection
@@ -14,7 +13,7 @@ from fedveil.engine.releases.side_releases import other_documents
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.calibration import epsilon_of, least_noise
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, GaussianEvent, all_of
 from fedveil.privacy.ledger import Budget, Ledger
@@ -130,15 +129,17 @@ def calibrated(
     assert privacy.epsilon is not None
     accountant = make_accountant(privacy.accountant)
 
-    @lru_cache(maxsize=4)
+    budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)
+    others = other_documents(privacy)
+
     def series(multiplier: float) -> Series:
         return Series(privacy=privacy, accountant=accountant, releases=releases(multiplier))
 
-    budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)
-    others = other_documents(privacy)
-    found = calibrate_noise(
-        lambda z: all_of([series(z).event, *others]), budget, loss=lambda z: series(z).loss
-    )
+    def spent(multiplier: float) -> float:
+        made = series(multiplier)
+        return epsilon_of(all_of([made.event, *others]), budget, made.loss)
+
+    found = least_noise(spent, budget)
     return found, series(found)
 
 
