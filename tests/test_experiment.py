@@ -39,6 +39,17 @@ def test_the_written_document_reads_back_equal() -> None:
     [
         ({"rouns": 3}, r"rouns: no such key; known here: .*rounds"),
         ({"method": {"clipp": 1}}, r"method\.clipp: no such key; known here: .*clip"),
+        (
+            {"method": {"clipp": 1, "nois": 2, "foo": 3}},
+            r"method\.clipp: no such key; known here: clip, [a-z_, ]+; did you mean 'clip'\?; "
+            r"method\.nois: no such key; did you mean 'noise_multiplier'\?; method\.foo: no such key$",
+        ),
+        (
+            {"model": {"name": "linaer"}},
+            r"test\.toml: model\.name: no model named 'linaer'; .* mean 'linear'",
+        ),
+        ({"model": {"loss": "mse"}}, r"model\.loss: no loss named 'mse'; use one of cross_entropy"),
+        ({"model": {"metrics": ["auc", "f1"]}}, r"model\.metrics: no metric named 'f1'; use one of accuracy"),
         ({"rounds": 0}, r"rounds: must be >= 1, not 0"),
         ({"rounds": 10**17}, r"rounds: must be <= 1e\+09, not 1"),
         ({"data": {"n_users": 10**10}}, r"data\.n_users: must be <= 1e\+08, not 1"),

@@ -131,7 +131,7 @@ def test_a_folder_that_is_no_runs_is_left_alone(source: str, tmp_path: Path) -> 
 
 
 def test_a_failed_run_is_named_and_the_others_are_complete(source: str, tmp_path: Path) -> None:
-    found = points(source, Selection(), [Axis.read("model.name=linear,no_such_model")])
+    found = points(source, Selection(), [Axis.read("model.name=linear,no_such:model")])
     rows, folder = [], tmp_path / "runs"
     with pytest.raises(FedveilError, match="try-name_no_such_model"):
         rows.extend(sweep(found, folder, processes=1))

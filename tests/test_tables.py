@@ -775,6 +775,36 @@ def test_another_delimiter_is_told_as_such(tmp_path: Path) -> None:
         open_table(path, ["patient", "age"])
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "xlsx"])
+def test_blanks_around_a_columns_name_are_ignored_as_around_a_cell(suffix: str, tmp_path: Path) -> None:
+    """No record is read as one without the column, and two columns that differ in blanks alone are refused."""
+    header = ["patient ", " age", "\tward\xa0"]
+    rows = [["p1", "34", "a"], ["p2", "35", "b"]]
+    path = tabulated(tmp_path / f"t.{suffix}", header, rows)
+    found = open_table(path, ["age", "patient"], may_lack={"age"})
+    assert [without_days(found[name]).to_pylist() for name in found.column_names] == [
+        ["34", "35"],
+        ["p1", "p2"],
+    ]
+    assert open_table(path, None).column_names == ["patient", "age", "ward"]
+    twice = tabulated(tmp_path / f"twice.{suffix}", ["age", "age ", "patient"], rows)
+    assert without_days(open_table(twice, ["patient"])["patient"]).to_pylist() == ["a", "b"]
+    with pytest.raises(DataError, match="has 2 columns 'age', and exactly one is needed"):
+        open_table(twice, ["patient", "age"])
+
+
+def tabulated(path: Path, header: list[str], rows: list[list[str]]) -> Path:
+    """Write a table as its suffix says."""
+    if path.suffix == ".csv":
+        path.write_text("\n".join(",".join(row) for row in [header, *rows]), encoding="utf-8")
+    elif path.suffix == ".parquet":
+        columns = [pa.array(column) for column in zip(*rows, strict=True)]
+        pa_parquet.write_table(pa.table(columns, names=header), path)
+    else:
+        workbook(path, {"s": [header, *rows]})
+    return path
+
+
 def test_a_row_of_another_length_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f"a,b\n1,2\n{SECRET},2,3\n")

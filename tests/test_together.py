@@ -122,7 +122,7 @@ def test_users_that_an_allocation_draws_are_not_those_of_another(
     release = GaussianEvent(noise_multiplier=4.0)
     one, same, two = (
         on_digits(run(tmp_path / name, release), **more)
-        for name, more in (("a", {}), ("b", {}), ("c", other))
+        for name, more in (("a", {}), ("b", {"data": {"allocation": {"law": "zipf"}}}), ("c", other))
     )
     assert spent_by([one, same]).epsilon is not None
     with pytest.raises(FedveilError, match=r"'digits'.* to users in different ways.*data\.seed"):

@@ -50,6 +50,12 @@ GOOD: dict[str, Any] = {"columns": {"age": {"kind": "number", "lower": 0}}}
             {"colums": {}},
             "colums: no such key; known here: bins, columns, first, levels, lines; did you mean 'columns'?",
         ),
+        (
+            {"colums": {}, "level": 1, "first": {"round": 1, "nte": "", "by": ""}},
+            "first.nte: no such key; known here: note, round; did you mean 'note'?; first.by: no such key; "
+            "colums: no such key; known here: bins, columns, first, levels, lines; did you mean 'columns'?; "
+            "level: no such key; did you mean 'levels'?",
+        ),
         ({"columns": {"age": {"kind": "number"}}}, "columns.age.lower: is required"),
         (
             {"columns": {"age": {"kind": "number", "lower": 0, "low": 1}}},

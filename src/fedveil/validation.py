@@ -28,6 +28,7 @@ _WANTED: Final = {
     "path": "a path",
     "date": "a date",
 }
+_UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
 _LIMITS: Final = {
     "greater_than_equal": ("ge", ">="),
     "greater_than": ("gt", ">"),
@@ -36,19 +37,11 @@ _LIMITS: Final = {
 }
 
 
-def _plain(problem: Mapping[str, Any], known: Sequence[str]) -> str:
-    """Return one problem in words; the path of its key is the caller's.
-
-    Args:
-        problem: one of ``ValidationError.errors()``.
-        known: the keys of the table that the problem lies in, for an unknown one.
-    """
+def _plain(problem: Mapping[str, Any]) -> str:
+    """Return one of ``ValidationError.errors()`` in words; the path of its key is the caller's."""
     kind, context, given = problem["type"], problem.get("ctx", {}), _shown(problem["input"])
     if kind in ("missing", "union_tag_not_found"):
         return "is required"
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        near = meant(str(problem["loc"][-1]), known)
-        return f"no such key; known here: {', '.join(sorted(known))}{near}"
     if kind == "value_error":
         return str(problem["msg"]).removeprefix("Value error, ")
     if kind == "literal_error":
@@ -138,7 +131,7 @@ def explained(error: ValidationError, document: Any) -> str:
         error: what its validation raised.
         document: the type that it was read as: a pydantic model or a dataclass.
     """
-    found = list(_told(error.errors(include_url=False), document, ()))
+    found = list(_told(error.errors(include_url=False), document, (), {}))
     ranged = {place for place, kind, _ in found if kind in _LIMITS}
     inside = {place.rpartition(".")[0] for place, _, _ in found}
     told = (
@@ -151,8 +144,10 @@ def explained(error: ValidationError, document: Any) -> str:
     return "; ".join(dict.fromkeys(told))
 
 
-def _told(problems: Sequence[Any], document: Any, above: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Give the path, the kind and the words of every problem."""
+def _told(
+    problems: Sequence[Any], document: Any, above: tuple[str, ...], listed: dict[Any, str]
+) -> Iterator[tuple[str, str, str]]:
+    """Give the path, the kind and the words of every problem; ``listed`` is where the keys of a table were told."""
     for problem in problems:
         path, known = _place(document, problem["loc"])
         context = problem.get("ctx", {})
@@ -160,9 +155,16 @@ def _told(problems: Sequence[Any], document: Any, above: tuple[str, ...]) -> Ite
         if "discriminator" in context:  # the key by which the kinds of a table are told apart
             path = (*path, str(context["discriminator"]).removesuffix("()").strip("'_"))
         if isinstance(inner, WrongSectionError):
-            yield from _told(inner.problems, inner.section, (*above, *path))
+            yield from _told(inner.problems, inner.section, (*above, *path), listed)
+            continue
+        place = ".".join((*above, *path))
+        if problem["type"] in _UNKNOWN:
+            has = ", ".join(sorted(context.get("known", known)))
+            first = listed.setdefault((*above, *path[:-1], has), place) == place
+            near = context.get("whose") or meant(path[-1], has.split(", "))
+            yield place, problem["type"], f"no such key{f'; known here: {has}' * first}{near}"
         else:
-            yield ".".join((*above, *path)), problem["type"], _plain(problem, known)
+            yield place, problem["type"], _plain(problem)
 
 
 def _place(document: Any, found: Sequence[str | int]) -> tuple[tuple[str, ...], list[str]]:

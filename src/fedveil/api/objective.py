@@ -116,7 +116,7 @@ def recorded_name(given: Any, what: str) -> str:
     name = getattr(given, "__name__", None) or type(given).__name__
     path = f"{getattr(given, '__module__', '')}:{name}"
     try:
-        found = import_object(path, what, {})
+        found = import_object(path, what)
     except (FedveilError, ValueError):
         found = None
     return path if found is given and not path.startswith("__main__") else f"{SESSION}{name}"

@@ -1,24 +1,34 @@
 """What a user names by an import path: a model's factory, a loss, a metric."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import cast
 
 from fedveil.errors import ConfigError, meant
 from fedveil.foreign import foreign
 
 
-def import_object(path: str, what: str, known: Mapping[str, object]) -> object:
+def check_name(name: str, what: str, known: Collection[str]) -> None:
+    """Return if a name is known, or an import path.
+
+    Raises:
+        ConfigError: it is neither; the known names are listed.
+    """
+    module, _, attribute = name.partition(":")
+    if name not in known and not (module and attribute):
+        raise ConfigError(
+            f"no {what} named {name!r}; use one of {', '.join(known)}, or package.module:name{meant(name, known)}"
+        )
+
+
+def import_object(path: str, what: str, known: Collection[str] = ()) -> object:
     """Return what an import path ``package.module:attribute`` names.
 
     Raises:
         ConfigError: the path is no such path (the known names are listed), or it names nothing.
     """
-    module_name, colon, attribute = path.partition(":")
-    if not (module_name and colon and attribute):
-        raise ConfigError(
-            f"no {what} named {path!r}; use one of {', '.join(known)}, or package.module:name{meant(path, known)}"
-        )
+    check_name(path, what, known)
+    module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a module runs its code

@@ -23,7 +23,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -207,11 +207,15 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 )
 
 
+METRIC_NAMES: Final = (*METRICS, "loss")
+"""What an experiment may call a metric of the house."""
+
+
 def load_metric(name: str, loss: Loss) -> Metric:
     """Return a metric by its name, or a user's own by its import path ``package.module:function``.
 
     Args:
-        name: a key of ``METRICS``, ``"loss"``, or the import path of (outputs, targets, weights) -> float.
+        name: one of ``METRIC_NAMES``, or the import path of (outputs, targets, weights) -> float.
         loss: what ``"loss"`` measures.
 
     Raises:
@@ -221,7 +225,7 @@ def load_metric(name: str, loss: Loss) -> Metric:
         return MeanLoss(loss)
     if name in METRICS:
         return METRICS[name]
-    found = import_object(name, "metric", {**METRICS, "loss": loss})
+    found = import_object(name, "metric", METRIC_NAMES)
     if not callable(found):
         raise ConfigError(f"metric {name} is a {type(found).__name__}; it must be a function")
     return checked(name, cast(Metric, found))

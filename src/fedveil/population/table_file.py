@@ -82,7 +82,7 @@ def open_table(
 
     Args:
         path: a ``.csv``, ``.parquet``, ``.xlsx``, ``.xls`` or ``.ods`` file.
-        columns: by name; each must be there once.
+        columns: by name, without the blanks around it; each must be there once.
         written: how a CSV or Excel file is written.
         tolerant: whether bytes of a CSV file that are no text are read as U+FFFD, so that they are invalid in their
             own cell, and nothing is refused because of them.
@@ -138,12 +138,19 @@ def _csv(content: bytes, pick: _Pick, written: Format) -> pa.Table:
     # A copy in Arrow's own memory: its threads let go of it last, and of Python's they would abort a process that ends.
     held = pa.array([content], pa.large_binary()).buffers()[2]
     with pa_csv.open_csv(pa.BufferReader(held), parse_options=parsing) as reader:
-        present = reader.schema.names
-    wanted = pick(present)
+        read = _named(reader.schema.names, pick)
+    own = list(read.values())
     as_text = pa_csv.ConvertOptions(
-        include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
+        include_columns=own, column_types=dict.fromkeys(own, pa.string()), strings_can_be_null=False
     )
-    return pa_csv.read_csv(pa.BufferReader(held), parse_options=parsing, convert_options=as_text)
+    table = pa_csv.read_csv(pa.BufferReader(held), parse_options=parsing, convert_options=as_text)
+    return table.rename_columns(list(read))
+
+
+def _named(present: Sequence[str], pick: _Pick) -> dict[str, str]:
+    """Return the columns to read, by their names without the blanks around them, each as the file calls it."""
+    names = [one.strip() for one in present]
+    return {one: present[names.index(one)] for one in pick(names)}
 
 
 def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> bytes:
@@ -211,14 +218,15 @@ def _parquet(path: Path, pick: _Pick) -> pa.Table:
     """Read a Parquet file piece by piece: room is made for the rows that it has, not for those that it announces."""
     with pa_parquet.ParquetFile(path) as file:
         present = file.schema_arrow
-        wanted = pick(present.names)
-        pieces = [piece.select(wanted) for piece in file.iter_batches(columns=wanted)]
-        table = pa.Table.from_batches(pieces, pa.schema([present.field(name) for name in wanted]))
+        read = _named(present.names, pick)
+        own = list(read.values())
+        pieces = [piece.select(own) for piece in file.iter_batches(columns=own)]
+        table = pa.Table.from_batches(pieces, pa.schema([present.field(name) for name in own]))
         if table.num_rows != file.metadata.num_rows:
             raise DataError(
                 f"{path}: is damaged: it has {table.num_rows} rows and announces {file.metadata.num_rows}"
             )
-        return table
+        return table.rename_columns(list(read))
 
 
 def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
@@ -241,9 +249,9 @@ def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
     if not rows:
         raise DataError(f"{path}: the sheet is empty; its first row names the columns")
     header, *body = rows
-    names = [cell if isinstance(cell, str) else str(cell) for cell in header]
-    wanted = [one for one in pick(names) if one]
-    return pa.table({name: _cells([row[names.index(name)] for row in body], written) for name in wanted})
+    names = [str(cell) for cell in header]
+    read = {name: names.index(own) for name, own in _named(names, pick).items() if name}
+    return pa.table({name: _cells([row[at] for row in body], written) for name, at in read.items()})
 
 
 def _cells(cells: list[Any], written: Format) -> pa.Array:
@@ -289,7 +297,7 @@ def _required_columns(
     """
     if columns is None:
         columns = present
-    cases = {one.strip().lower() for one in present}
+    cases = {one.lower() for one in present}
     lacking = [one for one in columns if one not in present]
     _refuse_lacking(path, present, [one for one in lacking if one not in may_lack or one.lower() in cases])
     for column in columns:

@@ -28,7 +28,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from fedveil.errors import ConfigError, FedveilError, meant
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.foreign import foreign
 from fedveil.keys import REQUIRED, Key, keys_of
 from fedveil.registry import KINDS, find, members, names
@@ -154,8 +154,7 @@ class Chosen:
         key, kind = problem["loc"][0], problem["type"]
         inner = [] if kind == "extra_forbidden" else sorted(_inner_keys(section.model_fields[key].annotation))
         if inner and kind == "unexpected_keyword_argument":
-            told = f"no such key; known here: {', '.join(inner)}{meant(str(problem['loc'][-1]), inner)}"
-            return {"type": "value_error", "loc": problem["loc"], "msg": told, "input": None}
+            return {"type": kind, "loc": problem["loc"], "ctx": {"known": inner}, "input": None}
         if inner and kind == "float_parsing" and len(problem["loc"]) == _OF_A_UNION:
             told = (
                 f"must be a number, or a table with {', '.join(inner)}, not {foreign(repr(problem['input']))}"
@@ -163,11 +162,10 @@ class Chosen:
             return {"type": "value_error", "loc": problem["loc"], "msg": told, "input": None}
         if kind != "extra_forbidden":
             return dict(problem)
-        known = sorted((_NAME, *section.model_fields))
         owners = [f"'{name}'" for name in names(self.kind) if key in section_of(self.kind, name).model_fields]
         whose = f"; it belongs to name = {' or '.join(owners)}" if 0 < len(owners) <= _FEW else ""
-        told = f"no such key; known here: {', '.join(known)}{whose or meant(str(key), known)}"
-        return {"type": "value_error", "loc": problem["loc"], "msg": told, "input": None}
+        context = {"known": (_NAME, *section.model_fields), "whose": whose}
+        return {"type": kind, "loc": problem["loc"], "ctx": context, "input": None}
 
 
 @dataclass(frozen=True)

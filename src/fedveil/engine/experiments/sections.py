@@ -9,12 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from fedveil.engine.experiments.choice import Choice, Chosen, Keys
+from fedveil.engine.experiments.choice import Choice, Chosen, Keys, refused
 from fedveil.engine.experiments.handed_over import SESSION
 from fedveil.errors import ConfigError
 from fedveil.keys import Count, Positive
+from fedveil.local.import_path import check_name
+from fedveil.local.losses import LOSSES
+from fedveil.local.metrics import METRIC_NAMES
+from fedveil.local.models import MODELS
 from fedveil.population.allocation import Allocation
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.limits import (
@@ -89,6 +93,12 @@ class DataSection(Section):
     )
     seed: int | None = Field(None, description="seed of split and allocation; default: the experiment's")
 
+    @field_validator("allocation")
+    @classmethod
+    def _usual(cls, given: Allocation | None, there: ValidationInfo) -> Allocation | None:
+        """Write the usual allocation in one way: left out. It allots the same records to the same users."""
+        return None if given == Allocation() and there.data.get("table") is None else given
+
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:
         if (self.name is None) == (self.table is None):
@@ -130,6 +140,23 @@ class ModelSection(Section):
     initial_layers: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         None, description="layers that are taken from initial; default: all"
     )
+
+    @model_validator(mode="after")
+    def _named(self) -> ModelSection:
+        """Refuse a name of nothing before a record is read; what an import path names is seen when it is loaded."""
+        for key, what, names, known in (
+            ("name", "model", (self.name,), MODELS),
+            ("loss", "loss", (self.loss,), LOSSES),
+            ("metrics", "metric", self.metrics or (), METRIC_NAMES),
+        ):
+            for name in names:
+                if name is None:
+                    continue
+                try:
+                    check_name(name, what, known)
+                except ConfigError as error:
+                    raise refused(str(error), (key,)) from None
+        return self
 
     @model_validator(mode="after")
     def _from_a_file(self) -> ModelSection:
