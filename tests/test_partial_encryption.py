@@ -415,6 +415,25 @@ def test_a_server_that_alters_the_sum_or_the_partition_gets_a_typed_error():
             play(session, updates())
 
 
+def test_the_least_number_of_64_bits_is_no_sum_of_eight_bytes():
+    """|-2^63| is -2^63 in int64, which is below every limit."""
+    session = PartialParties(plan(silos=8, clear_limit=2**53))
+    assert session.plan.sum_bytes == 8
+    party = session.silos[1]
+    receive = party.receive
+
+    def sent(data):
+        envelope = Envelope.decode(data)
+        if isinstance(envelope.message, PartialSum):
+            least = np.full_like(envelope.message.clear, -(2**63))
+            envelope = replace(envelope, message=_sum(envelope.message, clear=least))
+        return receive(envelope.encode())
+
+    party.receive = sent
+    with pytest.raises(ProtocolError, match="out of range"):
+        play(session, updates(silos=8))
+
+
 def _sum(message, **changes):
     fields = {name: getattr(message, name) for name in ("tag", "fingerprint", "size", "clear", "hidden")}
     return PartialSum(**{**fields, **changes})

@@ -112,7 +112,7 @@ def plan_rows(plan: Plan) -> list[Row]:
     With a target epsilon the noise multiplier is the least one that keeps all T rounds within it, or, where sigma is
     given, T is the most rounds that stay within it (0 where one round is too much). A method whose event the
     accountant does not support is left out (see :func:`unsupported`). So is what the grid of the noise costs, which
-    depends on the model: a run's statement adds it, 3e-8 for 100 rounds of 10^5 parameters and 10 silos.
+    depends on the model: a run's statement adds it, 1e-8 to 5e-8 for 100 rounds of 10^5 parameters and 10 silos.
     """
     rows = []
     for planned in _methods(plan):

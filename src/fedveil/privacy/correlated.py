@@ -27,7 +27,7 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
+from scipy.signal import lfilter
 
 from fedveil.errors import PrivacyError
 
@@ -91,9 +91,8 @@ def decoded_error(coefficients: Sequence[float], rounds: int) -> float:
     >>> decoded_error((1.0,), 3) == 2**0.5
     True
     """
-    inverse = _inverse(np.array(coefficients), rounds)
-    weight = np.arange(rounds, 0, -1)
-    return float(np.sqrt((np.cumsum(inverse) ** 2 @ weight) / rounds))
+    summed = lfilter([1.0], coefficients, np.ones(rounds))  # a row sum of C^-1 for each of the last rounds
+    return float(np.sqrt((summed**2 @ np.arange(rounds, 0, -1)) / rounds))
 
 
 @lru_cache(maxsize=64)
@@ -127,13 +126,3 @@ def best_coefficients(rounds: int | None, period: int, bands: int) -> tuple[floa
         if not moved:
             step /= 2
     return tuple(found)
-
-
-def _inverse(coefficients: Float64[np.ndarray, " k"], rounds: int) -> Float64[np.ndarray, " rounds"]:
-    """Return the first column of C^-1."""
-    found = np.zeros(rounds)
-    found[0] = 1.0
-    for t in range(1, rounds):
-        back = min(t, len(coefficients) - 1)
-        found[t] = -(coefficients[1 : back + 1] @ found[t - back : t][::-1])
-    return found

@@ -301,7 +301,8 @@ class PartialSilo(KeyedSilo[PartialGiven, PartialResult]):
         silos = len(self._cohort)
         clear = content.clear
         for part, limit in ((clear, plan.clear_limit), (hidden, plan.hidden_limit)):
-            if np.abs(part).max(initial=0) > silos * limit:
+            most = silos * limit
+            if part.max(initial=0) > most or part.min(initial=0) < -most:  # no abs: -2^63 has none in int64
                 raise ProtocolError("the sum is out of range: a silo used another key or broke its limit")
         self._sums = clear, hidden
         self._phase = Phase.DONE
