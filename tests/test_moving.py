@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import builtins
+import io
+import itertools
+import os
 import shutil
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedveil.errors import BusyError, ConfigError, IntegrityError
 from fedveil.federation.audit.ledger_audit import verify_ledger
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.founding.joining import rotate
+from fedveil.flower.founding.founder import MEMBERSHIP
+from fedveil.flower.founding.joining import accept, rotate
 from fedveil.flower.founding.moving import leave, migrate
+from fedveil.flower.founding.provisioning import provision
 from fedveil.flower.silo_host.guard import open_silo
 from fedveil.flower.sockets import RunningFolder
 from fedveil.privacy.ledger import read_lines
 from fedveil.privacy.ledger_lines import Note
 from tests.commands import output
+from tests.federation_world import Killed
 from tests.test_federation_parts import PEOPLE, Study
 from tests.test_preprocessing import tables
 
@@ -134,3 +144,75 @@ def test_a_silo_leaves_without_a_ledger_only_if_it_never_had_one(study: Study, t
     shutil.rmtree(home / "state")  # as it is before a silo was served first
     leave(home, export)
     assert not export.exists()
+
+
+class Deaths:
+    """Ends this process before one of its file operations, or when a file that it writes is there and still empty."""
+
+    def __init__(self, patched: pytest.MonkeyPatch, moment: int) -> None:
+        self.left: int | None = moment
+        for name in ("mkdir", "rmdir", "unlink", "replace", "fsync"):
+            patched.setattr(os, name, self._deadly(getattr(os, name)))
+        for module in (builtins, io):
+            patched.setattr(module, "open", self._emptied(module.open))
+
+    def _may_die(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None  # what closes its files afterwards stands for the system
+                raise Killed
+
+    def _deadly(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def deadly(*arguments: Any, **named: Any) -> Any:
+            self._may_die()
+            return call(*arguments, **named)
+
+        return deadly
+
+    def _emptied(self, opened: Callable[..., Any]) -> Callable[..., Any]:
+        def emptied(path: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+            stream = opened(path, mode, *rest, **named)
+            if "w" in mode:
+                with ExitStack() as closes:
+                    closes.push(stream)
+                    self._may_die()
+                    closes.pop_all()
+            return stream
+
+        return emptied
+
+
+def test_a_move_that_is_killed_anywhere_leaves_one_silo_with_all_it_had(tmp_path: Path) -> None:
+    """The folder with a membership, as docs/deployment.md says, or the new one, where the present one is accepted."""
+    tables(tmp_path, people=4)
+    (home,) = provision(tmp_path / "made", ("north",), schema=tmp_path / "schema.toml").silos
+    (home / "state" / "answers").mkdir(parents=True)
+    for name in ("ledger.jsonl", "head", "answers/1"):
+        (home / "state" / name).write_text(f"the content of {name}")
+    held = {name: file for name, file in content(home).items() if not name.endswith(".request")}
+    fingerprint = SiloFolder(home).membership.fingerprint
+    ends = Counter[str]()
+    for moment in itertools.count():
+        old, new = tmp_path / f"old-{moment}", tmp_path / f"carried-{moment}" / "north"
+        shutil.copytree(home, old)
+        with pytest.MonkeyPatch.context() as patched:
+            deaths = Deaths(patched, moment)
+            with suppress(Killed):
+                migrate(SiloFolder(old), new)
+        silos = [folder for folder in (old, new) if (folder / MEMBERSHIP).exists()]
+        if not silos:
+            accept(new, home / MEMBERSHIP, fingerprint, None)
+        assert len(silos) <= 1, moment
+        served = silos[0] if silos else new
+        assert held.items() <= content(served).items(), moment
+        assert SiloFolder(served).membership.fingerprint == fingerprint
+        ends["neither" if not silos else "old" if served == old else "new"] += 1
+        if deaths.left is not None:
+            break
+    assert ends.keys() == {"old", "neither", "new"}
+    assert min(ends["old"], ends["neither"]) > 10, ends
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in files(folder)}

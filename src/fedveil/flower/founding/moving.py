@@ -6,7 +6,7 @@ wait for a membership (``silo rotate``) would be left behind, and are refused. W
 ledger, which moves with the silo, and is kept where it left: carried to its folder in another federation, it counts
 there. A copy that somebody made before, and serves beside the other, is not prevented: it is seen in the next session,
 as :mod:`~fedveil.federation.silo_ledger` says. Condition: the silo is not served while it moves, which is refused.
-``tests/test_moving.py`` moves one between two parts of a run, and serves both copies.
+``tests/test_moving.py`` moves one between two parts of a run, serves both copies, and kills a move at every step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.audit.ledger_audit import export_ledger
 from fedveil.federation.charter import CHARTER
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.files import sync_folder
+from fedveil.files import replace_file, sync_folder
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.founding.founder import MEMBERSHIP
 from fedveil.flower.founding.joining import IDENTITY, NEXT, NODE
@@ -52,15 +52,15 @@ def migrate(home: SiloFolder, target: Path) -> tuple[str, ...]:
     with closing(RunningFolder(home.path)):
         _check_settled(home)
         membership = (home / MEMBERSHIP).read_bytes()
+        made = next((one for one in target.parents if one.exists()), target.parent)
         target.mkdir(parents=True, mode=0o700)
         for name in (*_SETTINGS, *_KEYS):
             shutil.copy2(home / name, target / name)
         if (home / STATE).exists():
             shutil.copytree(home / STATE, target / STATE)
-        _synced(target)
+        _synced(target, made)
         _retire(home, (*_KEYS, STATE))
-        (target / MEMBERSHIP).write_bytes(membership)
-        _synced(target)
+        replace_file(target / MEMBERSHIP, membership)
     tables = (settings.table, settings.users, settings.main_silos)
     return tuple(str(path) for path in tables if path is not None)
 
@@ -126,9 +126,10 @@ def _retire(home: SiloFolder, names: tuple[str, ...]) -> None:
     sync_folder(home.path)
 
 
-def _synced(folder: Path) -> None:
-    """Put a folder and all in it on the disk."""
-    for path in (*folder.rglob("*"), folder, folder.parent):
+def _synced(folder: Path, within: Path) -> None:
+    """Put a folder and all in it on the disk, and its name in all folders up to the one that was there before."""
+    parents = [one for one in folder.parents if one.is_relative_to(within)]
+    for path in (*folder.rglob("*"), folder, *parents):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
