@@ -31,7 +31,7 @@ from fedveil.errors import FedveilError
 from fedveil.methods.channels import Identity
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.protections import PrivateWeighting
+from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.travel import noise_to_travel
 from fedveil.methods.weights import Weights
 from fedveil.population.records import Population

@@ -18,7 +18,7 @@ from benchmarks import evaluation, evaluation_targets
 from benchmarks.harness import Row, at_most
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
-from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights

@@ -12,7 +12,7 @@ from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.statistics import histograms
 from fedveil.engine.releases.release import Release, noisy_sum
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights

@@ -22,7 +22,7 @@ from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg_w, uldp_group
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Role

@@ -24,7 +24,8 @@ from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import paraaegis, varying_dp
-from fedveil.methods.protections import PrivateWeighting, SecureAggregation
+from fedveil.methods.private_weighting import PrivateWeighting
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group
 from fedveil.privacy.accounting import epsilon, make_accountant

@@ -32,7 +32,8 @@ from fedveil.methods.correlated import Correlated, CorrelatedShares
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
-from fedveil.methods.protections import PrivateWeighting, SecureAggregation
+from fedveil.methods.private_weighting import PrivateWeighting
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_sgd_w
 from fedveil.methods.weights import Weights
 from fedveil.population.records import Affine, Records

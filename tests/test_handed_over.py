@@ -15,7 +15,7 @@ from fedveil.local.steps import LocalSgd
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
-from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.claims import Role

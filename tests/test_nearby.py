@@ -13,7 +13,7 @@ from fedveil.errors import PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
-from fedveil.methods.protections import PrivateWeighting
+from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.uldp import uldp_avg_w
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant

@@ -18,7 +18,7 @@ from fedveil.engine.run import resume, run
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.population.records import nobodys_groups
 from fedveil.privacy.claims import Role
 from fedveil.protection.driver import Driver

@@ -16,8 +16,9 @@ from fedveil.methods.contributions import ClientContribution, RecordContribution
 from fedveil.methods.correlated import Correlated
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
+from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.protection_stage import ProtectionStage
-from fedveil.methods.protections import PrivateWeighting, SecureAggregation
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group
 from fedveil.methods.weights import Weights
 from fedveil.privacy.adaptive_clip import AdaptiveClip

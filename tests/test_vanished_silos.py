@@ -19,7 +19,7 @@ from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.sending import Sender
 from fedveil.methods.uldp import uldp_avg
 from fedveil.privacy.events import GaussianEvent

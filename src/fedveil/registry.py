@@ -64,9 +64,9 @@ HOUSE: Final[dict[str, dict[str, str]]] = {
         "lrsuq": "fedveil.methods.named_channels:lrsuq",
     },
     "protections": {
-        "none": "fedveil.methods.protections:NoProtection",
-        "secure-aggregation": "fedveil.methods.protections:SecureAggregation",
-        "private-weighting": "fedveil.methods.protections:PrivateWeighting",
+        "none": "fedveil.methods.no_protection:NoProtection",
+        "secure-aggregation": "fedveil.methods.secure_aggregation:SecureAggregation",
+        "private-weighting": "fedveil.methods.private_weighting:PrivateWeighting",
         "partial-encryption": "fedveil.methods.partial_encryption:PartialEncryption",
     },
     "denoisers": {

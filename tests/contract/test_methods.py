@@ -40,7 +40,8 @@ from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import ckks_fedavg, dp_fedavg, paraaegis, serial, stevens, varying_dp
-from fedveil.methods.protections import PrivateWeighting, SecureAggregation
+from fedveil.methods.private_weighting import PrivateWeighting
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd, uldp_sgd_w
 from fedveil.methods.weights import Weights
 from fedveil.population.flags import keep_at_most

@@ -19,7 +19,8 @@ from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
 from fedveil.methods.named_channels import through_messages
 from fedveil.methods.partial_encryption import PartialEncryption
-from fedveil.methods.protections import PrivateWeighting, SecureAggregation
+from fedveil.methods.private_weighting import PrivateWeighting
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.registry import find
 from tests.contract.test_methods import METHOD_CASES

@@ -21,8 +21,10 @@ from fedveil.methods.contributions import (
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
+from fedveil.methods.no_protection import NoProtection
 from fedveil.methods.partial_encryption import PartialEncryption
-from fedveil.methods.protections import NoProtection, PrivateWeighting, SecureAggregation
+from fedveil.methods.private_weighting import PrivateWeighting
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients

@@ -12,7 +12,7 @@ and the ledger to one moment makes the silo forget; that, other parties' words o
 Enforced by :meth:`KeptMarks.put`, one line and one fsync after an answer is kept and before any of it leaves, and by
 :meth:`Mark.fits`, before anything is charged. A mark tells of an answer its ledger line and its length. An answer is
 given :data:`~fedveil.protection.protocol.MOST_REPEATS` times at most: what masks and ciphertexts show beside the sum, a
-line of the statement counts for so many (:meth:`~fedveil.methods.protections.PrivateWeighting.distance`).
+line of the statement counts for so many (:meth:`~fedveil.methods.private_weighting.PrivateWeighting.distance`).
 Tests: ``tests/test_federation_kept.py``.
 """
 

@@ -5,7 +5,8 @@ an experiment. :mod:`fedveil.registry` lists the names.
 
     published systems       ``uldp`` (ULDP-FL), ``dp_fed_ls`` (DP-Fed-LS), ``paraaegis``, ``cepam``; baseline ``fedavg``
     stages                  ``contributions``, ``weights``, channels (``gaussian_shares``, ``central_gaussian``,
-                            ``layered_shares``, ``client_messages``, ``correlated``), ``protections``
+                            ``layered_shares``, ``client_messages``, ``correlated``), protections (``no_protection``,
+                            ``secure_aggregation``, ``private_weighting``, ``partial_encryption``)
     composition             ``method``: stages in one value; ``derive``: what this value guarantees, and against whom
 """
 

@@ -19,8 +19,8 @@ from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
+from fedveil.methods.no_protection import NO_PROTECTION
 from fedveil.methods.protection_stage import ProtectionStage
-from fedveil.methods.protections import NO_PROTECTION
 from fedveil.methods.weights import Weights
 from fedveil.population.records import Groups, Population
 from fedveil.privacy.bounds import Bound

@@ -35,7 +35,7 @@ from fedveil.methods.keys import (
 )
 from fedveil.methods.method import Method
 from fedveil.methods.partial_encryption import PartialEncryption
-from fedveil.methods.protections import SecureAggregation
+from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip

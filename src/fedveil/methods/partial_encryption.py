@@ -35,7 +35,7 @@ from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.named_channels import through_messages
 from fedveil.methods.partial_agreement import partial_sums
 from fedveil.methods.precision import check_ratio, precision, released
-from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
+from fedveil.methods.protection_stage import DOWN, UP, ProtectionStage, Sends, plain_round
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
@@ -59,7 +59,6 @@ from fedveil.stage import Moves, Published
 BARE: Final = (
     "the encrypted part carries no noise (he_noise = 0), and all who hold the key or read a model see it"
 )
-_UP, _DOWN = Role.SERVER, Role.SILO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ class PartialEncryption(ProtectionStage):
         processes: worker processes in which silos encrypt; 1: in the process itself. It changes no result.
     """
 
-    parties: ClassVar[tuple[Role, ...]] = (Role.READER, _UP | _DOWN)
+    parties: ClassVar[tuple[Role, ...]] = (Role.READER, UP | DOWN)
     divides: ClassVar[bool] = True
 
     ratio: Share = 0.1
@@ -217,23 +216,23 @@ class PartialEncryption(ProtectionStage):
         Where clients are drawn, the cohort that a round starts with is who was drawn.
         """
         drawn = {Tells.NOTHING: Tells.DRAWN} if method.draws and method.channel.by_clients else {}
-        found = [*plain_round(method)[1:], Sent(Relay, _UP | _DOWN), Sent(Learned, _UP)]
+        found = [*plain_round(method)[1:], Sent(Relay, UP | DOWN), Sent(Learned, UP)]
         found += [
-            Sent(Announcement, _UP),
-            Sent(Directory, _DOWN),
-            Sent(SealedKeys, _UP | _DOWN),
-            Sent(RoundStart, _DOWN, drawn),
+            Sent(Announcement, UP),
+            Sent(Directory, DOWN),
+            Sent(SealedKeys, UP | DOWN),
+            Sent(RoundStart, DOWN, drawn),
         ]
         if self.asks:
-            found.append(Sent(Partition, _DOWN))
+            found.append(Sent(Partition, DOWN))
             if self.votes == "plain":
-                found.append(Sent(Ballot, _UP))
+                found.append(Sent(Ballot, UP))
             else:
                 ballots = {Tells.SUM: Tells.BALLOT, Tells.CONTENT: Tells.BALLOT}
-                found += [Sent(kind, _UP, ballots) for kind in (MaskedVector, OwnMask)] + [
-                    Sent(RevealRequest, _DOWN)
+                found += [Sent(kind, UP, ballots) for kind in (MaskedVector, OwnMask)] + [
+                    Sent(RevealRequest, DOWN)
                 ]
-        return (*found, Sent(PartialUpdate, _UP), Sent(PartialSum, _DOWN))
+        return (*found, Sent(PartialUpdate, UP), Sent(PartialSum, DOWN))
 
     def claims(self, claims: Iterable[Claim], moves: Moves) -> tuple[Claim, ...]:
         """Claim the noise of both parts and of the votes; ``claims`` speak of messages that are not divided."""

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeAlias
-
-import numpy as np
-from jaxtyping import Float64
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from fedveil.errors import CompositionError
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.sending import Coded
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Role, Sent
-from fedveil.protection.errors import ProtocolError
 from fedveil.protection.letter_parts import DrawnUsers, Model, OwnDraw, Task
-from fedveil.protection.open_sums import OpenSums
 from fedveil.protection.protocol import Agreement
-from fedveil.protection.sealed_sums import SealedSums
-from fedveil.quantization.errors import ChannelError
 from fedveil.stage import Moves, Stage, duty
 
 Sends: TypeAlias = tuple[Sent, ...]
+UP: Final = Role.SERVER
+"""Who reads what a sender sends."""
+DOWN: Final = Role.SILO
+"""Who reads what the server sends."""
+OF_KEYS: Final = "a break of X25519, ChaCha20 or SHA-256, on which masks and sealed messages rely"
+"""What masks promise, which no epsilon covers."""
 
 
 class ProtectionStage(Stage):
@@ -138,22 +136,6 @@ class ProtectionStage(Stage):
     def sends(self, method: Any) -> Sends:
         """Return every message of the setup and of a round, and who reads it."""
         raise NotImplementedError
-
-
-def open_sums(method: Any, *, clients: int, length: int) -> Agreement[Any, Any]:
-    """Return the protocol of messages that the server reads one by one: vectors, or a codec's bytes sealed for it."""
-
-    def decode(given: bytes, round_number: int) -> Float64[np.ndarray, " d"]:
-        try:
-            channel = method.at_round(round_number).channel
-            found: np.ndarray = channel.decode(Coded.from_bytes(given), senders=clients, length=length)
-        except (ChannelError, CompositionError) as error:
-            raise ProtocolError(f"its message was refused: {error}") from error
-        return found
-
-    if method.channel.coded:
-        return SealedSums(clients=clients, length=length, decode=decode)
-    return OpenSums(clients=clients, length=length)
 
 
 def unmaskable(method: Any) -> str:

@@ -14,7 +14,7 @@ from fedveil.engine.rounds.past_sums import PastSums
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.turn import Turn
 from fedveil.engine.rounds.workload import Workload, workload
-from fedveil.methods.protection_stage import open_sums
+from fedveil.methods.no_protection import open_sums
 from fedveil.protection.driver import Driver
 from fedveil.protection.protocol import Agreement
 from fedveil.protection.transcript import Transcript

@@ -1,6 +1,6 @@
-"""The protection stage: what hides a single silo's message from the server.
+"""Private weighting as a stage: the weights n_su / N_u under encryption, so that nobody learns another's counts.
 
-The protocols themselves are in ``fedveil.protection``; these values say which one a method runs under.
+The protocol is in :mod:`fedveil.protection.weighting`; docs/theory/private-weighting.md.
 """
 
 from __future__ import annotations
@@ -18,36 +18,28 @@ from fedveil.crypto.transfer import EXPONENT_BITS
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.keys import Count
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.protection_stage import ProtectionStage, Sends, open_sums, plain_round, unmaskable
+from fedveil.methods.protection_stage import (
+    DOWN,
+    OF_KEYS,
+    UP,
+    ProtectionStage,
+    Sends,
+    plain_round,
+    unmaskable,
+)
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.population.records import Groups
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
 from fedveil.privacy.noise.on_grid import NOISE_REACH
 from fedveil.privacy.statement import show_delta
 from fedveil.protection.letter_parts import Drawn, Relay
-from fedveil.protection.masking.masked_sums import MaskedSums
-from fedveil.protection.masking.recoverable_aggregation import check_threshold
-from fedveil.protection.masking.recovery_messages import (
-    AgreedSurvivors,
-    RecoveryDirectory,
-    RecoveryKeys,
-    RelayedShares,
-    RevealedShares,
-    ShareBundle,
-    SignedSurvivors,
-    Survivors,
-)
 from fedveil.protection.messages import (
     Announcement,
     Directory,
-    MaskedVector,
     OwnMask,
     RevealRequest,
-    RoundStart,
 )
-from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.protocol import MOST_REPEATS, Agreement
-from fedveil.protection.sealed_sums import SealedMessage, SealingKey
+from fedveil.protection.protocol import MOST_REPEATS
 from fedveil.protection.weighting.ciphers import Paillier, Rlwe
 from fedveil.protection.weighting.messages import (
     BlindedHistogram,
@@ -66,139 +58,10 @@ from fedveil.protection.weighting.weighted_sums import WeightedSums
 from fedveil.stage import Moves
 
 _MOST_PLACES: Final = 64
-_UP, _DOWN = Role.SERVER, Role.SILO
 _SHOWN: Final = {Tells.CIPHERTEXTS}
-_KEYS: Final = "a break of X25519, ChaCha20 or SHA-256, on which masks and sealed messages rely"
 _PRESENT: Final = (
     "which users have a record in any silo: epsilon covers what records say, not whether there are any"
 )
-
-
-@dataclass(frozen=True)
-class NoProtection(ProtectionStage):
-    """The server receives every silo's message as it is."""
-
-    agrees: ClassVar[bool] = False
-    protects: ClassVar[bool] = False
-
-    def over(self, method: Any, n_users: int) -> Any:
-        """Return the method as it is, with the protection that it may bring."""
-        return method
-
-    def sends(self, method: Any) -> Sends:
-        """Return the messages of a round: models down, sums in the open or sealed up."""
-        if not method.channel.coded:
-            return (*plain_round(method), Sent(Relay, _UP), Sent(OpenVector, _UP))
-        relayed = (Sent(Relay, _UP | _DOWN), Sent(SealingKey, _UP | _DOWN), Sent(SealedMessage, _UP))
-        return (*plain_round(method), *relayed)
-
-    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> Agreement[Any, Any]:
-        """Return the protocol of messages as they are."""
-        return open_sums(method, clients=public.n_silos, length=public.length)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SecureAggregation(ProtectionStage):
-    """The server receives masked messages and learns their sum alone (Bonawitz et al. 2017).
-
-    Masks live in whole numbers modulo a power of two, so it needs messages on a grid, in a range known beforehand, that
-    are useful when only their sum is seen: bounded sums that carry their silo's share of the noise.
-
-    Attributes:
-        on_missing: what happens when a silo vanishes in a round: "end" ends the run; "retry" repeats the round with
-            the rest under fresh keys (or with all, where the weights depend on the silo that is missing); "recover"
-            has the others open the masks it left behind, so that the round survives (Shamir shares).
-        missing_silos: how many silos may be missing from a sum; the shares of the noise are sized for that.
-        dropout_rate: simulation: probability that a silo vanishes in an attempt at a round.
-    """
-
-    parties: ClassVar[tuple[Role, ...]] = (_UP | _DOWN,)
-    masks: ClassVar[bool] = True
-
-    on_missing: Literal["end", "retry", "recover"] = "end"
-    missing_silos: Annotated[int, Field(ge=0)] = 0
-    dropout_rate: Annotated[float, Field(ge=0, lt=1)] = field(default=0.0, compare=False)
-
-    @property
-    def recovers(self) -> bool:
-        """Whether a round goes on without silos that vanish: the others open the masks left behind."""
-        return self.on_missing == "recover"
-
-    def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse what masks do not fit, noise sized for other sums, and weights that cannot do without a silo."""
-        if not method.channel.whole or method.local.own_noise:
-            yield f"cannot run under secure aggregation: {unmaskable(method)}"
-        if self.missing_silos != method.channel.missing_silos:
-            yield (
-                f"sums may lack {self.missing_silos} silos, and the shares of the noise are sized for "
-                f"{method.channel.missing_silos}; give GaussianShares the same missing_silos"
-            )
-        if self.on_missing == "end" and self.missing_silos:
-            yield (
-                f"missing_silos = {self.missing_silos}, but a missing silo ends the run; "
-                'on_missing = "retry" or "recover" goes on without it'
-            )
-        if method.weights.by_records and not method.weights.main and self.missing_silos:
-            yield (
-                "without a silo the weights n_su / N_u of its users no longer sum to 1, and nobody can renormalise "
-                'them without its counts; missing_silos must be 0: on_missing = "retry" waits for the silo'
-            )
-        if self.on_missing == "recover" and not self.missing_silos:
-            yield "recovery has nothing to recover from with missing_silos = 0; say how many may be missing"
-
-    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> MaskedSums:
-        """Return the range of the silos' messages, and how many of them a sum needs.
-
-        A silo's sum is at most C times the largest weight that |U| users can have in one silo. To it comes its share
-        of the noise, at most 40 standard deviations; beyond that, with a probability below 1e-340 a coordinate, the
-        round would end with an error.
-
-        Raises:
-            ProtocolError: fewer than two silos, or a sum that 64 bits do not hold.
-        """
-        channel, bound, silos = method.channel, method.bound, public.n_silos
-        contributions = public.n_users if method.contribution.per == "pair" else 1
-        weight = 1.0 / silos if method.weights.uniform else 1.0
-        largest = contributions * weight * bound.norm * channel.gain
-        grid = channel.message_grid(bound.grid, silos)
-        threshold = silos - channel.missing_silos if self.recovers else None
-        if threshold is not None:
-            check_threshold(threshold, silos, channel.colluding_silos)
-        return MaskedSums(
-            clients=silos,
-            length=public.length,
-            grid=grid,
-            limit=math.ceil((largest + NOISE_REACH * channel.message_std(silos)) / grid),
-            threshold=threshold,
-        )
-
-    def sends(self, method: Any) -> Sends:
-        """Return the messages of a round: masked vectors, and what removes the masks of their sum."""
-        if self.on_missing != "recover":
-            kinds: Sends = (
-                Sent(Announcement, _UP),
-                Sent(Directory, _DOWN),
-                Sent(RoundStart, _DOWN),
-                Sent(RevealRequest, _DOWN),
-                Sent(OwnMask, _UP),
-            )
-        else:
-            up = (RecoveryKeys, ShareBundle, SignedSurvivors, RevealedShares)
-            down = (RoundStart, RecoveryDirectory, RelayedShares, Survivors, AgreedSurvivors)
-            kinds = (*(Sent(kind, _UP) for kind in up), *(Sent(kind, _DOWN) for kind in down))
-        return (*plain_round(method), Sent(Relay, _UP | _DOWN), Sent(MaskedVector, _UP), *kinds)
-
-    def uncovered(self, method: Any) -> tuple[str, ...]:
-        """Return what masks promise, which no epsilon covers."""
-        return (_KEYS,)
-
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        lacking = (
-            f", from which at most {self.missing_silos} of them may be missing" if self.missing_silos else ""
-        )
-        return (
-            f"secure aggregation: pairwise masks show the server only the sum of the silos' messages{lacking}",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +82,7 @@ class PrivateWeighting(ProtectionStage):
     cipher: Literal["paillier", "rlwe"] = "paillier"
     key_bits: Literal[2048, 3072, 4096] | None = None
     private_sampling: bool = False
-    parties: ClassVar[tuple[Role, ...]] = (_UP | _DOWN,)
+    parties: ClassVar[tuple[Role, ...]] = (UP | DOWN,)
     weighs: ClassVar[bool] = True
 
     on_missing: Literal["end", "retry"] = "end"
@@ -332,20 +195,20 @@ class PrivateWeighting(ProtectionStage):
     def sends(self, method: Any) -> Sends:
         model, task, *drawn = plain_round(method)
         setup = (
-            Sent(Announcement, _UP),
-            Sent(Directory, _DOWN),
-            Sent(WeightingKey, _DOWN),
-            Sent(SealedSeed, _UP | _DOWN),
-            Sent(BlindedHistogram, _UP),
-            Sent(Participants, _DOWN),
+            Sent(Announcement, UP),
+            Sent(Directory, DOWN),
+            Sent(WeightingKey, DOWN),
+            Sent(SealedSeed, UP | DOWN),
+            Sent(BlindedHistogram, UP),
+            Sent(Participants, DOWN),
         )
         if self.private_sampling:
-            requests = Sent(TransferRequests, _UP)
-            weights: Sends = (Sent(TransferOffer, _DOWN), requests, Sent(TransferAnswers, _DOWN))
+            requests = Sent(TransferRequests, UP)
+            weights: Sends = (Sent(TransferOffer, DOWN), requests, Sent(TransferAnswers, DOWN))
         else:
-            weights = (*([Sent(Drawn, _DOWN)] if drawn else []), Sent(EncryptedWeights, _DOWN))
-        reveal = (Sent(EncryptedSum, _UP), Sent(RevealRequest, _DOWN), Sent(OwnMask, _UP))
-        return (model, task, Sent(Relay, _UP | _DOWN), *setup, *weights, *reveal)
+            weights = (*([Sent(Drawn, DOWN)] if drawn else []), Sent(EncryptedWeights, DOWN))
+        reveal = (Sent(EncryptedSum, UP), Sent(RevealRequest, DOWN), Sent(OwnMask, UP))
+        return (model, task, Sent(Relay, UP | DOWN), *setup, *weights, *reveal)
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
         """Return what ciphers promise, and what holds only while everybody follows the protocol, unseen in them."""
@@ -355,7 +218,7 @@ class PrivateWeighting(ProtectionStage):
             f"a break of the oblivious transfer, which relies on discrete logarithms of {EXPONENT_BITS} bits"
         )
         return (
-            _KEYS,
+            OF_KEYS,
             f"a break of the encryption that hides messages from the server; it relies on {hard}, and delta does not "
             "include the probability of a break",
             *([transfer] if self.private_sampling else ()),
@@ -392,7 +255,3 @@ def _scored(moves: Moves) -> str:
 def _nearest(rate: float) -> Fraction:
     """Return the nearest share of places."""
     return Fraction(rate).limit_denominator(_MOST_PLACES)
-
-
-NO_PROTECTION: Final = NoProtection()
-"""The default of a method."""

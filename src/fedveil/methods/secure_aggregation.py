@@ -1,0 +1,153 @@
+"""Secure aggregation as a stage: masks hide every message, and the server learns their sum alone.
+
+The protocols are in :mod:`fedveil.protection.masking`; docs/theory/secure-aggregation.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.protection_stage import (
+    DOWN,
+    OF_KEYS,
+    UP,
+    ProtectionStage,
+    Sends,
+    plain_round,
+    unmaskable,
+)
+from fedveil.population.records import Groups
+from fedveil.privacy.claims import Role, Sent
+from fedveil.privacy.noise.on_grid import NOISE_REACH
+from fedveil.protection.letter_parts import Relay
+from fedveil.protection.masking.masked_sums import MaskedSums
+from fedveil.protection.masking.recoverable_aggregation import check_threshold
+from fedveil.protection.masking.recovery_messages import (
+    AgreedSurvivors,
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    SignedSurvivors,
+    Survivors,
+)
+from fedveil.protection.messages import (
+    Announcement,
+    Directory,
+    MaskedVector,
+    OwnMask,
+    RevealRequest,
+    RoundStart,
+)
+from fedveil.stage import Moves
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureAggregation(ProtectionStage):
+    """The server receives masked messages and learns their sum alone (Bonawitz et al. 2017).
+
+    Masks live in whole numbers modulo a power of two, so it needs messages on a grid, in a range known beforehand, that
+    are useful when only their sum is seen: bounded sums that carry their silo's share of the noise.
+
+    Attributes:
+        on_missing: what happens when a silo vanishes in a round: "end" ends the run; "retry" repeats the round with
+            the rest under fresh keys (or with all, where the weights depend on the silo that is missing); "recover"
+            has the others open the masks it left behind, so that the round survives (Shamir shares).
+        missing_silos: how many silos may be missing from a sum; the shares of the noise are sized for that.
+        dropout_rate: simulation: probability that a silo vanishes in an attempt at a round.
+    """
+
+    parties: ClassVar[tuple[Role, ...]] = (UP | DOWN,)
+    masks: ClassVar[bool] = True
+
+    on_missing: Literal["end", "retry", "recover"] = "end"
+    missing_silos: Annotated[int, Field(ge=0)] = 0
+    dropout_rate: Annotated[float, Field(ge=0, lt=1)] = field(default=0.0, compare=False)
+
+    @property
+    def recovers(self) -> bool:
+        """Whether a round goes on without silos that vanish: the others open the masks left behind."""
+        return self.on_missing == "recover"
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse what masks do not fit, noise sized for other sums, and weights that cannot do without a silo."""
+        if not method.channel.whole or method.local.own_noise:
+            yield f"cannot run under secure aggregation: {unmaskable(method)}"
+        if self.missing_silos != method.channel.missing_silos:
+            yield (
+                f"sums may lack {self.missing_silos} silos, and the shares of the noise are sized for "
+                f"{method.channel.missing_silos}; give GaussianShares the same missing_silos"
+            )
+        if self.on_missing == "end" and self.missing_silos:
+            yield (
+                f"missing_silos = {self.missing_silos}, but a missing silo ends the run; "
+                'on_missing = "retry" or "recover" goes on without it'
+            )
+        if method.weights.by_records and not method.weights.main and self.missing_silos:
+            yield (
+                "without a silo the weights n_su / N_u of its users no longer sum to 1, and nobody can renormalise "
+                'them without its counts; missing_silos must be 0: on_missing = "retry" waits for the silo'
+            )
+        if self.on_missing == "recover" and not self.missing_silos:
+            yield "recovery has nothing to recover from with missing_silos = 0; say how many may be missing"
+
+    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> MaskedSums:
+        """Return the range of the silos' messages, and how many of them a sum needs.
+
+        A silo's sum is at most C times the largest weight that |U| users can have in one silo. To it comes its share
+        of the noise, at most 40 standard deviations; beyond that, with a probability below 1e-340 a coordinate, the
+        round would end with an error.
+
+        Raises:
+            ProtocolError: fewer than two silos, or a sum that 64 bits do not hold.
+        """
+        channel, bound, silos = method.channel, method.bound, public.n_silos
+        contributions = public.n_users if method.contribution.per == "pair" else 1
+        weight = 1.0 / silos if method.weights.uniform else 1.0
+        largest = contributions * weight * bound.norm * channel.gain
+        grid = channel.message_grid(bound.grid, silos)
+        threshold = silos - channel.missing_silos if self.recovers else None
+        if threshold is not None:
+            check_threshold(threshold, silos, channel.colluding_silos)
+        return MaskedSums(
+            clients=silos,
+            length=public.length,
+            grid=grid,
+            limit=math.ceil((largest + NOISE_REACH * channel.message_std(silos)) / grid),
+            threshold=threshold,
+        )
+
+    def sends(self, method: Any) -> Sends:
+        """Return the messages of a round: masked vectors, and what removes the masks of their sum."""
+        if self.on_missing != "recover":
+            kinds: Sends = (
+                Sent(Announcement, UP),
+                Sent(Directory, DOWN),
+                Sent(RoundStart, DOWN),
+                Sent(RevealRequest, DOWN),
+                Sent(OwnMask, UP),
+            )
+        else:
+            up = (RecoveryKeys, ShareBundle, SignedSurvivors, RevealedShares)
+            down = (RoundStart, RecoveryDirectory, RelayedShares, Survivors, AgreedSurvivors)
+            kinds = (*(Sent(kind, UP) for kind in up), *(Sent(kind, DOWN) for kind in down))
+        return (*plain_round(method), Sent(Relay, UP | DOWN), Sent(MaskedVector, UP), *kinds)
+
+    def uncovered(self, method: Any) -> tuple[str, ...]:
+        """Return what masks promise, which no epsilon covers."""
+        return (OF_KEYS,)
+
+    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+        lacking = (
+            f", from which at most {self.missing_silos} of them may be missing" if self.missing_silos else ""
+        )
+        return (
+            f"secure aggregation: pairwise masks show the server only the sum of the silos' messages{lacking}",
+        )
