@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from fedveil.bundle.bundle import load_bundle as load
     from fedveil.bundle.verification import verify_bundle as verify
     from fedveil.errors import FedveilError
-    from fedveil.population.arrays import population, tables
+    from fedveil.population.arrays import population
     from fedveil.population.records import Population
+    from fedveil.population.tables import tables
     from fedveil.privacy.statement import Statement
     from fedveil.server.optimizers import FedAdam as Adam
     from fedveil.server.optimizers import FedYogi as Yogi
@@ -64,7 +65,7 @@ _PLACES: Final = {
     **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "fedveil.api.observers"),
     "Result": "fedveil.api.result",
     "Population": "fedveil.population.records",
-    "tables": "fedveil.population.arrays",
+    "tables": "fedveil.population.tables",
     "Bundle": "fedveil.bundle.bundle",
     "load": "fedveil.bundle.bundle:load_bundle",
     "verify": "fedveil.bundle.verification:verify_bundle",

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Int32, Int64
+from jaxtyping import Bool, Int32, Int64
 from torch.utils.data import Dataset
 
 from fedveil.errors import ConfigError, DataError
-from fedveil.files import read_content
 from fedveil.population.column_checks import check_task
 from fedveil.population.giveaways import giveaways
 from fedveil.population.given import (
+    FeatureTable,
     read_features,
     read_ids,
     read_labels,
@@ -31,20 +30,27 @@ from fedveil.population.records import (
     Label,
     Population,
     Records,
-    TableSource,
     Targets,
     Task,
 )
 from fedveil.population.refused import OF_ARRAYS
-from fedveil.population.schema import read_schema
 from fedveil.population.splits import holdout_by_user
-from fedveil.population.tables import read_tables
 from fedveil.randomness import ExperimentRandomness
 
 Counted = Literal["counted"]
 _PREPARED: Final = (
     "The features were handed over as numbers: no guarantee covers anything that was fitted on records to make them (a "
     "scaling, a vocabulary, a choice of columns)."
+)
+_USERS_COUNTED: Final = (
+    "The number of users is counted from the records and treated as public: no guarantee covers it. Declare "
+    "n_users."
+)
+_SILOS_COUNTED: Final = (
+    "The silos are those that have records: no guarantee covers their names and number. Declare silos."
+)
+_CLASSES_COUNTED: Final = (
+    "The classes are those that occur in the records: no guarantee covers that. Declare classes."
 )
 _ALIKE: Final = (
     "user: some ids differ in their form alone (case, blanks, marks, leading zeros), and each form counts as a person "
@@ -125,113 +131,95 @@ def population(
     assert n_users is not None
     columns = _columns(features, targets, user, silo)
     table = read_features(columns["features"])
-    notes = [_PREPARED, AS_TEXT, OF_ARRAYS]
     labels, words = _targets(columns["targets"], task, classes, "targets")
     refuse_outside(labels, within, "targets")
     users, place = numbered(read_ids(columns["user"], "user"))
-    if alike(users):
-        warnings.warn(_ALIKE, stacklevel=3)
     names, of_silo = _silos(read_ids(columns["silo"], "silo"), silos)
     _check_lengths({"features": table.values, "targets": labels, "user": place, "silo": of_silo})
-    if n_users == "counted":
-        n_users = max(1, len(users))
-        notes.append(
-            "The number of users is counted from the records and treated as public: no guarantee covers it. "
-            "Declare n_users."
-        )
-    if len(users) > n_users:
+    key, declared = keys_of(users)[place], max(1, len(users)) if n_users == "counted" else n_users
+    if len(users) > declared:
         raise DataError(
             f"n_users is {n_users}, but more users have records; it is the public number of all users and must not be "
             "below the number present"
         )
-    if silos is None:
-        notes.append(
-            "The silos are those that have records: no guarantee covers their names and number. Declare silos."
-        )
-    if task == "classification" and classes is None:
-        notes.append(
-            "The classes are those that occur in the records: no guarantee covers that. Declare classes."
-        )
-    for found in giveaways(table, labels, (users, place)):
-        warnings.warn(found, stacklevel=3)
-    key = keys_of(users)[place]
-    if test is not None:
-        tested = read_features(test[0], "test features")
-        if tested.names != table.names:
-            raise DataError("test features: the columns are not those of the features, in the same order")
-        if np.array_equal(tested.values, table.values):
-            warnings.warn(_SAME, stacklevel=3)
-        kept, test_values = np.ones(len(place), dtype=np.bool_), tested.values
-        test_labels = _targets(test[1], task, words or None, "test targets")[0]
-        refuse_outside(test_labels, within, "test targets")
-        notes.append("The test table was handed over as public; no guarantee covers its records.")
+    if test is None:
+        drawn = ExperimentRandomness(seed).integer("arrays", "test")
+        split = _held_out(table, labels, holdout_by_user(place, key, test_share, drawn), test_share)
     else:
-        held_out = holdout_by_user(
-            place, key, test_share, ExperimentRandomness(seed).integer("arrays", "test")
-        )
-        kept, test_values, test_labels = ~held_out, table.values[held_out], labels[held_out]
-        notes.append(
-            f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
-            "records on both sides, and no guarantee covers the held-out ones."
-        )
+        split = _public_test(test, table, task, words, within)
+    doubts = [_ALIKE] if alike(users) else []
+    doubts += giveaways(table, labels, (users, place))
+    doubts += [_SAME] if test is not None and np.array_equal(split.features, table.values) else []
+    for doubt in doubts:
+        warnings.warn(doubt, stacklevel=3)
     return Population(
         name=name,
         train=Records(
-            features=table.values[kept],
-            targets=labels[kept],
-            silo=of_silo[kept],
-            user=place[kept],
-            key=key[kept],
+            features=table.values[split.kept],
+            targets=labels[split.kept],
+            silo=of_silo[split.kept],
+            user=place[split.kept],
+            key=key[split.kept],
         ),
-        test_features=test_values,
-        test_targets=test_labels,
-        n_users=n_users,
+        test_features=split.features,
+        test_targets=split.targets,
+        n_users=declared,
         silo_names=names,
         task=task,
         n_classes=len(words) if task == "classification" else None,
-        notes=tuple(notes),
+        notes=(
+            *(_PREPARED, AS_TEXT, OF_ARRAYS),
+            *((_USERS_COUNTED,) if n_users == "counted" else ()),
+            *((_SILOS_COUNTED,) if silos is None else ()),
+            *((_CLASSES_COUNTED,) if task == "classification" and classes is None else ()),
+            split.note,
+        ),
         feature_names=table.names,
         classes=words,
         public_test=test is not None,
     )
 
 
-def tables(
-    schema: str | Path,
-    files: Sequence[str | Path],
-    *,
-    test: str | Path | None = None,
-    test_share: float = 0.2,
-    seed: int = 0,
-) -> Population:
-    """Read tables by a public schema, CSV, Parquet or Excel: see :func:`fedveil.population.tables.read_tables`.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Split:
+    """Which records are trained on, what is tested on, and what a statement notes of it."""
 
-    Args:
-        schema: the schema's TOML file (``fedveil schema`` drafts one).
-        files: one file for each silo, named after it, or any files with a silo column.
-        test: a PUBLIC table to test on; None holds out some of the records instead.
-        test_share: the probability with which each record is held out.
-        seed: for the hold-out.
+    kept: Bool[np.ndarray, "all"]
+    features: Features
+    targets: Targets
+    note: str
 
-    Raises:
-        ConfigError: one file where a list of them is needed.
-        DataError: a table that does not fit the schema; names file, record and column.
-    """
-    if isinstance(files, str | Path):
-        raise ConfigError(f"tables: files is a list, [{str(files)!r}], one a silo or with a silo column")
-    schema_file = Path(schema).absolute()
-    source = TableSource(
-        schema_file=schema_file,
-        schema=read_content(schema_file, DataError),
-        files=tuple(Path(one).absolute() for one in files),
-        test_file=None if test is None else Path(test).absolute(),
-        test_share=test_share,
-        seed=seed,
+
+def _public_test(
+    test: tuple[Any, Any],
+    table: FeatureTable,
+    task: Task,
+    words: tuple[Label, ...],
+    within: tuple[float, float] | None,
+) -> _Split:
+    """Test on a table that was handed over as public, and train on all records."""
+    tested = read_features(test[0], "test features")
+    if tested.names != table.names:
+        raise DataError("test features: the columns are not those of the features, in the same order")
+    targets, _ = _targets(test[1], task, words or None, "test targets")
+    refuse_outside(targets, within, "test targets")
+    return _Split(
+        kept=np.ones(len(table.values), dtype=np.bool_),
+        features=tested.values,
+        targets=targets,
+        note="The test table was handed over as public; no guarantee covers its records.",
     )
-    read = read_tables(
-        read_schema(schema_file), source.files, test=source.test_file, test_share=test_share, seed=seed
+
+
+def _held_out(table: FeatureTable, labels: Targets, marked: Bool[np.ndarray, "n"], share: float) -> _Split:
+    """Test on the marked records, and train on the others."""
+    return _Split(
+        kept=~marked,
+        features=table.values[marked],
+        targets=labels[marked],
+        note=f"A share of {share} of the records, drawn at random, is held out for testing: a user may have "
+        "records on both sides, and no guarantee covers the held-out ones.",
     )
-    return replace(read, source=source)
 
 
 def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> None:

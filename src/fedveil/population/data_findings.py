@@ -150,76 +150,89 @@ def of_records(tables: WholeTable) -> Iterator[Finding]:
 
 def of_columns(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[Finding]:
     """What each column's cells do to a run and a model."""
-    target = tables.schema.target
-    refused = isinstance(target, Amount) and target.outside == "error"
     names, person = numbered([who or "" for who in tables.user])
-    stops: Bears = "model" if tables.schema.binned else "run"
-    binned = "a run counts them as invalid and goes on (without the record, in a target); to do better, "
-    binned *= tables.schema.binned
     for one in facts:
-        feature = tables.schema.features.get(one.name)
-        needed = feature is None or feature.missing == "error"
-        if one.missing and needed:
-            yield Finding(
-                bears_on=stops,
-                where=one.name,
-                found=f"{one.missing:.1%} of the cells are missing",
-                effect=binned
-                + (
-                    "the schema does not say how to treat missing values: declare `missing`, or leave the records out"
-                    if feature is not None
-                    else "the target must be present: leave these records out"
-                ),
-            )
-        elif one.missing > MOSTLY_MISSING:
-            yield Finding(
-                bears_on="model",
-                where=one.name,
-                found=f"{one.missing:.0%} of the cells are missing",
-                effect="the feature is constant for most records; missing = 'indicator' shows the model where"
-                " it is missing",
-            )
-        if one.invalid and not (isinstance(feature, Category) and feature.unknown == "zero"):
-            again = tables.otherwise[one.name]
-            yield Finding(
-                bears_on=stops,
-                where=one.name,
-                found=f"{one.invalid:.1%} of the cells do not fit the declaration ({one.kind})"
-                + (f"; {again} differ from a declared value only in case" if again else ""),
-                effect=binned + f"correct the cells or the declaration: {_MENDED[one.kind]}",
-            )
-        if feature is None and one.outside and refused:
-            yield Finding(
-                bears_on="run",
-                where=one.name,
-                found=f"{one.outside:.1%} of the targets lie outside the declared bounds",
-                effect="a run refuses them: correct the cells or the bounds, or declare outside = 'clip'",
-            )
-        elif one.outside > OFTEN_CLIPPED:
-            yield Finding(
-                bears_on="model",
-                where=one.name,
-                found=f"{one.outside:.0%} of the values lie outside the declared bounds",
-                effect="they are clipped to the bounds; wider bounds, from domain knowledge, would tell them apart",
-            )
+        yield from _missing(tables.schema, one)
+        yield from _invalid(tables, one)
+        yield from _outside(tables.schema, one)
+        is_feature = one.name in tables.schema.features
         if len(tables) > 1 and one.distinct == 1 and not one.missing and not one.invalid:
             yield Finding(
                 bears_on="model",
                 where=one.name,
                 found="the same value in every record",
                 effect="nothing can be learned from it here"
-                + ("" if feature is not None else ": a model that always gives this answer is always right"),
+                + ("" if is_feature else ": a model that always gives this answer is always right"),
             )
-        if feature is not None:
+        if is_feature:
             yield from _outcome(tables, one.name)
-            if tells_who(_values(tables.columns[one.name]), person, names):
-                yield Finding(
-                    bears_on="model",
-                    where=one.name,
-                    found="one value in all records of a person, and another one for everybody else",
-                    effect="if it is an id, the model learns who somebody is, which helps with nobody new: remove it; "
-                    "the guarantee still holds",
-                )
+        if is_feature and tells_who(_values(tables.columns[one.name]), person, names):
+            yield Finding(
+                bears_on="model",
+                where=one.name,
+                found="one value in all records of a person, and another one for everybody else",
+                effect="if it is an id, the model learns who somebody is, which helps with nobody new: remove it; "
+                "the guarantee still holds",
+            )
+
+
+def _missing(schema: Schema, one: ColumnFacts) -> Iterator[Finding]:
+    """Whether a run can do without the cells that hold nothing, and whether they are most."""
+    feature = schema.features.get(one.name)
+    if one.missing and (feature is None or feature.missing == "error"):
+        told = (
+            "the target must be present: leave these records out"
+            if feature is None
+            else "the schema does not say how to treat missing values: declare `missing`, or leave the records out"
+        )
+        yield _stops(schema, one.name, f"{one.missing:.1%} of the cells are missing", told)
+    elif one.missing > MOSTLY_MISSING:
+        yield Finding(
+            bears_on="model",
+            where=one.name,
+            found=f"{one.missing:.0%} of the cells are missing",
+            effect="the feature is constant for most records; missing = 'indicator' shows the model where it is "
+            "missing",
+        )
+
+
+def _invalid(tables: WholeTable, one: ColumnFacts) -> Iterator[Finding]:
+    """Whether cells do not fit the declaration; a category may take unknown ones for no category."""
+    feature = tables.schema.features.get(one.name)
+    if not one.invalid or (isinstance(feature, Category) and feature.unknown == "zero"):
+        return
+    again = tables.otherwise[one.name]
+    found = f"{one.invalid:.1%} of the cells do not fit the declaration ({one.kind})"
+    found += f"; {again} differ from a declared value only in case" if again else ""
+    yield _stops(tables.schema, one.name, found, f"correct the cells or the declaration: {_MENDED[one.kind]}")
+
+
+def _stops(schema: Schema, column: str, found: str, effect: str) -> Finding:
+    """Return what a run refuses, or counts as invalid where the schema has bins for that."""
+    if not schema.binned:
+        return Finding(bears_on="run", where=column, found=found, effect=effect)
+    counted = "a run counts them as invalid and goes on (without the record, in a target); to do better, "
+    return Finding(bears_on="model", where=column, found=found, effect=counted + effect)
+
+
+def _outside(schema: Schema, one: ColumnFacts) -> Iterator[Finding]:
+    """Whether values lie beyond the declared bounds."""
+    target = schema.target
+    refused = isinstance(target, Amount) and target.outside == "error"
+    if one.name not in schema.features and one.outside and refused:
+        yield Finding(
+            bears_on="run",
+            where=one.name,
+            found=f"{one.outside:.1%} of the targets lie outside the declared bounds",
+            effect="a run refuses them: correct the cells or the bounds, or declare outside = 'clip'",
+        )
+    elif one.outside > OFTEN_CLIPPED:
+        yield Finding(
+            bears_on="model",
+            where=one.name,
+            found=f"{one.outside:.0%} of the values lie outside the declared bounds",
+            effect="they are clipped to the bounds; wider bounds, from domain knowledge, would tell them apart",
+        )
 
 
 def _outcome(tables: WholeTable, name: str) -> Iterator[Finding]:

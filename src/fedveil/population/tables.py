@@ -5,17 +5,18 @@ counted from 1, without the header, in every error. No error repeats a value.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
+from fedveil.files import read_content
 from fedveil.population.identities import AS_TEXT, keys_of, numbered
-from fedveil.population.records import Population, Records, Targets, Task
+from fedveil.population.records import Population, Records, TableSource, Targets, Task
 from fedveil.population.refused import of_tables
-from fedveil.population.schema import MISSING_VALUES, Label, Schema
+from fedveil.population.schema import MISSING_VALUES, Label, Schema, read_schema
 from fedveil.population.splits import holdout_by_user
 from fedveil.population.table_file import open_table
 from fedveil.population.table_reader import TableReader
@@ -39,6 +40,44 @@ class _Part:
     user: list[str]
     rows: Int64[np.ndarray, "n"]
     records: int
+
+
+def tables(
+    schema: str | Path,
+    files: Sequence[str | Path],
+    *,
+    test: str | Path | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+) -> Population:
+    """Read tables by a public schema, CSV, Parquet or Excel: see :func:`read_tables`.
+
+    Args:
+        schema: the schema's TOML file (``fedveil schema`` drafts one).
+        files: one file for each silo, named after it, or any files with a silo column.
+        test: a PUBLIC table to test on; None holds out some of the records instead.
+        test_share: the probability with which each record is held out.
+        seed: for the hold-out.
+
+    Raises:
+        ConfigError: one file where a list of them is needed.
+        DataError: a table that does not fit the schema; names file, record and column.
+    """
+    if isinstance(files, str | Path):
+        raise ConfigError(f"tables: files is a list, [{str(files)!r}], one a silo or with a silo column")
+    schema_file = Path(schema).absolute()
+    source = TableSource(
+        schema_file=schema_file,
+        schema=read_content(schema_file, DataError),
+        files=tuple(Path(one).absolute() for one in files),
+        test_file=None if test is None else Path(test).absolute(),
+        test_share=test_share,
+        seed=seed,
+    )
+    read = read_tables(
+        read_schema(schema_file), source.files, test=source.test_file, test_share=test_share, seed=seed
+    )
+    return replace(read, source=source)
 
 
 def read_tables(
