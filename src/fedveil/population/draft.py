@@ -99,28 +99,14 @@ def draft_schema(
     silo = _chosen(path, names, silo, SILO_NAMES)
     guessed = label is None
     label = _chosen(path, names, label, LABEL_NAMES)
-    reader, cells = TableReader(path, sample, MISSING_VALUES), dict[str, pa.Array]()
-    for name in names:
-        text, missing = reader.text(name)
-        cells[name] = pc.if_else(pa.array(missing), None, text)
-    if written.decimal == ",":
-        cells = {
-            name: pc.replace_substring(one, ",", ".") if _commas(one) else one for name, one in cells.items()
-        }
+    cells = _cells(path, sample, written)
     label = label or _likely_target({name: cells[name] for name in names if name not in (user, silo)})
     if label is None or label in (user, silo):
         raise DataError(
             f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: {', '.join(names)}"
         )
-    declared, left_out = dict[str, dict[str, Any]](), dict[str, str]()
-    for name in names:
-        if name not in (user, silo, label):
-            kept = "its name is kept for the silos" if name == SILO else ""
-            feature, reason = _feature(cells[name]), kept or _outcome(name, cells[name], cells[label])
-            if feature is None or reason:
-                left_out[name] = reason or _nothing(cells[name])
-            else:
-                declared[name] = feature
+    declared, left_out = _sorted_out([one for one in names if one not in (user, silo, label)], cells, label)
+    patterns = _patterns(declared)
 
     document = tomlkit.document()
     for line in _WARNING.splitlines():
@@ -130,7 +116,6 @@ def draft_schema(
     document.add("user", tomlkit.item(user))
     if silo is not None:
         document.add("silo", tomlkit.item(silo))
-    patterns = _patterns(declared)
     if patterns:
         document.add("listed_columns", tomlkit.item(names).multiline(True))
     if written != Format():
@@ -141,6 +126,32 @@ def draft_schema(
     document.add("target", target)
     document.add("features", _features(declared, left_out, patterns))
     return tomlkit.dumps(document)
+
+
+def _cells(path: Path, sample: pa.Table, written: Format) -> dict[str, pa.Array]:
+    """The text of every cell by column, null where it is missing, numbers with a decimal point."""
+    reader, cells = TableReader(path, sample, MISSING_VALUES), dict[str, pa.Array]()
+    for name in sample.column_names:
+        text, missing = reader.text(name)
+        text = pc.if_else(pa.array(missing), None, text)
+        comma = written.decimal == "," and _commas(text)
+        cells[name] = pc.replace_substring(text, ",", ".") if comma else text
+    return cells
+
+
+def _sorted_out(
+    names: Sequence[str], cells: dict[str, pa.Array], label: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The columns that are declared as features, and why the others are left out."""
+    declared, left_out = dict[str, dict[str, Any]](), dict[str, str]()
+    for name in names:
+        kept = "its name is kept for the silos" if name == SILO else ""
+        feature, reason = _feature(cells[name]), kept or _outcome(name, cells[name], cells[label])
+        if feature is None or reason:
+            left_out[name] = reason or _nothing(cells[name])
+        else:
+            declared[name] = feature
+    return declared, left_out
 
 
 def _likely_target(columns: dict[str, pa.Array]) -> str | None:
