@@ -43,7 +43,6 @@ from fedveil.privacy.ledger_lines import Entry
 from fedveil.privacy.statement import Statement
 from fedveil.protection.driver import Driver
 from fedveil.protection.transcript import Transcript
-from fedveil.randomness import PrivacyRandomness
 from fedveil.server.optimizers import matching
 from fedveil.server.spectrum import spectrum
 from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
@@ -130,50 +129,115 @@ def go_on(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
 
 
 def _play(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
-    experiment, guarantee = prepared.experiment, prepared.guarantee
-    privacy = experiment.privacy.randomness()
-    parties = _parties(prepared, privacy)
+    guarantee = prepared.guarantee
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
+        return _Playing(prepared, folder, ledger, observer).to_its_end()
+
+
+class _Playing:
+    """A run while it is played: what stays the same from checkpoint to checkpoint.
+
+    Its parties are all in this process, with new keys where there are keys.
+    """
+
+    def __init__(self, prepared: Prepared, folder: RunFolder, ledger: Ledger, observer: Observer) -> None:
+        self._prepared, self._folder, self._ledger, self._observer = prepared, folder, ledger, observer
+        self._privacy, method = prepared.experiment.privacy.randomness(), prepared.method
+        listed = Transcript() if method.protection.agrees else None
+        driver: Driver[Any, Any] = Driver(prepared.agreed, listed, method.kinds, self._privacy)
+        self._parties = SimulatedParties(driver=driver, initial=prepared.task.initial())
+        self._listed = listed if (folder / _TRANSCRIPT).exists() else None
+
+    def to_its_end(self) -> Outcome:
+        """Play all rounds, or as many as the budget and the observer allow; evaluate and conclude."""
+        folder, rounds = self._folder, self._prepared.experiment.rounds
+        checkpoint = self._begin()
+        stopped = evaluated_already(folder) if checkpoint.round < rounds else None
+        ended = stopped is not None and _ended_at(folder) == checkpoint.round
+        while checkpoint.round < rounds and stopped is None:
+            try:
+                checkpoint = self._next(checkpoint)
+            except BudgetError as spent_up:
+                stopped = str(spent_up)
+                break
+            try:
+                self._observer.completed(checkpoint.row)
+            except StopTraining as asked:
+                stopped, ended = str(asked), True
+                folder.write_json(_STOPPED, {"round": checkpoint.round})
+        prepared = self._prepared
+        if ended:
+            prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
+        skipped = release_evaluation(prepared, folder, checkpoint, self._ledger)
+        stopped = "; ".join(filter(None, (stopped, skipped))) or None
+        return conclude(prepared, folder, checkpoint, self._ledger, stopped)
+
+    def _begin(self) -> Checkpoint:
+        """Return the last complete round, with the folder's other lines as that left them."""
+        prepared, folder, ledger = self._prepared, self._folder, self._ledger
         if begins := not folder.begun:  # before code of a user's own runs: who listens says how to go on
-            observer.started(folder.path, experiment, 0)
+            self._observer.started(folder.path, prepared.experiment, 0)
         checkpoint = last_checkpoint(prepared, folder, ledger)
-        if any(entry.event != _event_of(prepared, entry) for entry in ledger.entries):
+        if any(entry.event != self._event_of(entry) for entry in ledger.entries):
             raise RunFolderError(
                 f"{folder.path}: the ledger was charged for other events than this experiment's: go on with the "
                 "experiment.toml that it was begun with, or begin another run in a folder of its own"
             )
         folder.mend_metrics(checkpoint)
-        listed = parties.transcript if (folder / _TRANSCRIPT).exists() else None
-        if listed is not None:
+        if self._listed is not None:
             folder.drop_torn_line(_TRANSCRIPT)
         if not begins:
-            observer.started(folder.path, experiment, checkpoint.round)
-        stopped = evaluated_already(folder) if checkpoint.round < experiment.rounds else None
-        if stopped is not None and _ended_at(folder) == checkpoint.round:
-            prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
-        while checkpoint.round < experiment.rounds and stopped is None:
-            turn = _turn(prepared, checkpoint, privacy, observer)
-            retry = retry_policy(prepared, folder, ledger, turn.round_number)
-            try:
-                retry.pay()
-                checkpoint = _round(prepared, checkpoint, turn, parties, retry, ledger)
-            except BudgetError as spent_up:
-                stopped = str(spent_up)
-                break
-            if listed is not None:
-                folder.append(_TRANSCRIPT, *(line.to_json() for line in listed.take()))
-            folder.write_checkpoint(checkpoint)
-            folder.append("metrics.jsonl", checkpoint.row)
-            try:
-                observer.completed(checkpoint.row)
-            except StopTraining as asked:
-                stopped = str(asked)
-                folder.write_json(_STOPPED, {"round": checkpoint.round})
-                prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
-                break
-        skipped = release_evaluation(prepared, folder, checkpoint, ledger)
-        stopped = "; ".join(filter(None, (stopped, skipped))) or None
-        return conclude(prepared, folder, checkpoint, ledger, stopped)
+            self._observer.started(folder.path, prepared.experiment, checkpoint.round)
+        return checkpoint
+
+    def _event_of(self, entry: Entry) -> Event | None:
+        """Return what a line of the ledger must be about; None where the experiment releases nothing of that name."""
+        name, guarantee = self._prepared.experiment.name, self._prepared.guarantee
+        beside = {one.of_run(name): one.guarantee.event for one in self._prepared.beside}
+        if entry.run == name:
+            return guarantee.of_round(guarantee.event, entry.round, again=entry.attempt > 0)
+        return beside.get(entry.run)
+
+    def _next(self, last: Checkpoint) -> Checkpoint:
+        """Charge and play the round after a checkpoint, and leave it on disk.
+
+        Raises:
+            BudgetError: it would exceed the budget.
+        """
+        turn, folder = self._turn(last), self._folder
+        retry = retry_policy(self._prepared, folder, self._ledger, turn.round_number)
+        retry.pay()
+        checkpoint = self._played(last, turn, retry)
+        if self._listed is not None:
+            folder.append(_TRANSCRIPT, *(line.to_json() for line in self._listed.take()))
+        folder.write_checkpoint(checkpoint)
+        folder.append("metrics.jsonl", checkpoint.row)
+        return checkpoint
+
+    def _turn(self, last: Checkpoint) -> Turn:
+        """Return what the round after a checkpoint begins with."""
+        number, asked, observer = last.round + 1, self._prepared.experiment, self._observer
+        return self._prepared.turn(
+            number,
+            last.model,
+            last.state,
+            self._privacy,
+            progress=lambda done, total: observer.training(number, done, total),
+            measured=number % asked.evaluate_every == 0 or number == asked.rounds,
+        )
+
+    def _played(self, last: Checkpoint, turn: Turn, retry: RetryPolicy) -> Checkpoint:
+        """Return the round that a turn begins, once it is played."""
+        prepared, number, begin = self._prepared, turn.round_number, time.perf_counter()
+        model, kept, diagnostics = play_round(turn, self._parties, retry)
+        seconds = time.perf_counter() - begin
+        test = evaluate(prepared, prepared.method.model_of(model, kept)) if turn.measured else None
+        spent = spent_of(self._ledger, prepared.experiment.name, prepared.beside)
+        row = row_of(prepared, number, test, diagnostics, charges=spent.charges, beside=spent.beside)
+        row["clip"] = clip_of(prepared.method.at_round(number, last.state))
+        row["movement"] = movement(prepared, last, model, diagnostics.summed)
+        row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
+        return Checkpoint(round=number, model=model, state=kept, row=row, ledger=self._ledger.head)
 
 
 def _ended_at(folder: RunFolder) -> int | None:
@@ -183,15 +247,6 @@ def _ended_at(folder: RunFolder) -> int | None:
         return None
     with reading(path, RunFolderError):
         return int(read_json(path, RunFolderError)["round"])
-
-
-def _event_of(prepared: Prepared, entry: Entry) -> Event | None:
-    """Return what a line of the ledger must be about; None where the experiment releases nothing of that name."""
-    name = prepared.experiment.name
-    beside = {one.of_run(name): one.guarantee.event for one in prepared.beside}
-    if entry.run == name:
-        return prepared.guarantee.of_round(prepared.guarantee.event, entry.round, again=entry.attempt > 0)
-    return beside.get(entry.run)
 
 
 def conclude(
@@ -221,46 +276,6 @@ def conclude(
         seconds=checkpoint.row["elapsed"],
         evaluated=read_evaluated(folder.path),
     )
-
-
-def _parties(prepared: Prepared, privacy: PrivacyRandomness) -> SimulatedParties:
-    """Return the parties of a run, with new keys where there are keys."""
-    listed = Transcript() if prepared.method.protection.agrees else None
-    driver: Driver[Any, Any] = Driver(prepared.agreed, listed, prepared.method.kinds, privacy)
-    return SimulatedParties(driver=driver, initial=prepared.task.initial())
-
-
-def _turn(prepared: Prepared, last: Checkpoint, privacy: PrivacyRandomness, observer: Observer) -> Turn:
-    """Return what the round after a checkpoint begins with."""
-    number = last.round + 1
-    return prepared.turn(
-        number,
-        last.model,
-        last.state,
-        privacy,
-        progress=lambda done, total: observer.training(number, done, total),
-        measured=number % prepared.experiment.evaluate_every == 0 or number == prepared.experiment.rounds,
-    )
-
-
-def _round(
-    prepared: Prepared,
-    last: Checkpoint,
-    turn: Turn,
-    parties: SimulatedParties,
-    retry: RetryPolicy,
-    ledger: Ledger,
-) -> Checkpoint:
-    number, begin = turn.round_number, time.perf_counter()
-    model, kept, diagnostics = play_round(turn, parties, retry)
-    seconds = time.perf_counter() - begin
-    test = evaluate(prepared, prepared.method.model_of(model, kept)) if turn.measured else None
-    spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
-    row = row_of(prepared, number, test, diagnostics, charges=spent.charges, beside=spent.beside)
-    row["clip"] = clip_of(prepared.method.at_round(number, last.state))
-    row["movement"] = movement(prepared, last, model, diagnostics.summed)
-    row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
-    return Checkpoint(round=number, model=model, state=kept, row=row, ledger=ledger.head)
 
 
 def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Checkpoint:
