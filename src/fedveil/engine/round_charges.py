@@ -12,7 +12,6 @@ from fedveil.engine.run_folder.documents import SCHEMA_VERSION, FailedAttempt, r
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared
 from fedveil.errors import BudgetError
-from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import show_epsilon
 from fedveil.protection.errors import SiloVanished
@@ -32,13 +31,11 @@ def over_budget(
         charges: how often the ledger will have been charged with it; None: once a round.
         beside: the releases beside the rounds, as often as they are charged; None: each once.
     """
-    budget = prepared.experiment.privacy.budget
-    if budget is None:
-        return None
     again = 0 if charges is None else charges - number
-    needed = prepared.epsilon_with(Role.READER, number, prepared.beside if beside is None else beside, again)
-    if needed <= budget:
+    needed = prepared.over_budget(number, prepared.beside if beside is None else beside, again)
+    if needed is None:
         return None
+    budget = prepared.experiment.privacy.budget
     return (
         f"round {number} would bring epsilon to {show_epsilon(needed)}, above the budget of {budget:g}; "
         f"the model after round {number - 1} is kept"

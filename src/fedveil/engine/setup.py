@@ -106,6 +106,14 @@ class Prepared:
         """Return the epsilon against a party of so many rounds, charged again so often, and of releases beside them."""
         return self._counted(*self.learned(role, rounds, beside, again))
 
+    def over_budget(self, rounds: int, beside: Sequence[Release], again: int = 0) -> float | None:
+        """Return the epsilon of so many rounds and of releases beside them if it is above the budget; else None."""
+        budget = self.experiment.privacy.budget
+        if budget is None:
+            return None
+        needed = self.epsilon_with(Role.READER, rounds, beside, again)
+        return None if needed <= budget else needed
+
     def learned(
         self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0
     ) -> tuple[Event, float]:
@@ -210,6 +218,7 @@ def prepare(
         n_users=population.n_users,
         shapes=tuple(tuple(shape) for shape in task.layout.shapes),
     )
+    senders = _senders(method, population, n_silos)
     prepared = Prepared(
         experiment=_resolved(experiment, trainer),
         population=population,
@@ -224,9 +233,7 @@ def prepare(
             *at_their_word(experiment),
             *beside_others(experiment.trainer.name, populations.machines, trainer, cohort.device),
         ),
-        agreed=method.protection.agree(
-            method, replace(public, n_silos=_senders(method, population, n_silos)), groups, experiment.rounds
-        ),
+        agreed=method.protection.agree(method, replace(public, n_silos=senders), groups, experiment.rounds),
         preprocessing=preprocessing,
         evaluation=evaluation,
     )
@@ -258,13 +265,9 @@ def _check_budget(prepared: Prepared) -> None:
     Raises:
         ConfigError: says what they and one round cost.
     """
-    budget = prepared.experiment.privacy.budget
-    if budget is None or not prepared.beside:
-        return
-    least = prepared.epsilon_with(Role.READER, 1, prepared.beside)
-    if least > budget:
+    if prepared.beside and (least := prepared.over_budget(1, prepared.beside)) is not None:
         raise ConfigError(
-            f"privacy.budget = {budget:g}: one round and the releases beside it "
+            f"privacy.budget = {prepared.experiment.privacy.budget:g}: one round and the releases beside it "
             f"({', '.join(one.name for one in prepared.beside)}) cost epsilon {show_epsilon(least)}; give a larger "
             "budget, a smaller privacy.epsilon, or leave them out"
         )

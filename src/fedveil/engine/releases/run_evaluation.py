@@ -11,7 +11,6 @@ from fedveil.engine.releases.evaluation import make_evaluation, outputs_of, scor
 from fedveil.engine.releases.side_releases import charge, spent_of
 from fedveil.engine.run_folder.folder import Checkpoint, RunFolder, finite
 from fedveil.engine.setup import Prepared
-from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import show_epsilon
 from fedveil.statistics.evaluation.evaluated import FILE, read_evaluated
@@ -60,16 +59,14 @@ def release_evaluation(
     evaluation, experiment = prepared.evaluation, prepared.experiment
     if evaluation is None or read_evaluated(folder.path) is not None:
         return None
-    spent, budget = spent_of(ledger, experiment.name, prepared.beside), experiment.privacy.budget
-    if budget is not None:
-        due = (
-            (*spent.beside, *evaluation.releases) if prepared.secure else spent.with_due(evaluation.releases)
+    spent = spent_of(ledger, experiment.name, prepared.beside)
+    due = (*spent.beside, *evaluation.releases) if prepared.secure else spent.with_due(evaluation.releases)
+    needed = prepared.over_budget(checkpoint.round, due, spent.charges - checkpoint.round)
+    if needed is not None:
+        return (
+            f"the evaluation would bring epsilon to {show_epsilon(needed)}, above the budget of "
+            f"{experiment.privacy.budget:g}"
         )
-        needed = prepared.epsilon_with(
-            Role.READER, checkpoint.round, due, again=spent.charges - checkpoint.round
-        )
-        if needed > budget:
-            return f"the evaluation would bring epsilon to {show_epsilon(needed)}, above the budget of {budget:g}"
     charge(ledger, experiment.name, evaluation.releases, repeats=not prepared.secure)
     model = prepared.method.model_of(checkpoint.model, checkpoint.state)
     outputs = outputs_of(prepared.task, prepared.population, model)

@@ -24,7 +24,6 @@ from fedveil.errors import BudgetError
 from fedveil.local.trainer import Progress
 from fedveil.population.columns import ColumnTable, Numbers, State, read_columns
 from fedveil.population.records import Population
-from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import show_epsilon
 from fedveil.statistics.preprocessing import LENGTH
@@ -62,15 +61,12 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
 
 
 def _check_budget(prepared: Prepared, due: Release, spent: Charged) -> None:
-    budget = prepared.experiment.privacy.budget
-    if budget is None:
-        return
     again = [one for one in spent.beside if prepared.secure and one.name == due.name][:1]
-    needed = prepared.epsilon_with(Role.READER, 1, (*spent.with_due(prepared.beside), *again))
-    if needed > budget:
+    needed = prepared.over_budget(1, (*spent.with_due(prepared.beside), *again))
+    if needed is not None:
         raise BudgetError(
             f"{due.name}, what is due after it and one round would bring epsilon to {show_epsilon(needed)}, above the "
-            f"budget of {budget:g}"
+            f"budget of {prepared.experiment.privacy.budget:g}"
         )
 
 
