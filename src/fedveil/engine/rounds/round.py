@@ -38,17 +38,15 @@ def play_round(
     parties = SimulatedParties.in_the_open(setting) if parties is None else parties
     work = parties.workload(turn)
 
-    def play(
-        attempt: int, cohort: tuple[int, ...], absent: Dropouts
+    def attempt(
+        tried: int, cohort: tuple[int, ...], absent: Dropouts
     ) -> tuple[Float64[np.ndarray, " d"], int]:
-        drawn = work.begin(attempt)
-        result, summed = parties.driver.play(
-            (number, attempt), work.senders(cohort), drawn, work.give, absent
-        )
+        drawn = work.begin(tried)
+        result, summed = parties.driver.play((number, tried), work.senders(cohort), drawn, work.give, absent)
         return parties.agreed.vector(result), summed
 
     everybody = tuple(range(parties.agreed.clients))
-    (total, summed), attempts = retry.play(number, everybody, play)
+    (total, summed), attempts = retry.play(number, everybody, attempt)
     took_part = None if work.drawn is None else int(work.drawn.sum())
     after, state = next_model(turn, total, n_silos=setting.cohort.n_silos, summed=summed, drawn=took_part)
     sent = work.costs if parties.transcript is None else parties.transcript
