@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.costliest import costliest, covers
 from fedveil.privacy.events import (
     ComposedEvent,
     ConcentratedEvent,
     Event,
     GaussianEvent,
+    GridEvent,
     LaplaceEvent,
     MixtureOfGaussiansEvent,
     NoGuarantee,
@@ -24,9 +26,9 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
     atoms,
     compose,
-    costliest,
-    covers,
     event_from_json,
+    off_grid,
+    on_grid,
 )
 from fedveil.privacy.loss_distributions import PldAccountant
 from tests.dp_events import dp_event_of
@@ -47,6 +49,33 @@ releases = st.one_of(
         }
     ),
 )
+
+
+@pytest.mark.parametrize("name", ["pld", "rdp"])
+def test_losses_of_grids_add_up_and_shift_every_figure(name: str) -> None:
+    """What is (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) on the grid."""
+    release, accountant = GaussianEvent(noise_multiplier=2.0), make_accountant(name)
+    charged = SelfComposedEvent(event=on_grid(release, 0.01), count=5)
+    bare, loss = off_grid(charged)
+    assert (bare, loss) == (SelfComposedEvent(event=release, count=5), pytest.approx(0.05, rel=1e-14))
+    found = accountant.epsilon(charged, 1e-5)
+    assert found == accountant.epsilon(bare, 1e-5 * math.exp(-loss)) + loss
+    assert accountant.delta(charged, found) == pytest.approx(1e-5, rel=1e-6)
+    assert accountant.delta(charged, 0.04) == 1.0
+    assert accountant.epsilon(on_grid(release, 800.0), 1e-5) == math.inf
+    assert accountant.supports(charged)
+    assert event_from_json(charged.to_json()) == charged
+
+
+def test_nothing_that_is_not_released_lies_on_a_grid() -> None:
+    for event in (ComposedEvent(events=()), NoGuarantee(reason="none")):
+        assert on_grid(event, 0.1) == event
+    assert on_grid(GaussianEvent(noise_multiplier=1.0), 0.0) == GaussianEvent(noise_multiplier=1.0)
+    for loss in (-1.0, 0.0, math.nan, math.inf):
+        with pytest.raises(PrivacyError, match="loss"):
+            GridEvent(loss=loss)
+
+
 forms = st.recursive(
     releases,
     lambda inner: st.one_of(

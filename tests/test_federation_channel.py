@@ -18,7 +18,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore
 from fedveil.methods.sending import Coded
 from fedveil.population.records import Population
-from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.events import GaussianEvent, off_grid
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.letter_parts import Attested, Joined, Model, Part, Refused, Relay, Task
@@ -298,7 +298,7 @@ def test_noise_that_falls_is_charged_round_by_round(tmp_path: Path) -> None:
     world = World(tmp_path, experiment, clients())
     world.play()
     for path in (world.run_folder / "ledger.jsonl", tmp_path / "state-0" / LEDGER):
-        events = [entry.event for entry in read_entries(path)]
+        events = [off_grid(entry.event)[0] for entry in read_entries(path)]
         assert all(isinstance(event, GaussianEvent) for event in events)
         multipliers = [event.noise_multiplier for event in events if isinstance(event, GaussianEvent)]
         assert multipliers == pytest.approx([multipliers[0] * 0.5**number for number in range(4)])

@@ -22,7 +22,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore
 from fedveil.privacy.claims import Role
 from fedveil.privacy.correlated import squared_sensitivity
-from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, atoms
+from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, atoms, off_grid
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.letter_parts import Attested, Model, Part, Refused, Relay, Task, Totals
 from fedveil.protection.refusals import Code
@@ -62,7 +62,8 @@ def multiplier(events: list[Event]) -> float:
 
 
 def charges(world: World) -> list[Event]:
-    return [entry.event for entry in read_entries(world.folder / "state-0" / LEDGER)]
+    """What a silo's ledger is charged with, but for the grids of the noise."""
+    return [off_grid(entry.event)[0] for entry in read_entries(world.folder / "state-0" / LEDGER)]
 
 
 def test_a_silo_s_ledger_composes_to_the_stream_at_every_stop(tmp_path: Path) -> None:

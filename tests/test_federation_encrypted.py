@@ -29,7 +29,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
 from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import ComposedEvent
+from fedveil.privacy.events import ComposedEvent, off_grid
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
@@ -412,7 +412,9 @@ def test_a_silo_charges_what_other_silos_learn_where_the_coordinator_sees_nothin
     prepared = prepare(experiment, FixedPopulation(clients()))
     assert prepared.guarantee.against(Role.SERVER) == ComposedEvent(events=())
     counted = prepared.guarantee.against(Role.SERVER if trusts else Role.SILO)
-    assert [one.event for one in read_entries(tmp_path / "state-0" / LEDGER)] == [counted] * 2
+    charged = [off_grid(one.event) for one in read_entries(tmp_path / "state-0" / LEDGER)]
+    assert [event for event, _ in charged] == [counted] * 2
+    assert [loss > 0 for _, loss in charged] == [not trusts] * 2
     world.close()
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from fedveil.checks import tried
+from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.engine.setup import prepare
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.audit.ledger_audit import _counted, _signed, export_ledger, verify_ledger
 from fedveil.federation.heads import HEADS, NONE, HeadsSeen, sign_heads
@@ -24,7 +26,17 @@ from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
 from fedveil.federation.store import RecordStore
 from fedveil.files import read_content
 from fedveil.privacy import ledger as ledgers
-from fedveil.privacy.events import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent, PoissonSampledEvent
+from fedveil.privacy.accountant import epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import (
+    ConcentratedEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonSampledEvent,
+    all_of,
+    off_grid,
+)
 from fedveil.privacy.ledger import Ledger, read_entries, read_head, read_lines
 from fedveil.privacy.ledger_lines import Entry, Note, Origin, parse_lines
 from fedveil.privacy.loss_distributions import PldAccountant
@@ -84,6 +96,21 @@ def test_every_charge_says_when_for_whom_and_under_what(world: World) -> None:
     assert [note.kind for note in read_lines(world.folder / STATE / LEDGER) if isinstance(note, Note)] == [
         *("opened", "policy", "ended", "opened")
     ]
+
+
+def test_a_ledger_and_its_export_count_what_the_grid_of_the_noise_costs(world: World, tmp_path: Path) -> None:
+    """As the run's statement does: no epsilon of a silo is below what the statement says of whom it counts."""
+    assert stopped(world) is None
+    charged = all_of(entry.event for entry in read_entries(world.folder / STATE / LEDGER))
+    prepared = prepare(world.experiment, FixedPopulation(world.held))
+    event, loss = off_grid(charged)
+    assert loss == pytest.approx(prepared.guarantee.grid_loss_after(2, prepared.length), rel=1e-12)
+    for name in ("pld", "rdp"):
+        accountant = make_accountant(name)
+        found = accountant.epsilon(charged, 1e-5)
+        assert found == epsilon_on_grid(accountant, event, 1e-5, loss) > accountant.epsilon(event, 1e-5)
+    told = dict(exported(world, tmp_path / "audit.json")["epsilon"])
+    assert told["pld"] == make_accountant("pld").epsilon(charged, 1e-5)
 
 
 def test_a_clock_that_jumps_changes_no_charge(

@@ -31,6 +31,8 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore, RoundRecord
+from fedveil.privacy.accountant import epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.letter_parts import (
@@ -176,6 +178,29 @@ def test_a_policy_is_a_limit(
     if "os.path" not in str(changes):  # the coordinator cannot load that either
         refused_by_all(world)
     world.close()
+
+
+def test_the_budget_counts_what_the_grid_of_the_noise_costs(tmp_path: Path) -> None:
+    """Exactly what the noise costs as real numbers is too little, and with the loss of all rounds it is enough."""
+    experiment = asked()
+    secure = experiment.model_copy(
+        update={"privacy": experiment.privacy.model_copy(update={"insecure_seed": None})}
+    )
+    prepared = prepare(secure, FixedPopulation(population()))
+    guarantee, rounds = prepared.guarantee, experiment.rounds
+    event = guarantee.after(LIMITED.event(guarantee), rounds)
+    loss = guarantee.grid_loss_after(rounds, prepared.length)
+    assert loss > 0
+    accountant = make_accountant(LIMITED.accountant)
+    least = accountant.epsilon(event, LIMITED.delta)
+    enough = epsilon_on_grid(accountant, event, LIMITED.delta, loss) * (1 + 1e-15)
+    for epsilon, code in ((least, Code.RUN_BUDGET), (enough, None)):
+        (tmp_path / str(code)).mkdir()
+        policy = LIMITED.model_copy(update={"epsilon": epsilon})
+        world = World(tmp_path / str(code), secure, population(), policy)
+        answer = world.tell(world.terms(secure))[0]
+        assert (answer.why.code if isinstance(answer, Refused) else None) is code
+        world.close()
 
 
 def refused_by_all(world: World) -> None:

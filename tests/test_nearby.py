@@ -18,6 +18,7 @@ from fedveil.methods.uldp import uldp_avg_w
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Claim, Role, Tells, covering
+from fedveil.privacy.costliest import costliest
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -29,7 +30,6 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
     apart,
     atoms,
-    costliest,
     event_from_json,
     near,
 )

@@ -22,7 +22,8 @@ from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Event, NoGuarantee, atoms, costliest
+from fedveil.privacy.costliest import costliest
+from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.ledger import Budget
 from fedveil.protection.refusals import Code
 from fedveil.registry import PACKAGE, outsiders

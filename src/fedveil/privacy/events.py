@@ -232,6 +232,21 @@ class NearbyEvent(Event, type="nearby"):
             raise PrivacyError(f"NearbyEvent.distance = {self.distance}: must be above 0 and at most 1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class GridEvent(Event, type="grid"):
+    """The noise of a release lies on a grid, which changes a log-likelihood ratio by ``loss`` at most.
+
+    What is (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) then; losses of releases add up.
+    """
+
+    loss: float
+
+    def __post_init__(self) -> None:
+        """Refuse a loss that is no positive finite number."""
+        if not (math.isfinite(self.loss) and self.loss > 0):
+            raise PrivacyError(f"GridEvent.loss = {self.loss}: must be positive and finite")
+
+
 def near(event: Event, distance: float) -> Event:
     """Return an event seen at a statistical distance; at 0, or where nothing is guaranteed, itself."""
     if distance == 0 or isinstance(event, NoGuarantee):
@@ -239,14 +254,30 @@ def near(event: Event, distance: float) -> Event:
     return ComposedEvent(events=(event, NearbyEvent(distance=min(distance, 1.0))))
 
 
+def on_grid(event: Event, loss: float) -> Event:
+    """Return an event whose noise lies on a grid; itself at 0, and where nothing is released or guaranteed."""
+    if loss == 0 or isinstance(event, NoGuarantee) or not atoms(event):
+        return event
+    return ComposedEvent(events=(event, GridEvent(loss=loss)))
+
+
 def apart(event: Event) -> tuple[Event, float]:
     """Return an event without statistical distances, and their sum, rounded up: the inverse of :func:`near`."""
+    return _without(event, NearbyEvent, "distance")
+
+
+def off_grid(event: Event) -> tuple[Event, float]:
+    """Return an event without the losses of grids, and their sum, rounded up: the inverse of :func:`on_grid`."""
+    return _without(event, GridEvent, "loss")
+
+
+def _without(event: Event, kind: type[Event], name: str) -> tuple[Event, float]:
     counts = atoms(event)
-    distances = [count * one.distance for one, count in counts.items() if isinstance(one, NearbyEvent)]
-    if not distances:
+    found = [count * getattr(one, name) for one, count in counts.items() if isinstance(one, kind)]
+    if not found:
         return event, 0.0
-    rest = Counter({one: count for one, count in counts.items() if not isinstance(one, NearbyEvent)})
-    return compose(rest), math.fsum(distances) * (1 + 1e-15)
+    rest = Counter({one: count for one, count in counts.items() if not isinstance(one, kind)})
+    return compose(rest), math.fsum(found) * (1 + 1e-15)
 
 
 def atoms(event: Event) -> Counter[Event]:
@@ -287,51 +318,6 @@ def all_of(events: Iterable[Event]) -> Event:
     for event in events:
         counts.update(atoms(event))
     return compose(counts)
-
-
-def covers(event: Event, other: Event) -> bool:
-    """Return whether an event is known to cost at least what another does, for every delta and in every composition.
-
-    >>> covers(GaussianEvent(noise_multiplier=1.0), GaussianEvent(noise_multiplier=2.0))
-    True
-    """
-    (event, seen_at), (other, other_at) = apart(event), apart(other)
-    if seen_at < other_at and not isinstance(event, NoGuarantee):
-        return False
-    match event, other:
-        case (NoGuarantee(), _) | (_, ComposedEvent(events=())):
-            return True
-        case (
-            (GaussianEvent(noise_multiplier=one), GaussianEvent(noise_multiplier=another))
-            | (LaplaceEvent(noise_multiplier=one), LaplaceEvent(noise_multiplier=another))
-            | (
-                ConcentratedEvent(noise_multiplier=one),
-                ConcentratedEvent(noise_multiplier=another) | GaussianEvent(noise_multiplier=another),
-            )
-        ):
-            return one <= another
-        case PoissonSampledEvent(), PoissonSampledEvent():
-            return event.rate >= other.rate and covers(event.event, other.event)
-        case _, PoissonSampledEvent():
-            return covers(event, other.event)
-    return event == other
-
-
-def costliest(events: Iterable[Event]) -> Event:
-    """Return an event that costs at least what each of some does: one of them, or the composition of those left.
-
-    Where none of them does and some are seen at a distance, it is the costliest release at the largest distance.
-    """
-    left: list[Event] = []
-    for event in events:
-        if not any(covers(kept, event) for kept in left):
-            left = [kept for kept in left if not covers(event, kept)] + [event]
-    if len(left) == 1:
-        return left[0]
-    parts = [apart(event) for event in left]
-    if distance := max((seen_at for _, seen_at in parts), default=0.0):
-        return near(costliest(release for release, _ in parts), distance)
-    return ComposedEvent(events=tuple(left))
 
 
 def event_from_json(data: object) -> Event:

@@ -24,12 +24,12 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.own.release import OwnRelease, release_plan, sums_of
 from fedveil.federation.own.round import as_tensor
 from fedveil.federation.own.statement import check_training
-from fedveil.federation.own.training import OwnTraining
+from fedveil.federation.own.training import OwnTraining, whole_training
 from fedveil.federation.own.work import OwnWork
 from fedveil.federation.policy import Policy
 from fedveil.federation.share import OwnTable
 from fedveil.population.columns import ColumnTable
-from fedveil.privacy.events import ComposedEvent, Event
+from fedveil.privacy.events import ComposedEvent, Event, on_grid
 from fedveil.protection.letter_parts import Phase
 from fedveil.protection.refusals import Code
 from fedveil.statistics.stored import NoisySums
@@ -136,7 +136,7 @@ class OwnParts:
             whole=whole,
             rounds=rounds,
             release=release,
-            charged=policy.event(release.guarantee),
+            charged=on_grid(policy.event(release.guarantee), release.grid_loss),
             records=read,
             states=partial(check_training, prepared),
             seconds=policy.round_seconds,
@@ -145,7 +145,7 @@ class OwnParts:
     def _whole(self) -> tuple[Event, int]:
         """Return what the silo's ledger would count of the whole run, and how many charges that is."""
         prepared, policy = self._prepared, self._policy
-        rounds = prepared.experiment.rounds
-        training = prepared.guarantee.after(policy.event(prepared.guarantee), rounds)
-        beside = (policy.event(one.guarantee) for one in prepared.beside)
-        return ComposedEvent(events=(training, *beside)), rounds + len(prepared.beside)
+        training = whole_training(prepared, policy.event(prepared.guarantee))
+        beside = (on_grid(policy.event(one.guarantee), one.grid_loss) for one in prepared.beside)
+        rounds = prepared.experiment.rounds + len(prepared.beside)
+        return ComposedEvent(events=(training, *beside)), rounds

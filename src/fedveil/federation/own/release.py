@@ -29,7 +29,7 @@ from fedveil.federation.share import OwnTable
 from fedveil.federation.store import Tensors
 from fedveil.population.columns import ColumnTable
 from fedveil.population.records import Groups
-from fedveil.privacy.events import ComposedEvent, Event
+from fedveil.privacy.events import ComposedEvent, Event, on_grid
 from fedveil.protection.letter_parts import Closing, Phase
 from fedveil.protection.refusals import Code
 from fedveil.randomness import PrivacyRandomness
@@ -143,7 +143,7 @@ def own_release(prepared: PreparedReleases, phase: Phase, policy: Policy, table:
         raise RefusalError(Code.RELEASED)
     release = prepared.release(made)
     policy.check_release(release.step.length, release.std())
-    events = [policy.event(one.guarantee) for one in series.releases]
+    events = [on_grid(policy.event(one.guarantee), one.grid_loss) for one in series.releases]
     own = table.columns(release.step.columns)
     return OwnRelease(
         plan=release_plan(release, own.pairs(), series.privacy.randomness(), phase),

@@ -27,7 +27,7 @@ from fedveil.federation.own.statement import OwnCharges, check_training
 from fedveil.federation.own.work import OwnWork
 from fedveil.federation.session_plan import MODEL, UNIT, SessionPlan, Start
 from fedveil.federation.store import RoundRecord, Tensors
-from fedveil.privacy.events import Event
+from fedveil.privacy.events import Event, on_grid
 from fedveil.protection.errors import OwnRecordsError
 from fedveil.protection.letter_parts import Closing, Phase
 from fedveil.protection.refusals import Code
@@ -52,6 +52,17 @@ def training_plan(prepared: Prepared, phase: Phase | None = None) -> SessionPlan
         privacy=prepared.experiment.privacy.randomness(),
         phase=phase,
     )
+
+
+def whole_training(prepared: Prepared, event: Event) -> Event:
+    """Return what a silo's ledger would count of all rounds of training.
+
+    Args:
+        prepared: the experiment as the silo holds it.
+        event: what is counted of a round of strength 1, but for the grid of its noise.
+    """
+    guarantee, rounds = prepared.guarantee, prepared.experiment.rounds
+    return on_grid(guarantee.after(event, rounds), guarantee.grid_loss_after(rounds, prepared.length))
 
 
 class OwnTraining(OwnWork):
@@ -81,9 +92,7 @@ class OwnTraining(OwnWork):
         if not prepared.method.shows_counts:
             self._promised = prepared.method.weigh(prepared.setting.cohort.groups, prepared.population)
         rounds = prepared.experiment.rounds
-        self.whole, self.rounds = (
-            (prepared.guarantee.after(event, rounds), rounds) if whole is None else whole
-        )
+        self.whole, self.rounds = (whole_training(prepared, event), rounds) if whole is None else whole
         self._past = PastSums()
 
     def event(self, number: int, *, again: bool) -> Event:
@@ -94,7 +103,9 @@ class OwnTraining(OwnWork):
         """
         if self._promised is None or not torch.equal(self.prepared.setting.weights, self._promised):
             raise RefusalError(Code.WEIGHTS)
-        return self.prepared.guarantee.of_round(self._event, number, again=again)
+        guarantee = self.prepared.guarantee
+        loss = guarantee.grid_loss_after(1, self.prepared.length)
+        return on_grid(guarantee.of_round(self._event, number, again=again), loss)
 
     def workload(
         self,
