@@ -398,6 +398,21 @@ def test_a_silo_is_told_to_trust_the_others(
     world.close()
 
 
+def test_the_bound_of_the_encrypted_part_is_within_the_policy_s_clip() -> None:
+    policy = WILLING.model_copy(update={"clip": 0.5})
+    for he_clip, refused in ((0.5, False), (0.6, True)):
+        experiment = asked(
+            method={"name": "paraaegis"}, protection=ENCRYPTED | {"ratio": 0.5, "he_clip": he_clip}, **THREE
+        )
+        method = prepare(experiment, FixedPopulation(clients())).method
+        if not refused:
+            policy.check_method(method, 1)
+            continue
+        with pytest.raises(RefusalError) as error:
+            policy.check_method(method, 1)
+        assert error.value.why.code is Code.CLIP
+
+
 @pytest.mark.parametrize("trusts", [False, True])
 def test_a_silo_charges_what_other_silos_learn_where_the_coordinator_sees_nothing(
     trusts: bool, tmp_path: Path

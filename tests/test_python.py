@@ -731,6 +731,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "users missing": (bad_people(user=None), "user is required: .*whose record"),
     "users NaN": (bad_people(user=with_nan(USER)), "user: ids are text or whole numbers.*missing id"),
     "a user None": (bad_people(user=[None, *USER[1:].tolist()]), "user, row 0: the id is missing"),
+    "half a character": (bad_people(user=["p\ud800", *map(str, USER[1:])]), "user, row 0: the id has half a"),
     "users of two axes": (bad_people(user=USER[:, None]), "user: one id a record"),
     "silo missing": (bad_people(silo=None), "silo is required: .*who holds it"),
     "a silo that is not declared": (

@@ -67,7 +67,7 @@ class Policy(DocumentTable):
         epsilon: the most that the silo's users may spend over ALL runs.
         delta: of epsilon.
         accountant: that counts.
-        clip: the largest bound of a contribution.
+        clip: the largest bound of a contribution, and of a part of one that is bounded by itself.
         methods: methods that may run.
         models: models that may be trained; a ``package.module:factory`` is code, and is loaded only if it is here.
         losses: losses that may be minimised; the same holds.
@@ -256,7 +256,7 @@ class Policy(DocumentTable):
         if parameters > self.most_parameters:
             raise RefusalError(Code.LARGE_MODEL, parameters, self.most_parameters)
         if method.bound.bounded:
-            if method.bound.largest > self.clip:
+            if method.protection.largest_bound(method.bound) > self.clip:
                 raise RefusalError(Code.CLIP, self.clip)
         elif not self.without_guarantee:
             raise RefusalError(Code.UNBOUNDED)

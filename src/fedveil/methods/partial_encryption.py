@@ -112,9 +112,7 @@ class PartialEncryption(ProtectionStage):
         if self.strategy == "random" and self.partition != "votes":
             raise CompositionError(f"strategy = 'random' takes no partition from {self.partition}; remove it")
         if self.strategy == "min" and self.partition == "released":
-            raise CompositionError(
-                "strategy = 'min' belongs to votes; what was released is taken by size, 'max'"
-            )
+            raise CompositionError("strategy = 'min' belongs to votes; what was released is taken by 'max'")
         if self.he_noise and self.unpaid:
             raise CompositionError(
                 "he_noise buys no guarantee while the partition shows votes that are not paid for; take partition = "
@@ -174,8 +172,8 @@ class PartialEncryption(ProtectionStage):
     def over(self, method: Any, n_users: int) -> Any:
         """Return a method under partial encryption, its noise moved to where it can be added.
 
-        The noise of a trusted server on the sum of m clients (DP-Fed, DP-Fed-LS) becomes theirs: each message carries
-        1/m of its variance. A method that bounds its two parts by themselves, or encrypts everything, keeps doing so.
+        The noise of a trusted server on the sum of m clients becomes theirs: each message carries 1/m of its variance.
+        A method that bounds its two parts by themselves, or encrypts everything, keeps doing so.
 
         Raises:
             CompositionError: a combination that cannot work.
@@ -199,6 +197,10 @@ class PartialEncryption(ProtectionStage):
     def local_bound(self, bound: Bound) -> Bound:
         """Return no bound where parts are bounded once the partition is known."""
         return Unbounded() if self.clip == "parts" else bound
+
+    def largest_bound(self, bound: Bound) -> float:
+        """Return the larger of both parts' bounds; an encrypted part without one has none to count."""
+        return max(bound.largest, self.he_clip or 0.0)
 
     def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> PartialSums:
         """Return the ranges of both halves of a message, and the rule of the partition.

@@ -120,6 +120,10 @@ class ProtectionStage(Stage):
         """Return the bound that is enforced in local training, given that of the method."""
         return bound
 
+    def largest_bound(self, bound: Bound) -> float:
+        """Return the largest bound of any part of a contribution, given that of the method."""
+        return bound.largest
+
     def moves(self, moves: Moves, method: Any, public: Any) -> Moves:
         """Return how far one unit moves what is summed under the protection."""
         return moves

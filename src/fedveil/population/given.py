@@ -110,6 +110,10 @@ def read_ids(given: Any, where: str) -> list[str]:
     _refuse(
         np.array([one == "" for one in ids], dtype=np.bool_), where, "the id is empty; every record needs one"
     )
+    broken = [any("\ud800" <= letter <= "\udfff" for letter in one) for one in map(str, ids)]
+    _refuse(
+        np.array(broken, dtype=np.bool_), where, "the id has half a character (a surrogate), which is no text"
+    )
     return [str(one) for one in ids]
 
 
