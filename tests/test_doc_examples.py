@@ -205,7 +205,7 @@ def test_messages_are_those_of_the_program(hospitals: Path) -> None:
         assert said.startswith(expected.removesuffix("..."))
     prepared: Any = SimpleNamespace(
         experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)),
-        epsilon_with=lambda role, rounds, beside, again: 1.505,
+        over_budget=lambda rounds, beside, again: 1.505,
         beside=(),
     )
     stopped = BLOCKS["docs/how-to/resume-and-budget.md:2"].text
