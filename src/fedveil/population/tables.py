@@ -130,18 +130,14 @@ def read_tables(
         AS_TEXT,
         of_tables(schema.binned),
     ]
-    test_rows = None
     if test is not None:
-        test_part = _read_part(schema, test, tested=True)
-        kept = np.ones(len(features), dtype=np.bool_)
-        test_features, test_targets = test_part.features, test_part.targets
+        kept, tested, test_rows = np.ones(len(features), dtype=np.bool_), read_test(schema, test), None
         notes.append(f"The test table is the declared file {test.name}; no guarantee covers its records.")
     else:
-        tested = held_out(user, silo, key, test_share, seed)
+        marked = held_out(user, silo, key, test_share, seed)
         starts = np.cumsum([0, *(part.records for part in parts)])
         rows = np.concatenate([start + part.rows for start, part in zip(starts, parts, strict=False)])
-        kept, test_rows = ~tested, rows[tested]
-        test_features, test_targets = features[tested], targets[tested]
+        kept, tested, test_rows = ~marked, (features[marked], targets[marked]), rows[marked]
         notes.append(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
             "records on both sides."
@@ -157,8 +153,8 @@ def read_tables(
         train=Records(
             features=features[kept], targets=targets[kept], silo=silo[kept], user=user[kept], key=key[kept]
         ),
-        test_features=test_features,
-        test_targets=test_targets,
+        test_features=tested[0],
+        test_targets=tested[1],
         test_rows=test_rows,
         public_test=test is not None,
         n_users=schema.n_users,

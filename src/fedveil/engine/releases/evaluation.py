@@ -19,7 +19,7 @@ from torch import Tensor
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.releases.release import Release, noisy_sum
-from fedveil.engine.releases.release_method import release_builder, usual_silos
+from fedveil.engine.releases.release_method import designed, usual_silos
 from fedveil.engine.releases.side_releases import document_multiplier, shared_multiplier, within_run
 from fedveil.errors import ConfigError
 from fedveil.local.task import Task
@@ -245,8 +245,8 @@ class _Planner:
 
     def _release(self, name: str, purpose: str, layout: Layout, share: float) -> Release:
         experiment, step = self._experiment, LocalStatistic(layout=layout)
-        build = release_builder(experiment, self._asked.silos, step, self._of, key="evaluation.silos")
-        found = build(shared_multiplier(share * experiment.shares.evaluation, self._whole))
+        design = designed(experiment, self._asked.silos, step, self._of, key="evaluation.silos")
+        found = design.at(shared_multiplier(share * experiment.shares.evaluation, self._whole))
         return within_run(found, experiment.rounds, name=name, purpose=purpose, of_model=True)
 
 

@@ -14,7 +14,7 @@ from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import INFERENCE, InferenceDocument, read_releases
 from fedveil.engine.releases.prepared_releases import PreparedReleases
 from fedveil.engine.releases.release import Release
-from fedveil.engine.releases.release_method import release_builder
+from fedveil.engine.releases.release_method import designed
 from fedveil.engine.releases.series import calibrated
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.statistics.inference.fitted import FILE, Fitted, read_begun
@@ -75,12 +75,13 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
     fitted = unfitted(document, of)
     steps = tuple(fitted.equation(place) for place in range(len(fitted.parts)))
 
-    builders = [release_builder(document, request.silos, step, of, key="inference.silos") for step in steps]
+    designs = [designed(document, request.silos, step, of, key="inference.silos") for step in steps]
 
     def releases(multiplier: float) -> tuple[Release, ...]:
-        placed = enumerate(zip(builders, fitted.parts, strict=True), start=1)
+        placed = enumerate(zip(designs, fitted.parts, strict=True), start=1)
         return tuple(
-            replace(build(part.multiplier(multiplier)), number=number) for number, (build, part) in placed
+            replace(design.at(part.multiplier(multiplier)), number=number)
+            for number, (design, part) in placed
         )
 
     multiplier, series = calibrated(document.privacy, releases)

@@ -18,7 +18,7 @@ import tomlkit
 from fedveil.engine.experiments.declared import Declared
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.releases.release import Release
-from fedveil.engine.releases.release_method import release_builder, usual_silos
+from fedveil.engine.releases.release_method import designed, usual_silos
 from fedveil.engine.releases.side_releases import document_multiplier, shared_multiplier, within_run
 from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA, RunFolder
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
@@ -213,8 +213,8 @@ def _planned(experiment: Experiment, wanted: Wanted, of: Declared, place: int, s
     """Return one of the releases, which has a share of the preprocessing's budget."""
     layout: Layout = wanted.layouts[place]
     step = LocalStatistic(layout=layout)
-    build = release_builder(experiment, wanted.silos, step, of, key="preprocessing.silos")
-    found = build(
+    design = designed(experiment, wanted.silos, step, of, key="preprocessing.silos")
+    found = design.at(
         shared_multiplier(share * experiment.shares.preprocessing, document_multiplier(experiment.privacy))
     )
     of_updates = LENGTH in layout.columns

@@ -1,8 +1,9 @@
-"""A release of statistics as a function of its noise, under the protection of the document that asks."""
+"""A release of statistics before its noise is known, under the protection of the document that asks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -11,6 +12,8 @@ from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.experiments.release_document import TableDocument
 from fedveil.engine.releases.release import Release
 from fedveil.errors import ConfigError
+from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
 from fedveil.statistics.limits import SiloWeights
@@ -26,10 +29,41 @@ def usual_silos(document: Experiment) -> SiloWeights:
     return "equal" if document.protection.build().weighs else "uniform"
 
 
-def release_builder(
+@dataclass(frozen=True, kw_only=True)
+class ReleaseDesign:
+    """A release of which all but the noise is fixed.
+
+    Attributes:
+        step: the local step.
+        public: how many silos and people there are, and how many numbers it has.
+        weights: of a person's silos.
+        protection: of the document that asks.
+        colluding_silos: that may pool what they know.
+    """
+
+    step: PersonVector
+    public: PublicFacts
+    weights: Weights
+    protection: ProtectionStage
+    colluding_silos: int
+
+    def at(self, noise_multiplier: float) -> Release:
+        """Return the release with this noise."""
+        method = statistic(
+            local=self.step,
+            public=self.public,
+            weights=self.weights,
+            noise_multiplier=noise_multiplier,
+            protection=self.protection,
+            colluding_silos=self.colluding_silos,
+        )
+        return Release(method=method, step=self.step, public=self.public)
+
+
+def designed(
     document: Experiment | TableDocument, silos: SiloWeights, step: PersonVector, of: Declared, *, key: str
-) -> Callable[[float], Release]:
-    """Return a release as a function of its noise multiplier.
+) -> ReleaseDesign:
+    """Return a release of what a document asks for.
 
     Args:
         document: what asks for it, under which protection.
@@ -56,16 +90,10 @@ def release_builder(
             f"protection.name: '{section.name}' is for models; statistics run under none, "
             "secure-aggregation or private-weighting"
         )
-
-    def build(noise_multiplier: float) -> Release:
-        method = statistic(
-            local=step,
-            public=facts,
-            weights=weights,
-            noise_multiplier=noise_multiplier,
-            protection=protection,
-            colluding_silos=document.privacy.colluding_silos,
-        )
-        return Release(method=method, step=step, public=facts)
-
-    return build
+    return ReleaseDesign(
+        step=step,
+        public=facts,
+        weights=weights,
+        protection=protection,
+        colluding_silos=document.privacy.colluding_silos,
+    )

@@ -14,7 +14,7 @@ from fedveil.engine.experiments.declared import Declared, declared
 from fedveil.engine.experiments.release_document import STATISTICS, ReleaseDocument, read_releases
 from fedveil.engine.releases.prepared_releases import PreparedReleases
 from fedveil.engine.releases.release import Release
-from fedveil.engine.releases.release_method import release_builder
+from fedveil.engine.releases.release_method import designed
 from fedveil.engine.releases.series import calibrated
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RunFolderError
@@ -76,8 +76,8 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
     of = declared(document.data.table) if of is None else of
     request = document.statistics
     step, silos = compose(request, of.schema, of.silos), request.silos
-    build = release_builder(document, silos, step, of, key="statistics.silos")
-    multiplier, series = calibrated(document.privacy, lambda z: (build(z),))
+    design = designed(document, silos, step, of, key="statistics.silos")
+    multiplier, series = calibrated(document.privacy, lambda z: (design.at(z),))
     plan = planned(
         request,
         step.layout,
