@@ -102,6 +102,15 @@ def test_a_flipped_bit_of_any_file_of_a_run_of_parts_is_noticed(copied: Path) ->
     assert unnoticed == []
 
 
+@pytest.mark.parametrize("number", [1, 4, 5])
+def test_what_a_release_ended_with_is_a_digest(study: Study, copied: Path, number: int) -> None:
+    lines = json_lines(copied / ROUNDS)
+    lines[number - 1]["next"] = "no digits"
+    resigned_lines(study.home.identity, copied, lines)
+    failed = [one.detail for one in verify_run(copied).checks if one.outcome == "fails"]
+    assert f"line {number}: the coordinator signed next, what it ended with, as no digest" in failed[0]
+
+
 @pytest.mark.parametrize("part", ["prep/1", "eval/1"])
 def test_a_release_that_the_record_leaves_out_is_missed(study: Study, copied: Path, part: str) -> None:
     """The coordinator signs a record without its line, and the end anew: silos signed that they were told of it."""

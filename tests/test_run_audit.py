@@ -357,6 +357,13 @@ def test_a_coordinator_cannot_change_what_a_silo_signed(
     assert fault in first_fault(copied)
 
 
+@pytest.mark.parametrize("said", ["not hex" * 9, "11" * 31, "A1" * 32, " 1" * 32, "", None, 7])
+def test_what_a_round_ended_with_is_a_digest(world: World, copied: Path, said: Any) -> None:
+    """The coordinator signs it, and no silo has seen it: the last line has nobody after it who would notice."""
+    resigned(world, copied, changing("next", said), number=2)
+    assert "line 2: the coordinator signed next, what it ended with, as no digest" in first_fault(copied)
+
+
 def test_rounds_taken_out_or_swapped_are_noticed(world: World, copied: Path) -> None:
     lines = (copied / ROUNDS).read_bytes().splitlines(keepends=True)
     for kept in (lines[:1], lines[1:], lines[::-1], []):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ from fedveil.protection.letter_parts import Closing
 
 LEDGER: Final = "ledger.jsonl"
 CHECKPOINT: Final = "checkpoint/state.safetensors"
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -207,13 +209,13 @@ class RecordedRun:
                     raise IntegrityError(f"{place}: {LEDGER} does not charge {_named(at)} as the line says")
                 self._check_line(place, data)
                 signatures += len(data["silos"])
-            previous = hashlib.sha256(line).digest()
-            model = data["next"] if data["part"] == "" else model
-            parts.add(data["part"].partition("/")[0])
-            if data["part"]:
-                released.update(bytes.fromhex(data["next"]))
-                releases += 1
-            self._lines.append(_Line(line, data))
+                previous = hashlib.sha256(line).digest()
+                model = data["next"] if data["part"] == "" else model
+                parts.add(data["part"].partition("/")[0])
+                if data["part"]:
+                    released.update(bytes.fromhex(data["next"]))
+                    releases += 1
+                self._lines.append(_Line(line, data))
         self._unplayed = frozenset(charged)
         return f"{len(self._lines)} rounds, one chain; {signatures} signatures of silos, and the coordinator's on each"
 
@@ -224,6 +226,8 @@ class RecordedRun:
         if run.hex() != self._run():
             raise IntegrityError(f"{place}: of another run")
         _verify(f"{place}: the coordinator", membership.coordinator, by_coordinator(data), data["signature"])
+        if not _DIGEST.fullmatch(str(data.get("next"))):
+            raise IntegrityError(f"{place}: the coordinator signed next, what it ended with, as no digest")
         numbers = [one["silo"] for one in data["silos"]]
         silos = len(membership.silos)
         if not numbers or numbers != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] < silos:
