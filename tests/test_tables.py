@@ -793,6 +793,13 @@ def test_blanks_around_a_columns_name_are_ignored_as_around_a_cell(suffix: str, 
         open_table(twice, ["patient", "age"])
 
 
+def test_a_column_that_is_declared_with_a_blank_is_not_read_as_absent(tmp_path: Path) -> None:
+    """An earlier release took the name as the file had it; the table has the column, and no value of it is missing."""
+    path = tabulated(tmp_path / "t.csv", ["patient", "age "], [["p1", "34"]])
+    with pytest.raises(DataError, match="has no column 'age '; it has: patient, age; did you mean 'age'"):
+        open_table(path, ["patient", "age "], may_lack={"age "})
+
+
 def tabulated(path: Path, header: list[str], rows: list[list[str]]) -> Path:
     """Write a table as its suffix says."""
     if path.suffix == ".csv":

@@ -293,13 +293,16 @@ def _required_columns(
 ) -> list[str]:
     """The columns to read: those asked for, each of which the file must have once, or may lack.
 
-    One that it may lack and has in another case is not lacking: it would be read as missing in every record.
+    One that it may lack and has in another case, or without the blanks that somebody declared around it, is not
+    lacking: it would be read as missing in every record.
     """
     if columns is None:
         columns = present
     cases = {one.lower() for one in present}
     lacking = [one for one in columns if one not in present]
-    _refuse_lacking(path, present, [one for one in lacking if one not in may_lack or one.lower() in cases])
+    _refuse_lacking(
+        path, present, [one for one in lacking if one not in may_lack or one.strip().lower() in cases]
+    )
     for column in columns:
         if present.count(column) > 1 and column:
             raise DataError(
