@@ -17,8 +17,8 @@ from fedveil.reproduction.index import index_items
 from fedveil.reproduction.page import page
 from fedveil.reproduction.play import reproduce
 from fedveil.reproduction.results import ResultError, ResultFolder, Results, Run, digest
-from fedveil.reproduction.rows import section_rows
-from fedveil.reproduction.table import Table, load_table, table_names
+from fedveil.reproduction.rows import comparison, runs_wanted, section_rows
+from fedveil.reproduction.table import Expectation, Table, load_table, table_names
 from fedveil.reproduction.verdicts import Summary, agreement, bound_holds, order, summary
 
 ROOT = Path(__file__).parent.parent
@@ -75,7 +75,7 @@ def test_a_result_file_belongs_to_a_table():
 def test_a_page_without_result_files_has_no_section_and_no_measured_figure(tmp_path):
     text = page(ResultFolder(tmp_path))
     headings = re.findall("^## (.*)$", text, re.MULTILINE)
-    assert headings == ["Index", "Not yet measured"]
+    assert headings == ["Index", "Not reproduced", "Not yet measured"]
     assert "±" not in text.split("## Index")[1]
 
 
@@ -159,6 +159,37 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     again = list(reproduce(changed, results, runs, Unwatched(), seeds=1))
     assert [one.seed for one in again] == [0], "other settings are another run"
     assert len(results.read("digits").of("uldp-avg-w")) == 2, "which takes the place of the old one"
+
+
+def test_a_cheap_cell_is_played_five_times_and_one_of_minutes_as_often_as_the_table_says():
+    table = DIGITS.model_copy(update={"seeds": 3})
+    kept = Results(table="digits", command="c").adding([run("cheap", seed, 0.5) for seed in range(3)])
+    dear = [run("dear", seed, 0.5).model_copy(update={"cpu_seconds": 121.0}) for seed in range(3)]
+    unknown = [run("unknown", 0, 0.5).model_copy(update={"cpu_seconds": None})]
+    kept = kept.adding(dear).adding(unknown)
+    assert [runs_wanted(table, kept, cell) for cell in ("cheap", "dear", "unknown", "none")] == [5, 3, 3, 3]
+    assert runs_wanted(table.model_copy(update={"seeds": 20}), kept, "cheap") == 20
+
+
+def test_a_cheap_table_goes_on_to_five_runs_unless_it_is_told_how_many(tmp_path):
+    table, results = DIGITS.model_copy(update={"seeds": 1}), ResultFolder(tmp_path / "results")
+    assert len(list(reproduce(table, results, tmp_path / "runs", Unwatched(), seeds=1))) == 1
+    assert [one.seed for one in reproduce(table, results, tmp_path / "runs", Unwatched())] == [1, 2, 3, 4]
+
+
+def test_runs_of_unequal_lengths_are_not_compared():
+    said = Expectation(says="more", pairs=(("a", "b"),))
+    runs = [run(cell, seed, value) for cell, value in (("a", 0.9), ("b", 0.1)) for seed in range(3)]
+
+    def verdict(lengths: dict[str, float]) -> str:
+        longer = [
+            one.model_copy(update={"values": one.values | {"rounds": lengths[one.cell]}}) for one in runs
+        ]
+        found = comparison(DIGITS, said, ("a", "b"), Results(table="digits", command="c").adding(longer))
+        return found.order
+
+    assert verdict({"a": 20.0, "b": 20.0}) == "holds"
+    assert verdict({"a": 100.0, "b": 20.0}) == "not comparable"
 
 
 def test_the_model_of_a_run_is_attacked_where_the_table_asks_for_it(tmp_path):

@@ -16,11 +16,13 @@ class IndexItem(DocumentTable):
         id: ``paper/item``; tables name it.
         title: what it shows.
         why: why it is not, or not wholly, made again.
+        omitted: what it shows that no table here makes again, a sentence each, with the reason.
     """
 
     id: str
     title: str
     why: str = ""
+    omitted: tuple[str, ...] = ()
 
 
 def index_items() -> dict[str, list[IndexItem]]:

@@ -12,12 +12,14 @@ from fedveil.files import read_text
 from fedveil.reproduction.index import IndexItem, index_items
 from fedveil.reproduction.results import ResultFolder, Results
 from fedveil.reproduction.rows import (
+    CHEAP_RUNS,
     LEAST_RUNS,
     Line,
     cells_with_runs,
     comparison,
     filled,
     order_rows,
+    runs_wanted,
     section_rows,
 )
 from fedveil.reproduction.table import Table, load_table, table_names
@@ -30,7 +32,8 @@ def page(results: ResultFolder) -> str:
     measured = [table for table in tables if _shown(table, found)]
     head = read_text(Path(str(resources.files("fedveil") / "reproduction" / "head.md")), ConfigError)
     parts = [head, _index(tables, found), *(_section(table, found[table.name]) for table in measured)]
-    return "\n".join([*parts, _waiting([table for table in tables if table not in measured])])
+    parts += [_omissions(found), _waiting([table for table in tables if table not in measured])]
+    return "\n".join(part for part in parts if part)
 
 
 def _shown(table: Table, found: dict[str, Results]) -> bool:
@@ -69,6 +72,15 @@ def _provenance(table: Table, results: Results) -> str:
     absent = [cell for cell in known if cell not in cells_with_runs(table, results, LEAST_RUNS)]
     if absent:
         text += f" Fewer than {LEAST_RUNS} runs so far, and so not shown: {', '.join(absent)}."
+    few = [
+        cell
+        for cell in cells_with_runs(table, results, LEAST_RUNS)
+        if len(results.of(cell)) < min(CHEAP_RUNS, runs_wanted(table, results, cell))
+    ]
+    if few:
+        text += (
+            f" Runs of less than two CPU minutes, of which there should be {CHEAP_RUNS}: {', '.join(few)}."
+        )
     return text
 
 
@@ -106,16 +118,31 @@ def _extent(own: Sequence[Table], measured: Sequence[Table], found: dict[str, Re
 
 
 def _verdicts(measured: Sequence[Table], found: dict[str, Results]) -> str:
-    """Count the verdicts of an item's tables."""
-    counted: Counter[str] = Counter()
-    for table in measured:
-        counted.update(
-            line["verdict"] for line in section_rows(table, found[table.name]) if line.get("verdict")
-        )
-        for said in table.expected:
-            compared = (comparison(table, said, pair, found[table.name]) for pair in said.pairs)
-            counted.update(f"order {one.order}" for one in compared if one is not None)
+    """Count the verdicts of an item, table by table: an epsilon inside says nothing of the accuracies beside it."""
+    each = {table.name: _counted(table, found[table.name]) for table in measured}
+    return "; ".join(f"`{name}`: {counts}" for name, counts in each.items() if counts)
+
+
+def _counted(table: Table, results: Results) -> str:
+    counted = Counter(line["verdict"] for line in section_rows(table, results) if line.get("verdict"))
+    for said in table.expected:
+        compared = (comparison(table, said, pair, results) for pair in said.pairs)
+        counted.update(f"order {one.order}" for one in compared if one is not None)
     return ", ".join(f"{count} {name}" for name, count in sorted(counted.items()))
+
+
+def _omissions(found: dict[str, Results]) -> str:
+    """List what the papers show and no table here makes again; measured prices stand there as in a note."""
+    lines = ["## Not reproduced", ""]
+    lines += [
+        "What the papers show beyond the tables above, as far as it is known, and what it would take.",
+        "",
+    ]
+    for paper, items in index_items().items():
+        told = [f"{item.title}: {text}" for item in items for text in item.omitted]
+        if told:
+            lines += [f"### {paper}: not reproduced", "", *_bullets(told)]
+    return "\n".join(lines)
 
 
 def _waiting(tables: Sequence[Table]) -> str:

@@ -15,7 +15,8 @@ from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.run_folder.documents import read_rows
 from fedveil.engine.setup import prepare
 from fedveil.privacy.claims import Role
-from fedveil.reproduction.results import Curves, ResultFolder, Run, Values, rounded
+from fedveil.reproduction.results import Curves, ResultFolder, Results, Run, Values, rounded
+from fedveil.reproduction.rows import CHEAP_RUNS, runs_wanted
 from fedveil.reproduction.table import Cell, Table
 
 
@@ -24,31 +25,38 @@ def reproduce(
 ) -> Iterator[Run]:
     """Play what is missing; yield every run when it is in the result file.
 
-    All cells get their first run before any gets its second, so that an interrupted table is even. What was
-    interrupted goes on: a run folder from its last complete round, the table from its last run.
+    All cells get their first run before any gets its second, so that an interrupted table is even. A cell whose runs
+    turn out to take less than two CPU minutes gets at least five. What was interrupted goes on: a run folder from its
+    last complete round, the table from its last run.
 
     Args:
         table: what to play.
         results: where its result file is.
         runs: where run folders are made.
         observer: who is told how a run goes on.
-        seeds: runs a cell; None: as many as the table asks for.
+        seeds: runs a cell; None: as many as the table asks for, and five where they are cheap.
 
     Raises:
         FedveilError: what a run refuses, or a result file that was edited.
     """
-    wanted = range(1 if table.exact else seeds or table.seeds)
-    for seed in wanted:
+    for seed in range(1 if table.exact else seeds or max(table.seeds, CHEAP_RUNS)):
         if table.compute:
-            yield from _computed(table, results, None if table.exact else seed)
+            yield from _computed(table, results, None if table.exact else seed, seeds)
         else:
-            yield from _trained(table, results, runs, observer, seed)
+            yield from _trained(table, results, runs, observer, seed, seeds)
 
 
-def _computed(table: Table, results: ResultFolder, seed: int | None) -> Iterator[Run]:
+def _wanted(table: Table, kept: Results, cell: str, seed: int | None, seeds: int | None) -> bool:
+    return seed is None or seed < (seeds or runs_wanted(table, kept, cell))
+
+
+def _computed(table: Table, results: ResultFolder, seed: int | None, seeds: int | None) -> Iterator[Run]:
     compute, settings = table.computation()
     kept = results.read(table.name)
     if any((run.seed, run.settings) == (seed, settings) for run in kept.runs):
+        return
+    known = dict.fromkeys(run.cell for run in kept.runs)
+    if known and not any(_wanted(table, kept, cell, seed, seeds) for cell in known):
         return
     found, before = [], time.process_time()
     for cell, values in compute(seed or 0):
@@ -68,11 +76,14 @@ def _computed(table: Table, results: ResultFolder, seed: int | None) -> Iterator
     yield from found
 
 
-def _trained(table: Table, results: ResultFolder, runs: Path, observer: Observer, seed: int) -> Iterator[Run]:
+def _trained(
+    table: Table, results: ResultFolder, runs: Path, observer: Observer, seed: int, seeds: int | None
+) -> Iterator[Run]:
+    kept = results.read(table.name)
     missing = [
         cell
         for cell in table.cells(seed)
-        if not results.read(table.name).has(cell.name, seed, cell.settings())
+        if _wanted(table, kept, cell.name, seed, seeds) and not kept.has(cell.name, seed, cell.settings())
     ]
     for cell in missing:
         cell.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from fedveil.reproduction.results import Results, Run
@@ -25,12 +26,27 @@ Line = dict[str, str]
 LEAST_RUNS: Final = 3
 """Runs below which a cell with chance in it is not shown on the page, nor compared."""
 
+CHEAP_RUNS: Final = 5
+"""Runs that a cell gets at least where one takes less than :data:`CHEAP_SECONDS`."""
+
+CHEAP_SECONDS: Final = 120.0
+"""CPU seconds of the mean run."""
+
 
 def cells_with_runs(table: Table, results: Results, least: int) -> list[str]:
     """Return the cells that have at least so many runs (one where there is no chance), in the table's order."""
     there = list(dict.fromkeys(run.cell for run in results.runs))
     listed = [cell.name for cell in table.cells(0)] or there
     return [cell for cell in listed if len(results.of(cell)) >= (1 if table.exact else least)]
+
+
+def runs_wanted(table: Table, results: Results, cell: str) -> int:
+    """Return how many runs a cell gets: those that the table asks for, and no fewer than five where they are cheap."""
+    if table.exact:
+        return 1
+    spent = [run.cpu_seconds for run in results.of(cell) if run.cpu_seconds is not None]
+    cheap = bool(spent) and summary(spent).mean < CHEAP_SECONDS
+    return max(table.seeds, CHEAP_RUNS) if cheap else table.seeds
 
 
 def section_rows(table: Table, results: Results, least: int = LEAST_RUNS) -> list[Line]:
@@ -84,7 +100,10 @@ def _against(table: Table, ours: Summary, published: str | None) -> Line:
 
 
 def comparison(table: Table, said: Expectation, pair: tuple[str, str], results: Results) -> Comparison | None:
-    """Return how two cells compare over the seeds that both have; None if these are too few."""
+    """Return how two cells compare over the seeds that both have; None if these are too few.
+
+    Runs of different lengths are not comparable: the longer one has learnt, and spent, for longer.
+    """
     name = said.value or table.value
     higher, lower = (
         {run.seed: value for run in results.of(cell) if (value := run.values.get(name)) is not None}
@@ -94,12 +113,14 @@ def comparison(table: Table, said: Expectation, pair: tuple[str, str], results: 
     if len(seeds) < (1 if table.exact else LEAST_RUNS):
         return None
     scale = _unit(table) if name == table.value else 1.0
-    return order(
+    lengths = {run.values["rounds"] for cell in pair for run in results.of(cell) if "rounds" in run.values}
+    found = order(
         [higher[seed] * scale for seed in seeds],
         [lower[seed] * scale for seed in seeds],
         less=said.less,
         exact=table.exact,
     )
+    return found if len(lengths) < 2 else replace(found, order="not comparable")
 
 
 def order_rows(table: Table, results: Results) -> list[Line]:

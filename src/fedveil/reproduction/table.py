@@ -82,7 +82,7 @@ class Table(_Strict):
         last: evaluated rounds at the end that the value is the mean of.
         rounds: rounds at which the page shows means of the curves.
         curves: evaluated values that those are means of; empty: the value alone.
-        seeds: runs a cell.
+        seeds: runs a cell; where one takes less than two CPU minutes, five at least.
         published: printed figures by cell; every digit counts.
         published_runs: how many runs a published figure is the mean of.
         bound: names of the value that bounds the table's, and of what is known without it, if anything is.

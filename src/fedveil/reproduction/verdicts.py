@@ -16,7 +16,7 @@ from typing import Final, Literal
 from scipy import stats
 
 Agreement = Literal["inside", "outside", "not comparable"]
-Order = Literal["holds", "contradicted", "undecided"]
+Order = Literal["holds", "contradicted", "undecided", "not comparable"]
 BoundHolds = Literal["holds", "vacuous", "violated"]
 _LEVEL: Final = 0.95
 
@@ -89,7 +89,7 @@ class Comparison:
         n: pairs.
         difference: mean of the first less the second.
         width: half width of its 95 percent t-interval; 0 for exact values, None for one pair with chance in it.
-        order: what follows.
+        order: what follows; not comparable where the two were not measured alike.
     """
 
     n: int
