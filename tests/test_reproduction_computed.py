@@ -9,6 +9,8 @@ import torch
 from fedveil.engine.experiments.experiment import parse, parse_assignment
 from fedveil.engine.experiments.study import Selection, study_documents
 from fedveil.engine.populations import Populations
+from fedveil.engine.run import run
+from fedveil.engine.setup import prepare
 from fedveil.reproduction.computed import (
     accounting,
     convergence,
@@ -55,6 +57,25 @@ def test_gradients_differ_by_no_more_than_is_claimed(shape):
 def test_the_minimum_of_a_convex_problem_is_where_it_is_claimed(shape):
     problem = Problem.of(shape, 20, 10, np.random.default_rng(0), start=2.0)
     assert np.abs(problem.gradient(problem.minimum)).max() < 1e-12
+
+
+def test_the_update_of_the_first_round_is_the_model_less_the_initial_one(tmp_path):
+    settings = ("rounds=2", "local.epochs=1")
+    chosen = Selection(variants=("fedavg",), overrides=tuple(map(parse_assignment, settings)))
+    (document,) = study_documents("digits", chosen)
+    models = []
+
+    class Kept(spectrum._Updates):
+        def _model(self):
+            models.append(super()._model())
+            return models[-1]
+
+    updates = Kept()
+    run(prepare(parse(document, "digits")), tmp_path, updates)
+    assert [*updates.moved] == [1]
+    assert len(models) == 3, "before the first round, and after both"
+    assert torch.equal(updates.moved[1], models[1] - models[0])
+    assert updates.moved[1].abs().max() > 0
 
 
 def test_the_operator_of_the_theorems_is_the_denoiser():

@@ -34,22 +34,28 @@ class _Updates(Unwatched):
     """Keeps by how much the model moved in the rounds that are shown."""
 
     moved: dict[int, Float[Tensor, " d"]] = field(default_factory=dict)
+    _last: Float[Tensor, " d"] | None = None
 
     def started(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """Look at the initial model."""
+        """Note where the run is; its initial model is not there yet."""
         self._folder = RunFolder.open(folder)[0]
-        self._last = self._model()
+
+    def training(self, round_number: int, done: int, total: int) -> None:
+        """Look at the initial model."""
+        if self._last is None:
+            self._last = self._model()
 
     def completed(self, row: Row) -> None:
         """Look at the model after a round."""
         model = self._model()
+        assert self._last is not None, "every round trains"
         if row["round"] in _ROUNDS:
             self.moved[row["round"]] = model - self._last
         self._last = model
 
     def _model(self) -> Float[Tensor, " d"]:
         checkpoint = self._folder.read_checkpoint()
-        assert checkpoint is not None, "round 0 is written before anybody is told"
+        assert checkpoint is not None, "round 0 is written before the first one trains"
         return checkpoint.model
 
 
