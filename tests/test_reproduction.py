@@ -17,7 +17,8 @@ from fedveil.reproduction.index import index_items
 from fedveil.reproduction.page import page
 from fedveil.reproduction.play import reproduce
 from fedveil.reproduction.results import ResultError, ResultFolder, Results, Run, digest
-from fedveil.reproduction.rows import comparison, runs_wanted, section_rows
+from fedveil.reproduction.rows import comparison, section_rows
+from fedveil.reproduction.run_counts import runs_wanted
 from fedveil.reproduction.table import Expectation, Table, load_table, table_names
 from fedveil.reproduction.verdicts import Summary, agreement, bound_holds, order, summary
 
@@ -169,6 +170,7 @@ def test_a_cheap_cell_is_played_five_times_and_one_of_minutes_as_often_as_the_ta
     kept = kept.adding(dear).adding(unknown)
     assert [runs_wanted(table, kept, cell) for cell in ("cheap", "dear", "unknown", "none")] == [5, 3, 3, 3]
     assert runs_wanted(table.model_copy(update={"seeds": 20}), kept, "cheap") == 20
+    assert runs_wanted(table, kept, "cheap", asked=2) == 2
 
 
 def test_a_cheap_table_goes_on_to_five_runs_unless_it_is_told_how_many(tmp_path):

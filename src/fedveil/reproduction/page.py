@@ -11,17 +11,8 @@ from fedveil.errors import ConfigError
 from fedveil.files import read_text
 from fedveil.reproduction.index import IndexItem, index_items
 from fedveil.reproduction.results import ResultFolder, Results
-from fedveil.reproduction.rows import (
-    CHEAP_RUNS,
-    LEAST_RUNS,
-    Line,
-    cells_with_runs,
-    comparison,
-    filled,
-    order_rows,
-    runs_wanted,
-    section_rows,
-)
+from fedveil.reproduction.rows import Line, comparison, filled, order_rows, section_rows
+from fedveil.reproduction.run_counts import LEAST_RUNS, cells_with_runs, runs_wanted
 from fedveil.reproduction.table import Table, load_table, table_names
 
 
@@ -32,7 +23,7 @@ def page(results: ResultFolder) -> str:
     measured = [table for table in tables if _shown(table, found)]
     head = read_text(Path(str(resources.files("fedveil") / "reproduction" / "head.md")), ConfigError)
     parts = [head, _index(tables, found), *(_section(table, found[table.name]) for table in measured)]
-    parts += [_omissions(found), _waiting([table for table in tables if table not in measured])]
+    parts += [_omissions(), _waiting([table for table in tables if table not in measured])]
     return "\n".join(part for part in parts if part)
 
 
@@ -69,18 +60,13 @@ def _provenance(table: Table, results: Results) -> str:
     if stale:
         text += f" **The settings of these have changed since they were measured**: {', '.join(stale)}."
     known = dict.fromkeys((*today, *(run.cell for run in results.runs)))
-    absent = [cell for cell in known if cell not in cells_with_runs(table, results, LEAST_RUNS)]
+    shown = cells_with_runs(table, results, LEAST_RUNS)
+    absent = [cell for cell in known if cell not in shown]
     if absent:
         text += f" Fewer than {LEAST_RUNS} runs so far, and so not shown: {', '.join(absent)}."
-    few = [
-        cell
-        for cell in cells_with_runs(table, results, LEAST_RUNS)
-        if len(results.of(cell)) < min(CHEAP_RUNS, runs_wanted(table, results, cell))
-    ]
+    few = [cell for cell in shown if len(results.of(cell)) < runs_wanted(table, results, cell)]
     if few:
-        text += (
-            f" Runs of less than two CPU minutes, of which there should be {CHEAP_RUNS}: {', '.join(few)}."
-        )
+        text += f" Fewer runs than they should have: {', '.join(few)}."
     return text
 
 
@@ -131,8 +117,8 @@ def _counted(table: Table, results: Results) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counted.items()))
 
 
-def _omissions(found: dict[str, Results]) -> str:
-    """List what the papers show and no table here makes again; measured prices stand there as in a note."""
+def _omissions() -> str:
+    """List what the papers show and no table here makes again, as the index says it."""
     lines = ["## Not reproduced", ""]
     lines += [
         "What the papers show beyond the tables above, as far as it is known, and what it would take.",

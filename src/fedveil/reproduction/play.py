@@ -15,8 +15,8 @@ from fedveil.engine.run import Outcome, resume, run
 from fedveil.engine.run_folder.documents import read_rows
 from fedveil.engine.setup import prepare
 from fedveil.privacy.claims import Role
-from fedveil.reproduction.results import Curves, ResultFolder, Results, Run, Values, rounded
-from fedveil.reproduction.rows import CHEAP_RUNS, runs_wanted
+from fedveil.reproduction.results import Curves, ResultFolder, Run, Values, rounded
+from fedveil.reproduction.run_counts import CHEAP_RUNS, runs_wanted
 from fedveil.reproduction.table import Cell, Table
 
 
@@ -46,17 +46,13 @@ def reproduce(
             yield from _trained(table, results, runs, observer, seed, seeds)
 
 
-def _wanted(table: Table, kept: Results, cell: str, seed: int | None, seeds: int | None) -> bool:
-    return seed is None or seed < (seeds or runs_wanted(table, kept, cell))
-
-
 def _computed(table: Table, results: ResultFolder, seed: int | None, seeds: int | None) -> Iterator[Run]:
     compute, settings = table.computation()
     kept = results.read(table.name)
     if any((run.seed, run.settings) == (seed, settings) for run in kept.runs):
         return
     known = dict.fromkeys(run.cell for run in kept.runs)
-    if known and not any(_wanted(table, kept, cell, seed, seeds) for cell in known):
+    if known and not any((seed or 0) < runs_wanted(table, kept, cell, seeds) for cell in known):
         return
     found, before = [], time.process_time()
     for cell, values in compute(seed or 0):
@@ -83,7 +79,8 @@ def _trained(
     missing = [
         cell
         for cell in table.cells(seed)
-        if _wanted(table, kept, cell.name, seed, seeds) and not kept.has(cell.name, seed, cell.settings())
+        if seed < runs_wanted(table, kept, cell.name, seeds)
+        and not kept.has(cell.name, seed, cell.settings())
     ]
     for cell in missing:
         cell.check()

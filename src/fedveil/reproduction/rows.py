@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from fedveil.reproduction.results import Results, Run
+from fedveil.reproduction.run_counts import LEAST_RUNS, cells_with_runs
 from fedveil.reproduction.table import Expectation, Table
 from fedveil.reproduction.verdicts import (
     Comparison,
@@ -22,31 +23,6 @@ from fedveil.reproduction.verdicts import (
 
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]+)\}")
 Line = dict[str, str]
-
-LEAST_RUNS: Final = 3
-"""Runs below which a cell with chance in it is not shown on the page, nor compared."""
-
-CHEAP_RUNS: Final = 5
-"""Runs that a cell gets at least where one takes less than :data:`CHEAP_SECONDS`."""
-
-CHEAP_SECONDS: Final = 120.0
-"""CPU seconds of the mean run."""
-
-
-def cells_with_runs(table: Table, results: Results, least: int) -> list[str]:
-    """Return the cells that have at least so many runs (one where there is no chance), in the table's order."""
-    there = list(dict.fromkeys(run.cell for run in results.runs))
-    listed = [cell.name for cell in table.cells(0)] or there
-    return [cell for cell in listed if len(results.of(cell)) >= (1 if table.exact else least)]
-
-
-def runs_wanted(table: Table, results: Results, cell: str) -> int:
-    """Return how many runs a cell gets: those that the table asks for, and no fewer than five where they are cheap."""
-    if table.exact:
-        return 1
-    spent = [run.cpu_seconds for run in results.of(cell) if run.cpu_seconds is not None]
-    cheap = bool(spent) and summary(spent).mean < CHEAP_SECONDS
-    return max(table.seeds, CHEAP_RUNS) if cheap else table.seeds
 
 
 def section_rows(table: Table, results: Results, least: int = LEAST_RUNS) -> list[Line]:
