@@ -5,18 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
 
 from fedveil.engine.experiments.experiment import parse, parse_assignment
 from fedveil.engine.experiments.study import Selection, study_documents
 from fedveil.engine.populations import Populations
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
+from fedveil.privacy.closed_form_cepam import amplified, gaussian_profile
 from fedveil.reproduction.computed import (
     accounting,
     convergence,
     costs,
     distortion,
     federated,
+    least_noise,
     smoothing,
     spectrum,
     weighting,
@@ -24,6 +27,7 @@ from fedveil.reproduction.computed import (
 from fedveil.reproduction.computed.clock import Clock
 from fedveil.reproduction.computed.convergence import BOUNDED, LOG_COSH, QUADRATIC, Ls, Problem
 from fedveil.reproduction.computed.plateau import Plateau
+from fedveil.reproduction.table import load_table
 from fedveil.server.denoise import smooth
 
 SHAPES = {"quadratic": QUADRATIC, "log cosh": LOG_COSH, "bounded": BOUNDED}
@@ -76,6 +80,33 @@ def test_the_update_of_the_first_round_is_the_model_less_the_initial_one(tmp_pat
     assert len(models) == 3, "before the first round, and after both"
     assert torch.equal(updates.moved[1], models[1] - models[0])
     assert updates.moved[1].abs().max() > 0
+
+
+def test_the_least_noise_of_a_claim_meets_it_and_one_percent_less_does_not():
+    found = dict(least_noise.figure_3(0))
+    asked = {name: values["least sigma"] for name, values in found.items() if values["least sigma"]}
+    assert set(found) - set(asked) == {f"delta 0.01, epsilon {e}" for e in (1, 2)} | {
+        f"delta 0.015, epsilon {e}" for e in (1, 2, 3, 4, 5)
+    }
+    for name, least in asked.items():
+        delta, epsilon = (float(said.split()[1]) for said in name.split(", "))
+        base = brentq(lambda b, e=epsilon: amplified(b, steps=15, records=1666) - e, 1e-9, 50, xtol=1e-13)
+        met, less = (
+            gaussian_profile(clients=30, steps=15, records=1666, std=std, gamma=1.0, base_epsilon=base)
+            for std in (least * (1 + 1e-9), 0.99 * least)
+        )
+        assert met.epsilon == pytest.approx(epsilon, rel=1e-9)
+        assert met.delta <= delta < less.delta, name
+
+
+def test_the_published_figure_is_trained_with_its_least_noise_rounded_up():
+    least = dict(least_noise.figure_3(0))
+    trained = {
+        part.label: parse_assignment(part.settings[0]) for part in load_table("figure-3-published").parts
+    }
+    for epsilon in (3, 6, 9):
+        exact = least[f"delta 0.01, epsilon {epsilon}"]["least sigma"]
+        assert exact <= trained[f"eps{epsilon}"]["method"]["noise_multiplier"] < 1.001 * exact
 
 
 def test_the_operator_of_the_theorems_is_the_denoiser():
