@@ -19,6 +19,7 @@ from fedveil.reproduction.computed import (
     costs,
     distortion,
     federated,
+    first_images,
     least_noise,
     smoothing,
     spectrum,
@@ -222,3 +223,17 @@ def test_a_clock_tells_setup_the_first_round_and_the_median_of_the_later_ones():
 def test_artificial_people_have_the_asked_number_of_parameters():
     people = weighting._people(parameters=16, users=20, seed=0)
     assert (people.feature_shape, people.n_users, people.n_silos) == ((15,), 20, 3)
+
+
+def test_the_first_images_are_the_first_and_the_last_round_is_no_better_than_the_best(monkeypatch):
+    chosen = Selection(variants=("fedavg",), overrides=({"seed": 3, "rounds": 3, "evaluate_every": 1},))
+    (document, *_) = study_documents("digits", chosen)
+    prepared = prepare(parse(document, "digits"))
+    images = len(prepared.population.test_targets)
+    monkeypatch.setattr(first_images, "IMAGES", images)
+    every = first_images._play(prepared)
+    assert every["accuracy"] == every["all images"] <= every["best round"], "all images are the first so many"
+    monkeypatch.setattr(first_images, "IMAGES", 7)
+    few = first_images._play(prepared)
+    assert few["all images"] == every["all images"], "the run is the same"
+    assert (7 * few["accuracy"]) == pytest.approx(round(7 * few["accuracy"])), "of seven images"
