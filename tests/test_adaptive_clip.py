@@ -72,7 +72,7 @@ def stored(bound: AdaptiveClip, deltas: torch.Tensor, weights: torch.Tensor) -> 
 
 
 def worst(bound: AdaptiveClip, users: int, seed: int) -> float:
-    """The largest squared length of a user's sum over her silos, in squares of the unit norm."""
+    """The largest squared length of a user's sum over all silos, in squares of the unit norm."""
     random, found = np.random.default_rng(seed), 0.0
     for _ in range(users):
         silos, d = int(random.integers(1, 7)), int(random.integers(1, 5))

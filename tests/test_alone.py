@@ -139,7 +139,7 @@ def test_one_that_overflows_changes_no_bit_of_those_in_her_block() -> None:
     "local", [{"batch_size": 4}, {"batch_size": 10, "projection": 1.0}, {"batch_size": 50}]
 )
 def test_the_largest_in_a_stack_changes_no_bit_of_those_beside_her(loss: str, local: dict[str, Any]) -> None:
-    """She decides the width of the stack, and how many tiles its products are added up over."""
+    """One user decides the width of the stack, and how many tiles its products are added up over."""
     outputs = 1 if loss == "cox" else 3
     task, sizes = of("linear", (80,), loss, outputs), [20, 49, 100, 48, 33, 11, 51, 12]
     cohort = cohort_of(sizes, (80,))
@@ -370,7 +370,7 @@ class Given(Populations):
 
 
 def population(sizes: list[int], clients: bool) -> Population:
-    """User u has ``sizes[u]`` records: in a silo of her own, or over three silos."""
+    """User u has ``sizes[u]`` records: in a silo of their own, or over three silos."""
     rng = np.random.default_rng(5)
     user = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     silo = user if clients else (np.arange(len(user)) % 3).astype(np.int32)
@@ -470,7 +470,7 @@ def test_through_prepare_a_user_changes_nobody_elses_contribution(
         checked = 0
         for (silo, user), update in others.items():
             if user == -1 and silo in touched:
-                continue  # a silo's own update, which holds her records
+                continue  # a silo's own update, which holds the user's records
             assert torch.equal(update, whole_cohort[silo, user]), (silo, user, gone)
             checked += 1
         assert checked or not clients

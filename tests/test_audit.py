@@ -196,7 +196,7 @@ def test_an_audit_plays_the_rounds_that_the_claim_is_about(
 def test_records_that_no_weight_lets_train_are_no_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outside of her main silo a user is not trained: counted as members her records there would hide what leaks."""
+    """Outside of the main silo a user is not trained: counted as members these records there would hide what leaks."""
     prepared = prepare(
         parse(
             {

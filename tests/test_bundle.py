@@ -270,7 +270,7 @@ def test_tables_are_encoded_as_they_were_for_training(hospital: Path, tmp_path: 
 def test_kept_ids_are_written_as_they_are_and_labels_of_a_bundle_as_no_formula(
     made: Path, tmp_path: Path
 ) -> None:
-    """Ids are the reader's own and go back to her tables; labels come from whoever made the bundle."""
+    """Ids are the reader's own and go back to the reader's tables; labels come from whoever made the bundle."""
     ids = ["=1+1", "-12/3", "+49 30 1", "@x", "'quoted", '"', "007", "1e5", "NA", "", "a,b", " b ", "ä;\\"]
     read = fv.load(made)
     columns = {name: np.ones(len(ids)) for name in read.manifest.input.columns}

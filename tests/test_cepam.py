@@ -68,7 +68,7 @@ def updates(d: int, grid: float) -> np.ndarray:
 
 
 def errors(one: ClientMessages, rows: np.ndarray, grid: float) -> np.ndarray:
-    """Return what every client's decoded message differs from her update by."""
+    """Return what every client's decoded message differs from the client's update by."""
     privacy = PrivacyRandomness.insecure(5)
     senders = (sender(privacy, client, senders=CLIENTS, grid=grid, round=2) for client in range(CLIENTS))
     return np.array([received(one, row, at) - row for row, at in zip(rows, senders, strict=True)])
@@ -150,7 +150,7 @@ def test_clients_messages_through_the_channel_carry_the_noise_of_a_trusted_serve
 def test_a_clients_records_come_and_go_behind_the_same_noise(
     kind: type[Clip | ClipL1], left_out: int
 ) -> None:
-    """Without her records she still sends; all other messages stay as they are, bit for bit, and hers moves by C."""
+    """A client without records still sends; all other messages stay bit for bit, and that one moves by C."""
     task = task_of("mlp")
     compose = fl_laplace if kind is ClipL1 else fl_gaussian
     local = LocalSgd(learning_rate=3.0, epochs=1)

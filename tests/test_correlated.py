@@ -153,7 +153,7 @@ def test_schedules_of_the_silos_need_not_agree_but_weights_must_stay(code: tuple
 
 
 def test_weights_that_follow_who_is_there_would_break_the_bound() -> None:
-    """Two silos on different schedules, each with all of her weight in its rounds: she takes part in every round."""
+    """Two silos on different schedules, each with a user's whole weight in its rounds: the user is in every round."""
     matrix, every_round = encoder((1.0, 0.5), 9), np.ones((9, 1))
     assert np.linalg.norm(matrix @ every_round) ** 2 > 2 * squared_sensitivity((1.0, 0.5), 2, 9)
 

@@ -503,7 +503,7 @@ def test_a_model_that_was_evaluated_is_not_trained_on(tmp_path: Path) -> None:
 
 
 def test_one_record_is_one_noisy_count(world: tuple[Prepared, Outcome], tmp_path: Path) -> None:
-    """The same noise over the records of a person turned around: figures move by what she adds, never by a metric."""
+    """The same noise over the records of a person turned around: figures move by one share, never by a metric."""
     folder = tmp_path
     for who in range(4, 40):
         tables(folder, changed=who)

@@ -237,3 +237,17 @@ def test_a_study_of_another_shape_is_refused_by_its_path(tables: str, said: str,
     (tmp_path / "study.toml").write_text(tables)
     with pytest.raises(ConfigError, match=rf"study.toml: .*{re.escape(said)}"):
         load_study(str(tmp_path / "study.toml"))
+
+
+def test_a_name_laid_over_named_variants_is_refused_and_over_one_experiment_is_taken(tmp_path):
+    with pytest.raises(
+        ConfigError, match="name: every experiment here has the name of its scenario and variant"
+    ):
+        load_study("digits", Selection(overrides=(parse_assignment("name=mine"),)))
+    single = tmp_path / "one.toml"
+    single.write_text(
+        'rounds = 1\ndata = { name = "digits", n_users = 10 }\n'
+        'method = { name = "fedavg" }\nlocal = { learning_rate = 0.1 }\n'
+    )
+    (experiment,) = load_study(str(single), Selection(overrides=(parse_assignment("name=mine"),))).experiments
+    assert experiment.name == "mine"

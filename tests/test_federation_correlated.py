@@ -142,7 +142,7 @@ def test_what_a_silo_sent_before_is_trained_again_and_in_no_file(
 
 
 def test_a_silo_plays_no_stream_in_which_a_user_weighs_otherwise_than_before(tmp_path: Path) -> None:
-    """Another total in a later session would let her be whole in every round, each at the silo whose turn it is."""
+    """Another total in a later session would let a user be whole in every round, each at the silo whose turn it is."""
     world = world_of(tmp_path, method={"name": "uldp-avg-w"})
     played(world, 2, Totals(counts=np.full(6, 50)))
     charged = len(charges(world))
@@ -158,7 +158,7 @@ def test_a_silo_plays_no_stream_in_which_a_user_weighs_otherwise_than_before(tmp
 
 @pytest.mark.parametrize("changed", ["ids", "records"])
 def test_a_silo_plays_no_stream_over_other_records_or_under_other_ids(tmp_path: Path, changed: str) -> None:
-    """Under another id, as a new export may give her, a user's turn moves: she would be in two rounds of a period."""
+    """Under another id, as a new export may give one, a user's turn moves, into two rounds of a period."""
     world = world_of(tmp_path)
     played(world, 2)
     held, charged = world.held, len(charges(world))

@@ -725,7 +725,7 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
 
 
 def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> None:
-    """Totals modulo 2^32 were below what a user has, so her weights over all silos were above 1: above her bound."""
+    """Totals modulo 2^32 were below what a user has, so weights over all silos were above 1, and above the bound."""
     held = population()
     world = World(tmp_path, asked(method={"name": "uldp-avg-w"}), held)
     truth = np.bincount(held.train.user, minlength=held.n_users)

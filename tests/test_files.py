@@ -746,12 +746,12 @@ def test_what_a_full_disk_did_not_take_is_taken_back(
 
 
 def test_what_is_written_goes_into_no_file_that_lies_in_its_way(tmp_path: Path) -> None:
-    """In a folder that users share another one may have put a link there, or a file that he holds open."""
+    """In a folder that users share another one may have put a link there, or a file held open."""
     target, neighbour, other = tmp_path / "answer", tmp_path / ".answer.tmp", tmp_path / "another's"
-    other.write_bytes(b"his")
+    other.write_bytes(b"theirs")
     neighbour.symlink_to(other)
     replace_file(target, b"first", mode=0o600)
-    assert other.read_bytes() == b"his"
+    assert other.read_bytes() == b"theirs"
     neighbour.write_bytes(b"")
     neighbour.chmod(0o666)
     with neighbour.open("rb") as held:

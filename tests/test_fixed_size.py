@@ -64,7 +64,7 @@ def test_every_draw_has_the_size(population: int, share: float, seed: int) -> No
 
 @pytest.mark.parametrize(("population", "sample"), [(10, 3), (2, 1), (975, 195)])
 def test_who_knows_of_her_own_draw_sees_a_larger_share_of_the_others(population: int, sample: int) -> None:
-    """Of the n - 1 others m are drawn if she is not, m - 1 if she is: the share m / (n - 1) covers both."""
+    """Of the n - 1 others m are drawn if this one is not, m - 1 if it is: the share m / (n - 1) covers both."""
     one, own = GaussianEvent(noise_multiplier=2.0), covering(Tells.OWN)
 
     def knowing_own(sampler: Everyone | PoissonUsers | UniformClients) -> Event:

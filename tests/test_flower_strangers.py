@@ -151,7 +151,7 @@ class Served:
 
 @contextlib.contextmanager
 def link_of_another_user(home: CoordinatorFolder) -> Iterator[int]:
-    """Serve the link as another user, from a folder of his own; yield the number of the process."""
+    """Serve the link as another user, from a folder of their own; yield the number of the process."""
     folder = Path(tempfile.mkdtemp(prefix="fedveil-link-"))
     folder.rmdir()
     shutil.move(home.link.path, folder)

@@ -103,7 +103,7 @@ def test_nobodys_vector_is_rounded_by_others(family: str, monkeypatch: pytest.Mo
 def test_one_person_moves_the_stored_integers_by_the_norm_at_most(
     family: str, records: list[Any], theta: list[float]
 ) -> None:
-    """In rational arithmetic, whatever her cells, silos and weights; every block by no more than its share."""
+    """In rational arithmetic, whatever a user's cells, silos and weights; every block by no more than its share."""
     step_at, bound = equation_of(family, theta), FixedVector(norm=1.0, step=GRID)
     d = step_at.width
     triangle = d * (d + 1) // 2

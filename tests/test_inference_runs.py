@@ -176,7 +176,7 @@ def test_the_regression_of_the_page_is_planned(tmp_path: Path) -> None:
 
 
 def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> None:
-    """Neighbours: the same methods, charges and lengths with and without somebody; her cells are odd ones."""
+    """Neighbours: the same methods, charges and lengths with and without somebody, whose cells are odd ones."""
     written(tmp_path)
     found = []
     for without in (None, 0):

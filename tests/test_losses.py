@@ -149,7 +149,7 @@ def test_cox_is_finite_for_large_scores(scale: float) -> None:
     assert torch.isfinite(slopes).all()
     closed = loss.slopes(outputs.mT[None], targets[None], torch.ones(1, 4, dtype=torch.bool))[0].mT / 4
     torch.testing.assert_close(closed, slopes)
-    # the longest survivor's score dominates everybody's risk set: her loss is 0, the others' the difference
+    # the longest survivor's score dominates everybody's risk set: its loss is 0, the others' the difference
     assert float(value) == pytest.approx(scale * (2 + 1.3) / 4, rel=1e-4)
 
 

@@ -141,7 +141,7 @@ def test_the_server_learns_no_counts_and_its_line_is_that_of_readers() -> None:
 
 
 def test_a_pair_that_trains_in_no_round_has_no_length() -> None:
-    """Of a user's pairs that in her main silo alone, so that a clip by quantile is one of what is clipped."""
+    """Of a user's pairs that in the main silo alone, so that a clip by quantile is one of what is clipped."""
     main = asked(method={"name": "uldp-avg-w", "power": "main"})
     prepared = prepare(main, FixedPopulation(population()))
     lengths = lengths_of_updates(prepared, prepared.task.initial()).numbers(LENGTH).values
@@ -155,7 +155,7 @@ def test_a_pair_that_trains_in_no_round_has_no_length() -> None:
 @settings(max_examples=15, deadline=None)
 @given(silos=st.lists(st.integers(0, 2), min_size=6, max_size=6))
 def test_whatever_the_file_says_one_user_weighs_at_most_one(silos: list[int]) -> None:
-    """Also where it names a silo in which she has most, few or no records; no silo reads another's table."""
+    """Also where it names a silo in which the user has most, few or no records; no silo reads another's table."""
     held = population()
     found = MainSilos(digest="ab" * 32, silo=np.array(silos, dtype=np.int32))
     total = np.zeros(6)

@@ -158,7 +158,7 @@ def places_of(units, voter, rounds=200):
 def test_a_ballot_is_spread_evenly_over_all_places_however_often_its_coordinates_are_chosen(nonzero):
     """200 rounds of the same votes: chi-square of 39 degrees of freedom, 1 - 1e-7 point 104.
 
-    So it is of a voter whose update has few numbers, or none: her ballot looks like any other.
+    So it is of a voter whose update has few numbers, or none: the ballot looks like any other.
     """
     units = updates(6, silos=2)
     units[0][nonzero:] = 0

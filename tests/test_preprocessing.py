@@ -268,7 +268,7 @@ def test_a_run_that_was_cut_off_between_two_releases_makes_the_second(
 def test_one_person_moves_the_lengths_by_one_and_updates_of_nothing_have_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """She is in one silo of three and weighs a third there."""
+    """The user is in one silo of three and weighs a third there."""
     sums = []
     for without in (None, 7):
         tables(tmp_path, people=300, without=without)

@@ -329,7 +329,7 @@ def test_rows_are_near_the_exact_figures(released: Path) -> None:
 
 
 def test_bytes_that_are_no_text_are_counted_in_their_own_cell(tmp_path: Path) -> None:
-    """One byte of one person's cell, and the release is made: she is counted as undeclared."""
+    """One byte of one person's cell, and the release is made: the person is counted as undeclared."""
     written(tmp_path)
     tables(tmp_path, odd=False)
     path = tmp_path / "north.csv"

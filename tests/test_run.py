@@ -402,3 +402,8 @@ def test_a_run_notes_the_files_of_a_catalogue_that_it_read_and_nothing_of_other_
     noted = environment(prepare(parse(asked, "here")))["data_files"]
     assert noted == digests("heart_disease")
     assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", one) for one in noted.values())
+
+
+def test_a_folder_that_is_not_there_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="absent: not a run folder: there is no such folder"):
+        resume(tmp_path / "absent", Silent())

@@ -248,7 +248,7 @@ def test_the_bound_is_reached_and_a_larger_vector_is_cut() -> None:
 
 @pytest.mark.parametrize("weights", [Weights.BY_RECORDS, Weights.EQUAL])
 def test_one_person_over_three_silos_counts_one(weights: Weights) -> None:
-    """For every one-hot block: cells add up to 1 within 2^-20, whatever her records hold."""
+    """For every one-hot block: cells add up to 1 within 2^-20, whatever a user's records hold."""
     cells: list[dict[str, float | None]] = [
         {"age": 30.0, "sick": 1.0, "ward": 2.0, "days": 5.0, "died": 1.0},
         {"age": None, "dose": 0.5, "sick": None},

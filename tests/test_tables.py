@@ -182,7 +182,7 @@ def test_a_cell_that_does_not_fit_is_named_by_file_record_and_column(
 
 
 def test_what_one_record_refuses_a_table_for_is_said_as_not_covered(tmp_path: Path) -> None:
-    """With her the run never begins, without her it does: no noise hides that, so every statement says it."""
+    """With that person the run never begins, otherwise it does: no noise hides that, so every statement says it."""
     rows, binned = changed(1, "age", SECRET), schema(invalid="bin")
     assert "the value is no number" in problem(tmp_path, rows)
     said = read(tmp_path).notes
@@ -275,7 +275,7 @@ def test_survival_and_number_targets(tmp_path: Path) -> None:
 
 
 def test_a_silo_finds_in_its_own_table_which_of_its_records_are_held_out() -> None:
-    """Of users with records in several silos too: their fate goes by her id and her records in that silo alone."""
+    """Of users with records in several silos too: their fate goes by id and records in that silo alone."""
     rng = np.random.default_rng(3)
     user, silo = rng.integers(0, 40, 400).astype(np.int32), rng.integers(0, 3, 400).astype(np.int32)
     key = user.astype(np.int64) * 977
@@ -349,7 +349,7 @@ def test_silos_that_are_read_off_the_records_are_named_as_uncovered(tmp_path: Pa
 @pytest.mark.parametrize("tested", [False, True])
 @pytest.mark.parametrize("removed", ["u00", "u07", "u19"])
 def test_removing_a_user_changes_nothing_of_any_other(tmp_path: Path, removed: str, tested: bool) -> None:
-    """Neither which of her records are held out, nor her batches: the sum moves by the bound at most."""
+    """Neither which of a user's records are held out, nor their batches: the sum moves by the bound at most."""
     rng = np.random.default_rng(0)
     rows = [
         (f"u{who:02}", silo, str(int(age)), "fm"[int(age) % 2], ("no", "yes")[int(rng.integers(2))])

@@ -333,7 +333,7 @@ def test_the_statement_says_who_learns_what(private: bool) -> None:
 
 
 def test_nothing_says_that_a_user_has_more_records_than_count() -> None:
-    """N_max is public, and refusing somebody who has more would tell whoever chooses it how many records she has."""
+    """N_max is public, and refusing somebody who has more would tell whoever chooses it how many records that is."""
     prepared = prepare(asked(protection={**QUICK, "n_max": 8}))
     assert prepared.setting.cohort.groups.size.max() > 2
     assert "each silo counts at most 2 records of a user" in " ".join(prepared.guarantee.mechanisms)

@@ -194,7 +194,7 @@ def test_one_user_moves_the_sum_by_at_most_the_sensitivity(name: str, records: R
 def test_one_client_moves_the_sum_by_at_most_her_bound_in_its_norm(
     name: str, records: Records, user: int
 ) -> None:
-    """l2 where the noise is Gaussian, l1 where it is Laplace; each user is a client with all her records."""
+    """l2 where the noise is Gaussian, l1 where it is Laplace; each user is a client with all their records."""
     method = METHOD_CASES[name](SIGMA)
     clients = dataclasses.replace(records, silo=np.zeros_like(records.silo))
     others = np.flatnonzero(records.user != user)
@@ -206,7 +206,7 @@ def test_one_client_moves_the_sum_by_at_most_her_bound_in_its_norm(
 
 
 def test_a_user_can_move_a_clipped_silo_by_twice_the_bound() -> None:
-    """Why ULDP-NAIVE's sensitivity is 2 C |S|: her records turn every silo's clipped update around."""
+    """Why ULDP-NAIVE's sensitivity is 2 C |S|: a user's records turn every silo's clipped update around."""
     random = np.random.default_rng(0)
     silo = np.tile(np.arange(SILOS, dtype=np.int32), 20)
     user = np.repeat(np.arange(2, dtype=np.int32), 30)

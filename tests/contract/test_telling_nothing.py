@@ -57,7 +57,7 @@ class Data:
 
 
 def neighbours() -> tuple[Data, Data]:
-    """Two populations that differ by a user: by what she holds, and by her silos' sums."""
+    """Two populations that differ by a user: by what that user holds, and by the sums of the silos."""
     vectors = np.random.default_rng(3).integers(-LIMIT, LIMIT + 1, (SILOS, LENGTH))
     without, moved = MINE.copy(), vectors.copy()
     without[:, 2] = 0

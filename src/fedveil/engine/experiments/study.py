@@ -141,9 +141,14 @@ def _merged(origin: str, name: str, document: dict[str, Any], selection: Selecti
             merged = merge(merge(document["experiment"], shared), of_variant)
             merged = merge(merged, of_scenario.get("variants", {}).get(variant, {}))
             merged = merge(merged, _fitting(quick.get("experiment", {}), merged))
+            label = "-".join(part for part in (scenario, variant) if part)
             for override in selection.overrides:
+                if label and "name" in override:
+                    raise ConfigError(
+                        f"{origin}: name: every experiment here has the name of its scenario and variant, as {label}"
+                    )
                 merged = merge(merged, override)
-            label = "-".join(part for part in (scenario, variant) if part) or merged.get("name", name)
+            label = label or merged.get("name", name)
             first = merged.get("seed", 0)
             whole = type(first) is int  # what else stands there is refused with all other keys
             for seed in range(first, first + selection.seeds) if whole else (first,):

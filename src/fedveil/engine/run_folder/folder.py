@@ -120,6 +120,8 @@ class Document(Protocol):
 
 def _instead(path: Path) -> str:
     """Say what a folder without an experiment is."""
+    if not path.exists():
+        return "not a run folder: there is no such folder"
     made = next((kind for kind in KINDS if (path / kind.file).exists()), None)
     if made is not None:
         return f"a run of `fedveil {made.command}`, which trained no model: it has no experiment.toml"
