@@ -15,6 +15,8 @@ pytest.importorskip("tenseal")
 from safetensors.numpy import load_file
 
 from fedveil.crypto.agreement import RoundId
+from fedveil.crypto.ckks import CkksParameters
+from fedveil.crypto.embedding import coefficients
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.populations import FixedPopulation
 from fedveil.engine.setup import prepare
@@ -32,15 +34,16 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent, off_grid
 from fedveil.privacy.ledger import read_entries
 from fedveil.protection.errors import ProtocolError
+from fedveil.protection.letter_parts import Learned, Part, Refused, Relay
 from fedveil.protection.messages import SERVER, Envelope, RoundStart
 from fedveil.protection.partial import encryption as partial_encryption
 from fedveil.protection.partial import server as partial_server
 from fedveil.protection.partial.ballots import largest
 from fedveil.protection.partial.given import Divided, PartialGiven
-from fedveil.protection.partial.messages import Ballot, PartialUpdate
+from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate
 from fedveil.protection.partial.server import PartialServer
 from fedveil.protection.partial.sums import PartialClient
-from fedveil.protection.refusals import Code
+from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import (
     ADAPTIVE,
     OPEN,
@@ -203,7 +206,7 @@ def carry(world: World, coordinator: CoordinatorParty, until: Callable[[], bool]
         for number, data in coordinator.letters():
             if until():
                 return
-            coordinator.receive(number, world.party(number).receive(data))
+            coordinator.receive(number, world.party(number).receive(world.altered(number, data)))
 
 
 def begun_again(world: World, seen: Seen, parts: int) -> CoordinatorParty:
@@ -273,6 +276,61 @@ def test_another_partition_of_the_same_round_is_refused(
     assert Code.PROTOCOL.template in stopped(again)
     assert "answered for another partition" in caplog.text
     assert {len(parts) for parts in seen.clear.values()} == {1}
+    world.close()
+
+
+def shifted(told: PartialSum, units: int) -> PartialSum:
+    """The sum with so many units added to its first encrypted coordinate; that takes no key."""
+    parameters = CkksParameters(silos=3)
+    added = np.zeros(parameters.degree)
+    added[0] = units * parameters.scale
+    encoded = np.rint(coefficients(added.view(np.complex128)[None]))[0].astype(np.int64)
+    words = parameters.unpack(told.hidden)
+    first = words[: parameters.degree].astype(np.int64) + encoded
+    words[: parameters.degree] = (first % parameters.prime).astype(np.uint64)
+    return replace(told, hidden=parameters.pack(words))
+
+
+def sum_offered(world: World, units: int) -> tuple[Part, bool]:
+    """What silo 1 says in a new session to the sum with so many units added, and whether it gave its parts before."""
+    coordinator, gave = world.coordinate(), False
+
+    def lie(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        if silo != 1 or not isinstance(parts[-1], Relay):
+            return parts
+        told = Envelope.decode(parts[-1].message)
+        if not isinstance(told.message, PartialSum):
+            return parts
+        told = replace(told, message=shifted(told.message, units))
+        return (*parts[:-1], Relay(message=told.encode()))
+
+    world.lie = lie
+    while True:
+        for number, data in coordinator.letters():
+            reply = world.party(number).receive(world.altered(number, data))
+            parts = world.answer(number, reply).parts
+            end = next((part for part in parts if isinstance(part, Learned | Refused)), None)
+            if number == 1:
+                relayed = [Envelope.decode(one.message) for one in parts if isinstance(one, Relay)]
+                gave = gave or any(isinstance(one.message, PartialUpdate) for one in relayed)
+            if end is None:
+                coordinator.receive(number, reply)
+            elif number == 1:
+                coordinator.close()
+                return end, gave
+
+
+@pytest.mark.parametrize(("known", "units"), [(False, 1 << 22), (True, 1 << 22), (True, 1)])
+def test_a_sum_is_refused_once_and_in_one_way(known: bool, units: int, tmp_path: Path) -> None:
+    """A coordinator that could try sums would find what one silo encrypted by bisection, 20 refusals a coordinate."""
+    world = World(tmp_path, secretly(asked(**VOTED)), population(), WILLING)
+    if known:
+        assert isinstance(sum_offered(world, 0)[0], Learned)
+    refused, gave = sum_offered(world, units)
+    assert (refused, gave) == (Refused(why=Refusal(Code.OTHER_SUM, (1.0,))), True)
+    world.restart(1)
+    assert sum_offered(world, 0) == (refused, False)
+    assert world.charged(1) == [1]
     world.close()
 
 

@@ -22,6 +22,10 @@ class OwnRecordsError(ProtocolError):
     """What is asked does not fit a silo's own records; who asked is not told which way."""
 
 
+class RefusedSumError(ProtocolError):
+    """What the sum of a round decrypts to is refused: that depends on what other silos sent."""
+
+
 class SiloVanished(ProtocolError):
     """Silos did not answer, so the attempt is over; what it gave away is masked, and it may be repeated.
 

@@ -107,7 +107,12 @@ class Code(Enum):
     )
     OTHER_SERVER = 25, "replay", "round {round:.0f} ended with the state of another server"
     UNENDED = 26, "state", "round {round:.0f} has not ended here; it must be asked for again"
-    OTHER_SUM = 27, "state", "round {round:.0f} ended here with another sum before"
+    OTHER_SUM = (
+        27,
+        "state",
+        "round {round:.0f} came here to a sum that cannot be its silos', or to two; this silo gives nothing more to "
+        "the run, and its own log says more",
+    )
     REPLACED = 28, "state", "ledger and answers of this run do not fit: one of them was replaced"
     WEIGHTS = 29, "state", "the weights are not those that the guarantee was computed for"
     RECORDS = 69, "state", "its records, or whose they are, are not those that the stream of noise began with"

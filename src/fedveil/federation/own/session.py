@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 from safetensors.numpy import save
 
 from fedveil.crypto.agreement import RoundId
@@ -37,7 +38,7 @@ from fedveil.federation.own.work import OwnWork
 from fedveil.federation.session_plan import MODEL
 from fedveil.federation.store import RoundRecord
 from fedveil.files import reading
-from fedveil.protection.errors import ProtocolError
+from fedveil.protection.errors import ProtocolError, RefusedSumError
 from fedveil.protection.letter_parts import (
     Asked,
     AskedOfAll,
@@ -65,6 +66,9 @@ from fedveil.protection.refusals import Code
 
 _TOLD: Final = (Model, RoundClip, DrawnUsers, OwnDraw, Drawn)
 """What stands before a task and belongs to it."""
+
+_REFUSED: Final = "refused"
+"""In what a round ended with: that its sum was refused."""
 
 
 class OwnSession:
@@ -202,6 +206,8 @@ class OwnSession:
         if isinstance(part, Relay):
             try:
                 replies: list[Part] = [Relay(message=reply) for reply in self.client.receive(part.message)]
+            except RefusedSumError as error:
+                raise self._other_sum(str(error)) from error
             except ArithmeticError as error:  # numbers that no party of the protocol sends
                 raise ProtocolError(str(error)) from error
             except ProtocolError as error:
@@ -243,6 +249,8 @@ class OwnSession:
         asked = self._terms + task.encode() + self.told.encode()
         request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
         last = books.last()
+        if last is not None and _REFUSED in last.after:
+            raise RefusalError(Code.OTHER_SUM, last.round)
         charged = books.charged()
         _check_state(charged, 0 if last is None else last.round, repeats)
         if repeats and last is not None and task.round == last.round:
@@ -304,16 +312,30 @@ class OwnSession:
             return []
         record = self._record
         assert record is not None
-        after, model = self.work.step(record, self.client.result())
+        try:
+            after, model = self.work.step(record, self.client.result())
+        except Exception as error:  # whatever it is: that there is one would tell of the sum
+            raise self._other_sum(f"no step is made from the sum: {error}") from error
         if not record.after:
             self._record = replace(record, after=after)
             self._books.records.write(self._books.place, self._record)
         elif save(dict(record.after)) != save(dict(after)):
-            raise RefusalError(Code.OTHER_SUM, record.round)
+            raise self._other_sum(f"round {record.round} ended here with another sum before")
         self._books.models.put(model)
         self._ended = True
         content = struct.pack(">I", record.round) + save(dict(after))
         return [Learned(tag=self.client.tag(content))]
+
+    def _other_sum(self, reason: str) -> RefusalError:
+        """Return the refusal of a sum that the silo has decrypted; it gives nothing more to the run.
+
+        A coordinator chooses what silos decrypt. If it could ask again, or read of a refusal which check it comes from,
+        it would find what single silos encrypted by bisection.
+        """
+        assert self._record is not None
+        self._record = replace(self._record, after={_REFUSED: np.zeros(0)})
+        self._books.records.write(self._books.place, self._record)
+        return RefusalError(Code.OTHER_SUM, self._record.round, detail=reason)
 
 
 def _check_state(charged: list[int], done: int, repeats: bool) -> None:

@@ -28,7 +28,7 @@ from fedveil.crypto.agreement import CONTEXT_BYTES, RUN_BYTES, derive
 from fedveil.crypto.ckks import CkksKey
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.masks import apply_masks_
-from fedveil.protection.errors import ProtocolError
+from fedveil.protection.errors import ProtocolError, RefusedSumError
 from fedveil.protection.messages import (
     SERVER,
     Directory,
@@ -297,13 +297,13 @@ class PartialSilo(KeyedSilo[PartialGiven, PartialResult]):
         try:
             hidden = self._key.decrypt(content.hidden, count)
         except CryptoError as error:
-            raise ProtocolError(f"the encrypted sum was refused: {error}") from error
+            raise RefusedSumError(f"the encrypted sum was refused: {error}") from error
         silos = len(self._cohort)
         clear = content.clear
         for part, limit in ((clear, plan.clear_limit), (hidden, plan.hidden_limit)):
             most = silos * limit
             if part.max(initial=0) > most or part.min(initial=0) < -most:  # no abs: -2^63 has none in int64
-                raise ProtocolError("the sum is out of range: a silo used another key or broke its limit")
+                raise RefusedSumError("the sum is out of range: a silo used another key or broke its limit")
         self._sums = clear, hidden
         self._phase = Phase.DONE
 
