@@ -148,8 +148,10 @@ def test_a_statement_names_what_ciphers_leave_open() -> None:
         (PrivateWeighting(key_bits=2048), "short discrete logarithms modulo primes of 1024 bits"),
         (PrivateWeighting(cipher="rlwe"), "ring-LWE at 128 bits"),
         (PrivateWeighting(private_sampling=True), "discrete logarithms of 256 bits"),
+        (PartialEncryption(), "ring-LWE at 128 bits"),
+        (PartialEncryption(), "another sum than that of their messages"),
     ):
-        method = replace(sampled if protection.private_sampling else own, protection=protection)
+        method = replace(sampled if protection.draws_blindly else own, protection=protection)
         named = derive(method, facts).uncovered
         assert {line for line in masked if "X25519" in line} <= set(named)
         assert any(words in line for line in named)

@@ -35,7 +35,7 @@ from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.named_channels import through_messages
 from fedveil.methods.partial_agreement import partial_sums
 from fedveil.methods.precision import check_ratio, precision, released
-from fedveil.methods.protection_stage import DOWN, UP, ProtectionStage, Sends, plain_round
+from fedveil.methods.protection_stage import DOWN, OF_KEYS, OF_SUMS, UP, ProtectionStage, Sends, plain_round
 from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
@@ -361,8 +361,8 @@ class PartialEncryption(ProtectionStage):
         return tuple(told)
 
     def uncovered(self, method: Any) -> tuple[str, ...]:
-        """Return what the cipher promises, which no epsilon covers."""
-        return ("a break of the encryption, which relies on ring-LWE at 128 bits",)
+        """Return what ciphers promise, and what a server learns that departs, which no epsilon covers."""
+        return OF_KEYS, "a break of the encryption, which relies on ring-LWE at 128 bits", OF_SUMS
 
     def _unpaid_votes(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """Return what votes show the server, a sender, who knows their order, and both, although nobody paid for it."""

@@ -22,6 +22,11 @@ DOWN: Final = Role.SILO
 """Who reads what the server sends."""
 OF_KEYS: Final = "a break of X25519, ChaCha20 or SHA-256, on which masks and sealed messages rely"
 """What masks promise, which no epsilon covers."""
+OF_SUMS: Final = (
+    "departures of the server from its protocol: where it sends senders another sum than that of their messages to "
+    "decrypt, it learns who accepts it"
+)
+"""What a server can try where senders decrypt what it has added up."""
 
 
 class ProtectionStage(Stage):
