@@ -309,6 +309,15 @@ def test_a_key_that_would_keep_a_silo_searching_for_ever_is_refused():
         evaluator()(plan_of(), int(paillier_key(768).public.n - 1).to_bytes(96, "big"))
 
 
+@pytest.mark.parametrize("factor", [3, 5, 23, 27, 29])
+def test_a_key_that_would_show_a_factor_of_a_users_records_is_refused(factor):
+    """gcd(r_u N_u, n) = gcd(N_u, n): of such a key the server would read N_u off the blinded total."""
+    plan = plan_of(largest_count=29)
+    modulus = factor * ((1 << 767) // factor + 1 | 1)
+    with pytest.raises(ProtocolError, match="N_max = 29"):
+        evaluator()(plan, modulus.to_bytes(96, "big"))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

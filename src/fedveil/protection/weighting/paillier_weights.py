@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import Final
 
 import numpy as np
-from gmpy2 import mpz, powmod
+from gmpy2 import gcd, mpz, powmod
 from jaxtyping import Float64, Int64
 
 from fedveil.crypto.errors import CryptoError
@@ -180,7 +180,7 @@ class PaillierEvaluator:
         bits: of the modulus that was agreed on; below 2048 only in tests.
 
     Raises:
-        ProtocolError: a modulus of another size, or no modulus.
+        ProtocolError: a modulus of another size, no modulus, or one with a factor that a count may have.
     """
 
     def __init__(self, plan: WeightingPlan, public: bytes, *, bits: int) -> None:
@@ -190,6 +190,11 @@ class PaillierEvaluator:
             self._key = PaillierPublicKey(mpz.from_bytes(public, "big"))
         except CryptoError as error:
             raise ProtocolError(f"the server's key was refused: {error}") from error
+        if gcd(self._key.n, plan.common) != 1:  # of r_u N_u the server would read gcd(N_u, n)
+            raise ProtocolError(
+                f"the server's key was refused: it shares a factor with a number up to N_max = {plan.largest_count}, "
+                "which blinded counts would show"
+            )
         self._plan = plan
         self._layout = choose_layout(plan, self._key.bits)
         self._served = 1 if plan.renewed else plan.rounds
