@@ -358,7 +358,9 @@ def test_a_next_round_needs_the_last_sum() -> None:
     prepared = prepare(asked(**VOTED, **ADAPTIVE), FixedPopulation(population()))
     work = OwnTraining(prepared, prepared.guarantee.event, 900.0)
     zeros, after = np.zeros(4, dtype=np.float32), np.arange(4, dtype=np.float32)
-    kept = RoundRecord(round=3, request=bytes(32), binding=bytes(32), given=b"given", before={"model": zeros})
+    kept = RoundRecord(
+        round=3, request=bytes(32), binding=bytes(32), given=b"given", before={"model": zeros}, refused=True
+    )
     with pytest.raises(RefusalError, match="has not ended here"):
         work.after(kept)
     first = work.after(None)
@@ -369,7 +371,7 @@ def test_a_next_round_needs_the_last_sum() -> None:
     for lost in ({"model": after}, following | {"state.mean": np.zeros(3)}):
         with pytest.raises(RefusalError, match="state of another server"):
             work.after(replace(ended, after=lost))
-    assert (ended.round, ended.request, ended.given) == (3, bytes(32), b"given")
+    assert (ended.round, ended.request, ended.given, ended.refused) == (3, bytes(32), b"given", True)
     assert ended.before["model"].tolist() == [0, 0, 0, 0]
 
 

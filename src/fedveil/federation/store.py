@@ -25,7 +25,7 @@ from fedveil.files import LARGEST_FILE, check_file, read_content, reading, repla
 from fedveil.protection.errors import ProtocolError
 from fedveil.protection.wire import Reader, Writer
 
-_MAGIC: Final = b"FVR3"
+_MAGIC: Final = b"FVR4"
 _DIGEST_BYTES: Final = 32
 
 
@@ -76,6 +76,7 @@ class RoundRecord:
         before: where a silo itself has to know how rounds began, which is where the silos alone have the models and
             where messages have parts of earlier rounds: ``model`` (d,) float32, and whatever the next round needs.
         after: what it ended with; empty until the sum has arrived.
+        refused: whether the silo refused what the round's sum decrypted to; it gives nothing more to the run.
     """
 
     round: int
@@ -85,10 +86,12 @@ class RoundRecord:
     given: bytes = b""
     before: Tensors = field(default_factory=_none)
     after: Tensors = field(default_factory=_none)
+    refused: bool = False
 
     def encode(self) -> bytes:
         """Return the bytes to keep, which end with their digest."""
         writer = Writer().fixed(_MAGIC, len(_MAGIC)).fixed(self.head, _DIGEST_BYTES).number(self.round, 4)
+        writer.number(self.refused, 1)
         writer.fixed(self.request, _DIGEST_BYTES).fixed(self.binding, _DIGEST_BYTES).block(self.given)
         for tensors in (self.before, self.after):
             writer.block(save_arrays(dict(tensors)) if tensors else b"")
@@ -109,7 +112,9 @@ class RoundRecord:
             raise RunFolderError("written by another version; this run cannot go on here")
         try:
             reader = Reader(body[len(_MAGIC) :])
-            head, number = reader.fixed(_DIGEST_BYTES), reader.number(4)
+            head, number, refused = reader.fixed(_DIGEST_BYTES), reader.number(4), reader.number(1)
+            if refused > 1:
+                raise ValueError("neither refused nor not")
             request, binding = (reader.fixed(_DIGEST_BYTES) for _ in range(2))
             given = reader.block()
             before, after = (load_arrays(one) if one else {} for one in (reader.block(), reader.block()))
@@ -124,6 +129,7 @@ class RoundRecord:
             given=given,
             before=before,
             after=after,
+            refused=bool(refused),
         )
 
 

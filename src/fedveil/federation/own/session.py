@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
 from safetensors.numpy import save
 
 from fedveil.crypto.agreement import RoundId
@@ -66,9 +65,6 @@ from fedveil.protection.refusals import Code
 
 _TOLD: Final = (Model, RoundClip, DrawnUsers, OwnDraw, Drawn)
 """What stands before a task and belongs to it."""
-
-_REFUSED: Final = "refused"
-"""In what a round ended with: that its sum was refused."""
 
 
 class OwnSession:
@@ -249,7 +245,7 @@ class OwnSession:
         asked = self._terms + task.encode() + self.told.encode()
         request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
         last = books.last()
-        if last is not None and _REFUSED in last.after:
+        if last is not None and last.refused:
             raise RefusalError(Code.OTHER_SUM, last.round)
         charged = books.charged()
         _check_state(charged, 0 if last is None else last.round, repeats)
@@ -333,7 +329,7 @@ class OwnSession:
         it would find what single silos encrypted by bisection.
         """
         assert self._record is not None
-        self._record = replace(self._record, after={_REFUSED: np.zeros(0)})
+        self._record = replace(self._record, refused=True)
         self._books.records.write(self._books.place, self._record)
         return RefusalError(Code.OTHER_SUM, self._record.round, detail=reason)
 
