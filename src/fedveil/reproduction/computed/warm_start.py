@@ -1,8 +1,8 @@
 """DP-Fed-LS's Table 6 at reduced scale, begun at a model that was trained before.
 
-The network is trained first without noise, on 100 other draws of the roles; so the question is whether smoothing still
-begins behind when there is little left to learn, and whether the other denoisers learn at all from there. As the roles
-of the two draws overlap, no epsilon is stated.
+The network is trained first without noise, on another draw of 100 roles; so the question is whether smoothing still
+begins behind when there is less left to learn, and whether the other denoisers learn at all from there. The two draws
+may have roles in common, so no epsilon is stated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Curve(Unwatched):
 
 
 def table_6_warm(seed: int) -> Iterator[tuple[str, Values]]:
-    """Every denoiser from the same model, and that model itself, on the test records of the private roles."""
+    """Every denoiser from the same model, tested on the records of its own draw of roles."""
     populations = Populations()
     with tempfile.TemporaryDirectory() as name:
         first = {"seed": _OTHER_ROLES + seed, "rounds": _BEFORE, "evaluate_every": _BEFORE}
@@ -53,18 +53,9 @@ def table_6_warm(seed: int) -> Iterator[tuple[str, Values]]:
         for document in _documents(None, (again, warm)):
             label = str(document["name"])
             _, curve = _play(document, Path(name), populations)
-            yield (
-                label,
-                {
-                    **{
-                        f"round {number}": accuracy
-                        for number, (accuracy, _) in curve.items()
-                        if number < _AFTER
-                    },
-                    "accuracy": curve[_AFTER][0],
-                    "loss": curve[_AFTER][1],
-                },
-            )
+            accuracy, loss = curve.pop(_AFTER)
+            values: Values = {f"round {number}": found for number, (found, _) in curve.items()}
+            yield label, {**values, "accuracy": accuracy, "loss": loss}
 
 
 def _documents(
