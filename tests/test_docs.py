@@ -55,8 +55,10 @@ def page(name: str) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
+    text = path.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    named = set(re.findall(r'^<a id="([^"]+)"></a>$', text, re.MULTILINE))
+    return named | {re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-") for one in headings}
 
 
 def test_every_key_of_an_experiment_has_its_row() -> None:

@@ -14,7 +14,7 @@ from fedveil.cli import app
 from fedveil.engine.observer import Unwatched
 from fedveil.errors import ConfigError
 from fedveil.reproduction.index import index_items
-from fedveil.reproduction.page import page
+from fedveil.reproduction.page import pages
 from fedveil.reproduction.play import reproduce
 from fedveil.reproduction.results import ResultError, ResultFolder, Results, Run, digest
 from fedveil.reproduction.rows import comparison, section_rows
@@ -45,10 +45,30 @@ DIGITS = Table(
 )
 
 
-def test_the_page_is_what_the_result_files_say():
-    assert (ROOT / "docs/reproduction.md").read_text() == page(ResultFolder(ROOT / "results")), (
-        "run `fedveil reproduce --page docs/reproduction.md`"
+def test_the_pages_and_figures_are_what_the_result_files_say():
+    docs = ROOT / "docs"
+    written = pages(ResultFolder(ROOT / "results"), "reproduction")
+    there = [docs / "reproduction.md", *(path for path in docs.glob("reproduction/**/*") if path.is_file())]
+    assert {path.relative_to(docs).as_posix(): path.read_text() for path in there} == written, (
+        "run `fedveil reproduce --page docs/reproduction.md`, and remove what it does not write"
     )
+
+
+def test_every_measured_table_has_one_section_and_the_index_links_to_it():
+    written = pages(ResultFolder(ROOT / "results"), "reproduction")
+    index = written.pop("reproduction.md")
+    sections = {
+        (path, name)
+        for path, text in written.items()
+        for name in re.findall('^<a id="([^"]*)"></a>$', text, re.MULTILINE)
+    }
+    assert len(sections) == len({name for _, name in sections})
+    linked = {
+        (path, name)
+        for label, path, name in re.findall(r"\[([^\]]*)\]\(([^)#]*)#([^)]*)\)", index)
+        if label == name
+    }
+    assert linked == sections
 
 
 def test_no_cell_stands_on_the_page_with_fewer_than_three_runs():
@@ -74,7 +94,7 @@ def test_a_result_file_belongs_to_a_table():
 
 
 def test_a_page_without_result_files_has_no_section_and_no_measured_figure(tmp_path):
-    text = page(ResultFolder(tmp_path))
+    (text,) = pages(ResultFolder(tmp_path), "reproduction").values()
     headings = re.findall("^## (.*)$", text, re.MULTILINE)
     assert headings == ["Index", "Not reproduced", "Not yet measured"]
     assert "±" not in text.split("## Index")[1]
@@ -150,7 +170,7 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     assert [one.seed for one in reproduce(DIGITS, results, runs, Unwatched(), seeds=2)] == []
     kept = results.read("digits")
     assert [one.seed for one in kept.runs] == [0, 1]
-    assert kept.runs[0].curve["accuracy"][0][0] == 1
+    assert [number for number, _ in kept.runs[0].curve["accuracy"]] == [0, 1, 2], "all evaluated rounds"
     assert section_rows(DIGITS, kept) == [], "two runs are too few for the page"
     row = section_rows(DIGITS, kept, least=1)[0]
     assert row["n"] == "2"
@@ -202,8 +222,8 @@ def test_the_model_of_a_run_is_attacked_where_the_table_asks_for_it(tmp_path):
     assert found.values["attack AUC"] == pytest.approx(
         json.loads(told.read_text())["inference"]["auc"], rel=1e-6
     )
-    ((number, loss),) = found.curve["loss"]
-    assert (number, list(found.curve)) == (1, ["loss"])
+    loss = dict(found.curve["loss"])[1]
+    assert list(found.curve) == ["loss"]
     (row,) = section_rows(table, results.read("digits"), least=1)
     assert float(row["loss, round 1"]) == pytest.approx(loss, rel=1e-3)
     with pytest.raises(ValueError, match="name what is shown of the rounds in curves"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -21,13 +24,15 @@ from fedveil.reproduction.computed import (
     federated,
     first_images,
     least_noise,
+    plateau,
+    regression,
     smoothing,
     spectrum,
     weighting,
 )
 from fedveil.reproduction.computed.clock import Clock
 from fedveil.reproduction.computed.convergence import BOUNDED, LOG_COSH, QUADRATIC, Ls, Problem
-from fedveil.reproduction.computed.plateau import Plateau
+from fedveil.reproduction.computed.plateau import Plateau, first_model
 from fedveil.reproduction.table import load_table
 from fedveil.server.denoise import smooth
 
@@ -237,3 +242,43 @@ def test_the_first_images_are_the_first_and_the_last_round_is_no_better_than_the
     few = first_images._play(prepared)
     assert few["all images"] == every["all images"], "the run is the same"
     assert (7 * few["accuracy"]) == pytest.approx(round(7 * few["accuracy"])), "of seven images"
+
+
+def test_the_first_model_of_a_seed_is_what_the_layers_draw_in_their_order():
+    torch.manual_seed(5)
+    torch.randperm(60_000)
+    layers = [torch.nn.Conv2d(1, 2, 3), torch.nn.Linear(8, 3)]
+    expected = torch.cat([one.detach().flatten() for layer in layers for one in layer.parameters()])
+    task = SimpleNamespace(
+        model=torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    )
+    before, state = [one.clone() for one in task.model.parameters()], torch.random.get_rng_state()
+    assert torch.equal(first_model(task, 5), expected)
+    assert not torch.equal(first_model(task, 6), expected)
+    assert all(map(torch.equal, before, task.model.parameters())), "the task keeps its own model"
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("row", "variance"),
+    [
+        ("fl-sdq", 0.25**2 / 12),
+        ("fl-sdq of Table II", 0.2**2 / 12),
+        ("fl-gaussian, the law of cepam-1 to -3", 0.01),
+        ("fl-gaussian-sdq", 0.01 + 0.01 / 12),
+        ("fl-laplace, the law of cepam", 0.02),
+        ("fl-laplace-sdq", 0.02 + 0.01 / 12),
+    ],
+)
+def test_a_row_errs_by_the_law_of_its_noise_and_its_dither(row, variance):
+    assert set(plateau.ROWS) - {"fl"} >= {row}
+    drawn = plateau.ROWS[row](np.random.default_rng(0), (200, 1000))
+    assert drawn.var() == pytest.approx(variance, rel=0.02)
+    assert abs(drawn.mean()) < 6 * math.sqrt(variance / drawn.size)
+
+
+def test_where_a_function_falls_to_a_limit_is_found_within_one_in_two_thousand():
+    assert regression.least_argument(lambda x: 3 / x, 1.5, 0.1, 100) == pytest.approx(2, rel=6e-4)
+    domain = regression.least_argument(lambda x: math.inf if x < 7 else 1 / x, math.inf, 0.1, 100)
+    assert domain == pytest.approx(7, rel=6e-4)
+    assert domain >= 7

@@ -1,4 +1,4 @@
-"""The command that makes published tables again, and the page of all of them."""
+"""The command that makes published tables again, and the pages of all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedveil.commands.options import MOST_SEEDS, OUT, Json, tell
 from fedveil.console import observer, rows_table
 from fedveil.errors import ConfigError
 from fedveil.files import replace_file
-from fedveil.reproduction.page import page
+from fedveil.reproduction.page import pages
 from fedveil.reproduction.play import reproduce
 from fedveil.reproduction.results import ResultFolder
 from fedveil.reproduction.rows import section_rows
@@ -33,7 +33,10 @@ def reproduce_command(
         "runs/reproduce"
     ),
     write: Annotated[
-        Path | None, typer.Option("--page", help="write the page of all result files here; train nothing")
+        Path | None,
+        typer.Option(
+            "--page", help="write the index of all result files here, the papers' pages beside; train nothing"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -42,7 +45,9 @@ def reproduce_command(
     if write is not None:
         if name is not None:
             raise ConfigError(f"{name}: --page writes the page of all tables; name none")
-        replace_file(write, page(folder).encode())
+        for path, text in pages(folder, write.stem).items():
+            (write.parent / path).parent.mkdir(parents=True, exist_ok=True)
+            replace_file(write.parent / path, text.encode())
         return
     if name is None:
         rows = [{"table": one, "title": load_table(one).title} for one in table_names()]

@@ -1,4 +1,7 @@
-"""The page of all reproductions, made from result files alone: a figure that none of them holds cannot stand on it."""
+"""The pages of all reproductions, made from result files alone: a figure that none of them holds cannot stand on them.
+
+One page is the index; beside it lies a folder of its name with a page for each paper and the figures that are drawn.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 
 from fedveil.errors import ConfigError
 from fedveil.files import read_text
+from fedveil.reproduction.figure import Panels, panels_of, svg
 from fedveil.reproduction.index import IndexItem, index_items
 from fedveil.reproduction.results import ResultFolder, Results
 from fedveil.reproduction.rows import Line, comparison, filled, order_rows, section_rows
@@ -16,15 +20,70 @@ from fedveil.reproduction.run_counts import LEAST_RUNS, cells_with_runs, runs_wa
 from fedveil.reproduction.table import Table, load_table, table_names
 
 
-def page(results: ResultFolder) -> str:
-    """Return the whole page in Markdown."""
-    tables = [load_table(name) for name in table_names()]
+def pages(results: ResultFolder, name: str) -> dict[str, str]:
+    """Return what is written, by path from where the index lies: it, a page for each paper, figures.
+
+    Args:
+        results: where the result files are.
+        name: of the index, without its ending, and of the folder.
+    """
+    tables = [load_table(one) for one in table_names()]
     found = {table.name: results.read(table.name) for table in tables}
     measured = [table for table in tables if _shown(table, found)]
     head = read_text(Path(str(resources.files("fedveil") / "reproduction" / "head.md")), ConfigError)
-    parts = [head, _index(tables, found), *(_section(table, found[table.name]) for table in measured)]
-    parts += [_omissions(), _waiting([table for table in tables if table not in measured])]
-    return "\n".join(part for part in parts if part)
+    parts = [head, _index(tables, found, name), _omissions()]
+    parts += [_waiting([table for table in tables if table not in measured])]
+    written = {f"{name}.md": "\n".join(part for part in parts if part)}
+    for paper, items in index_items().items():
+        own = [table for table in _in_order(measured, items) if _paper_of(table) == paper]
+        sections = [_section(table, found[table.name]) for table in own]
+        if sections:
+            written[f"{name}/{_file(paper)}"] = "\n".join([_top(paper, name), *sections])
+        for table in own:
+            for value, panels in _drawn(table, found[table.name]).items():
+                written[f"{name}/{_path(table, value)}"] = svg(panels, _words(table, value))
+    return written
+
+
+def _paper_of(table: Table) -> str:
+    """Return the heading under which the first item of a table stands."""
+    return next(
+        heading
+        for heading, items in index_items().items()
+        if any(item.id == table.items[0] for item in items)
+    )
+
+
+def _in_order(tables: Sequence[Table], items: Sequence[IndexItem]) -> list[Table]:
+    """Return the tables in the order of their first items."""
+    place = {item.id: number for number, item in enumerate(items)}
+    return sorted(tables, key=lambda table: (place.get(table.items[0], len(items)), table.name))
+
+
+def _file(paper: str) -> str:
+    return f"{paper.lower().replace(' ', '-')}.md"
+
+
+def _top(paper: str, name: str) -> str:
+    return (
+        f"# Reproduction: {paper}\nWritten from result files by `fedveil reproduce --page`; "
+        f"[the index](../{name}.md) says how to read it.\n"
+    )
+
+
+def _drawn(table: Table, results: Results) -> dict[str, Panels]:
+    """Return the panels of the figures of a table, by the value that is drawn."""
+    found = {value: panels_of(table, value, results) for value in table.figures}
+    return {value: panels for value, panels in found.items() if panels}
+
+
+def _path(table: Table, value: str) -> str:
+    return f"figures/{table.name}-{value}.svg"
+
+
+def _words(table: Table, value: str) -> str:
+    unit = " in percent" if table.percent and value == table.value else ""
+    return value.replace("_", " ") + unit
 
 
 def _shown(table: Table, found: dict[str, Results]) -> bool:
@@ -33,7 +92,7 @@ def _shown(table: Table, found: dict[str, Results]) -> bool:
 
 
 def _section(table: Table, results: Results) -> str:
-    lines = [f"## {table.title}", f"    fedveil reproduce {table.name}", ""]
+    lines = [f'<a id="{table.name}"></a>', "", f"## {table.title}", f"    fedveil reproduce {table.name}", ""]
     lines += [f"*Settings.* {table.chosen}", ""]
     if table.reduced:
         lines += ["*Reduced:*", "", *_bullets(table.reduced)]
@@ -42,6 +101,8 @@ def _section(table: Table, results: Results) -> str:
     unit = " in percent" if table.percent else ""
     late = f", mean of the last {table.last} evaluated rounds" if table.last > 1 else ""
     lines += [f"Value: {table.value}{unit}{late}.", "", *_markdown(section_rows(table, results)), ""]
+    for value in _drawn(table, results):
+        lines += [f"![{table.title}: {_words(table, value)} by round]({_path(table, value)})", ""]
     if table.expected:
         lines += [*_markdown(order_rows(table, results)), ""]
     lines += _bullets(text for note in table.notes if (text := filled(table, note, results)))
@@ -70,17 +131,21 @@ def _provenance(table: Table, results: Results) -> str:
     return text
 
 
-def _index(tables: Sequence[Table], found: dict[str, Results]) -> str:
+def _index(tables: Sequence[Table], found: dict[str, Results], name: str) -> str:
     lines = ["## Index", ""]
     for paper, items in index_items().items():
-        lines += [f"### {paper}", "", *_markdown([_item(item, tables, found) for item in items]), ""]
+        lines += [f"### {paper}", "", *_markdown([_item(item, tables, found, name) for item in items]), ""]
     return "\n".join(lines)
 
 
-def _item(item: IndexItem, tables: Sequence[Table], found: dict[str, Results]) -> Line:
+def _item(item: IndexItem, tables: Sequence[Table], found: dict[str, Results], name: str) -> Line:
     own = [table for table in tables if item.id in table.items]
     measured = [table for table in own if _shown(table, found)]
-    names = ", ".join(f"`{table.name}`" for table in own) or "none"
+    links = {table.name: f"{name}/{_file(_paper_of(table))}#{table.name}" for table in measured}
+    names = ", ".join(
+        f"[{one.name}]({links[one.name]})" if one in measured else f"`{one.name}`" for one in own
+    )
+    names = names or "none"
     row = {"item": item.title, "tables": names}
     if not measured:
         return row | {"status": f"not reproduced: {item.why or 'its runs have not been played yet'}"}

@@ -124,7 +124,7 @@ def _attacked(folder: Path) -> Values:
 
 
 def _measured(table: Table, outcome: Outcome) -> tuple[Values, Curves]:
-    """Return the values of a run, and its curves at the rounds that the page shows."""
+    """Return the values of a run, and its curves over all evaluated rounds where the table shows any."""
     rows = read_rows(outcome.folder / "metrics.jsonl")
     evaluated = [row for row in rows if row["test"] is not None]
     late = evaluated[-table.last :]
@@ -143,8 +143,10 @@ def _measured(table: Table, outcome: Outcome) -> tuple[Values, Curves]:
     if costs:
         bits = [cost["bits_per_parameter"] for cost in costs]
         values["bits a parameter"] = rounded(sum(bits) / len(bits))
-    shown = [row for row in evaluated if row["round"] in table.rounds]
+    if not table.rounds:
+        return values, {}
     curves = {
-        name: tuple((row["round"], rounded(row["test"][name])) for row in shown) for name in table.curved
+        name: tuple((row["round"], rounded(row["test"][name])) for row in evaluated)
+        for name in dict.fromkeys((*table.curved, *table.figures))
     }
-    return values, curves if shown else {}
+    return values, curves

@@ -44,7 +44,7 @@ class Run(_Strict):
         version: of fedveil.
         cpu_seconds: of this process in the run; None where an interrupted run went on, and the first part is unknown.
         values: by name; None where a value is not defined or infinite.
-        curve: by name, (round, value) at the rounds that the table shows.
+        curve: by name, (round, value) at all evaluated rounds, where the table shows curves.
     """
 
     cell: str

@@ -82,6 +82,10 @@ class Table(_Strict):
         last: evaluated rounds at the end that the value is the mean of.
         rounds: rounds at which the page shows means of the curves.
         curves: evaluated values that those are means of; empty: the value alone.
+        panels: beginnings of cells' names: the figure has a panel for each, and in it a line for every such cell, which
+            the rest of its name labels; an empty one takes all cells. None: no figure.
+        drawn: evaluated values that a figure each is drawn of, over all evaluated rounds; empty: those at ``rounds``.
+        published_curves: (round, value) that were read from a published figure, by cell; drawn as rings.
         seeds: runs a cell; where one takes less than two CPU minutes, five at least.
         published: printed figures by cell; every digit counts.
         published_runs: how many runs a published figure is the mean of.
@@ -106,6 +110,9 @@ class Table(_Strict):
     last: Annotated[int, Field(ge=1)] = 1
     rounds: tuple[int, ...] = ()
     curves: tuple[str, ...] = ()
+    panels: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
+    published_curves: dict[str, tuple[tuple[int, float], ...]] = Field(default_factory=dict)
     seeds: Annotated[int, Field(ge=1)] = 5
     published: dict[str, Printed] = Field(default_factory=dict)
     published_runs: Annotated[int, Field(ge=1)] = 1
@@ -128,12 +135,19 @@ class Table(_Strict):
             raise ValueError(
                 "rounds: the last model alone is attacked: name what is shown of the rounds in curves"
             )
+        if (self.panels or self.drawn or self.published_curves) and not (self.panels and self.rounds):
+            raise ValueError("a figure needs panels, and rounds")
         return self
 
     @property
     def curved(self) -> tuple[str, ...]:
         """What the page shows at :attr:`rounds`."""
         return self.curves or (self.value,)
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What figures are drawn of, one each."""
+        return (self.drawn or self.curved) if self.panels else ()
 
     def cells(self, seed: int) -> list[Cell]:
         """Return the cells that are runs of presets, with their documents under a seed."""

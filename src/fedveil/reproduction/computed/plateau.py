@@ -1,14 +1,22 @@
-"""CEPAM's plain baseline under the optimiser of the authors' program, which is kept from round to round.
+"""CEPAM's rows under the optimiser of the authors' program, which is kept from round to round.
 
 Each client has an optimiser of its own for the whole run: its momentum goes on in the next round, from the next global
 model, and its rate falls tenfold when its mean loss over a round's steps has not been below the least so far (by one in
 10,000) for more than ten rounds. fedveil's clients begin every round afresh, as the paper's algorithm has it.
+
+The program begins at the model that PyTorch draws after its seed, 1234 unless another is asked for, and after the split
+into training and validation images.
+
+What a row does to an update is its error alone, in units of the update's norm: subtractive dither of step q errs by the
+uniform law on (-q/2, q/2), whatever it quantises, and CEPAM by the law of its noise, so that it has no row of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -21,10 +29,44 @@ from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.experiments.study import Selection, study_documents
 from fedveil.engine.releases.run_evaluation import evaluate
 from fedveil.engine.setup import Prepared, prepare
+from fedveil.local.task import Task
 from fedveil.reproduction.results import Values
 
 _ROUNDS, _STEPS, _RATE, _MOMENTUM = 80, 15, 0.01, 0.5
 _PATIENCE, _FACTOR, _THRESHOLD = 10, 0.1, 1e-4
+_SEED, _IMAGES = 1234, 60_000
+_NOISE = 0.1
+
+Error = Callable[[np.random.Generator, tuple[int, int]], Float[np.ndarray, "clients d"]]
+"""Draws what a row adds to updates of norm 1."""
+
+
+def _uniform(step: float) -> Error:
+    return lambda drawn, shape: drawn.uniform(-step / 2, step / 2, shape)
+
+
+def _both(one: Error, other: Error) -> Error:
+    return lambda drawn, shape: one(drawn, shape) + other(drawn, shape)
+
+
+def _gaussian(drawn: np.random.Generator, shape: tuple[int, int]) -> Float[np.ndarray, "clients d"]:
+    return drawn.normal(0.0, _NOISE, shape)
+
+
+def _laplace(drawn: np.random.Generator, shape: tuple[int, int]) -> Float[np.ndarray, "clients d"]:
+    return drawn.laplace(0.0, _NOISE, shape)
+
+
+ROWS: Final[dict[str, Error | None]] = {
+    "fl": None,
+    "fl-sdq": _uniform(0.25),
+    "fl-gaussian, the law of cepam-1 to -3": _gaussian,
+    "fl-gaussian-sdq": _both(_gaussian, _uniform(_NOISE)),
+    "fl-sdq of Table II": _uniform(0.2),
+    "fl-laplace, the law of cepam": _laplace,
+    "fl-laplace-sdq": _both(_laplace, _uniform(_NOISE)),
+}
+"""The rows of Tables I and II; steps as in the presets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +101,55 @@ class Plateau:
 
 
 def cepam_plateau(seed: int) -> Iterator[tuple[str, Values]]:
-    """Plain FL of Table I, with and without what the authors' optimiser keeps."""
-    for scenario in ("mlp", "cnn"):
-        chosen = Selection(scenarios=(scenario,), variants=("fl",), overrides=({"seed": seed},))
-        (document,) = study_documents("table-1-cepam-mnist", chosen)
-        prepared = prepare(parse(document, scenario))
+    """Plain FL of Table I, with and without what the authors' optimiser keeps, and from the program's own model."""
+    for network in ("mlp", "cnn"):
+        prepared = _prepared(network, seed)
         for kept in (
             Kept(momentum=False, schedule=False),
             Kept(momentum=False, schedule=True),
             Kept(momentum=True, schedule=False),
             Kept(momentum=True, schedule=True),
         ):
-            yield f"{scenario}: {kept}", _play(prepared, kept, np.random.default_rng(seed))
+            first = prepared.task.initial()
+            yield f"{network}: {kept}", _play(prepared, kept, first, None, np.random.default_rng(seed))
+        first = first_model(prepared.task, _SEED)
+        yield (
+            f"{network}: {kept}, from the program's first model",
+            _play(prepared, kept, first, None, np.random.default_rng(seed)),
+        )
 
 
-def _play(prepared: Prepared, kept: Kept, drawn: np.random.Generator) -> Values:
+def cepam_schedule(seed: int) -> Iterator[tuple[str, Values]]:
+    """The rows of Tables I and II with all that the authors' optimiser keeps."""
+    kept = Kept(momentum=True, schedule=True)
+    for network in ("mlp", "cnn"):
+        prepared = _prepared(network, seed)
+        for name, error in ROWS.items():
+            drawn = np.random.default_rng(seed)
+            yield f"{network}: {name}", _play(prepared, kept, prepared.task.initial(), error, drawn)
+
+
+def _prepared(network: str, seed: int) -> Prepared:
+    chosen = Selection(scenarios=(network,), variants=("fl",), overrides=({"seed": seed},))
+    (document,) = study_documents("table-1-cepam-mnist", chosen)
+    return prepare(parse(document, network))
+
+
+def first_model(task: Task, seed: int) -> Float[Tensor, " d"]:
+    """Return the model that PyTorch draws by its defaults, layer by layer, after a seed and the split of the images."""
+    model = copy.deepcopy(task.model)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        torch.randperm(_IMAGES)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Conv2d):
+                module.reset_parameters()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def _play(
+    prepared: Prepared, kept: Kept, first: Tensor, error: Error | None, drawn: np.random.Generator
+) -> Values:
     """Play FedAvg over all clients at once; return the accuracy after the last round and how many rates fell."""
     task, population = prepared.task, prepared.population
     features = torch.from_numpy(population.scale.apply(np.asarray(population.train.features)))
@@ -86,7 +162,7 @@ def _play(prepared: Prepared, kept: Kept, drawn: np.random.Generator) -> Values:
         return cross_entropy(outputs, label[None])
 
     step = vmap(grad_and_value(loss))
-    model, plateau = task.initial(), Plateau(len(clients))
+    model, plateau = first, Plateau(len(clients))
     velocity = torch.zeros(len(clients), task.dimension)
     values: Values = {}
     for number in range(1, _ROUNDS + 1):
@@ -99,6 +175,10 @@ def _play(prepared: Prepared, kept: Kept, drawn: np.random.Generator) -> Values:
             velocity = _MOMENTUM * velocity + gradient
             local -= plateau.rates * velocity
             losses += found / _STEPS
+        if error is not None:
+            update = local - model
+            added = torch.from_numpy(error(drawn, (len(clients), task.dimension))).float()
+            local += update.norm(dim=1, keepdim=True) * added
         model = local.mean(0)
         if kept.schedule:
             plateau.step(losses)
