@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from fedveil.cli import app
 from fedveil.engine.observer import Unwatched
 from fedveil.errors import ConfigError
-from fedveil.reproduction.index import index_items
-from fedveil.reproduction.page import pages
+from fedveil.reproduction.index import IndexItem, index_items
+from fedveil.reproduction.page import _counted, pages
 from fedveil.reproduction.play import reproduce
 from fedveil.reproduction.results import ResultError, ResultFolder, Results, Run, digest
-from fedveil.reproduction.rows import comparison, section_rows
+from fedveil.reproduction.rows import comparison, order_rows, section_rows
 from fedveil.reproduction.run_counts import runs_wanted
 from fedveil.reproduction.table import Expectation, Table, load_table, table_names
 from fedveil.reproduction.verdicts import Summary, agreement, bound_holds, order, summary
@@ -120,6 +120,7 @@ def test_cells_are_valid_and_published_figures_and_orders_name_them(table):
     assert len(cells) == len(table.cells(0))
     assert set(table.published) <= cells
     assert {cell for one in table.expected for pair in one.pairs for cell in pair} <= cells
+    assert {item for one in table.expected for item in one.items} <= set(table.items)
 
 
 def test_the_index_has_every_item_of_the_four_papers_once():
@@ -212,6 +213,44 @@ def test_runs_of_unequal_lengths_are_not_compared():
 
     assert verdict({"a": 20.0, "b": 20.0}) == "holds"
     assert verdict({"a": 100.0, "b": 20.0}) == "not comparable"
+
+
+def test_that_two_cells_are_alike_can_be_contradicted_and_not_shown():
+    said = Expectation(says="alike", same=True, pairs=(("a", "b"), ("a", "c")))
+    runs = [
+        run(cell, seed, value + seed / 1e3) for cell, value in (("a", 0.9), ("b", 0.1)) for seed in range(3)
+    ]
+    runs += [run("c", seed, 0.9 + noise) for seed, noise in enumerate((0.01, -0.01, 0.0))]
+    kept = Results(table="digits", command="c").adding(runs)
+    verdicts = [comparison(DIGITS, said, pair, kept).order for pair in said.pairs]
+    assert verdicts == ["contradicted", "undecided"]
+    table = DIGITS.model_copy(update={"expected": (said,)})
+    assert [row["order"] for row in order_rows(table, kept)] == ["`a` = `b`", "`a` = `c`"]
+    with pytest.raises(ValueError, match="less and same"):
+        Expectation(says="alike", same=True, less=True, pairs=(("a", "b"),))
+
+
+def test_the_index_counts_what_the_paper_states_of_the_item_alone():
+    pair = (("a", "b"),)
+    table = DIGITS.model_copy(
+        update={
+            "items": ("none/one", "none/two"),
+            "expected": (
+                Expectation(says="ours", beyond=True, pairs=pair),
+                Expectation(says="of all", pairs=pair),
+                Expectation(says="of one", items=("none/one",), pairs=pair),
+            ),
+        }
+    )
+    runs = [run(cell, seed, value) for cell, value in (("a", 0.9), ("b", 0.1)) for seed in range(3)]
+    kept = Results(table="digits", command="c").adding(runs)
+    counted = [_counted(table, kept, IndexItem(id=name, title="t")) for name in table.items]
+    assert counted == ["2 order holds", "1 order holds"]
+    assert [row["stated"] for row in order_rows(table, kept)] == [
+        "of all",
+        "of one",
+        "beyond the paper: ours",
+    ]
 
 
 def test_the_model_of_a_run_is_attacked_where_the_table_asks_for_it(tmp_path):

@@ -152,11 +152,13 @@ def _item(item: IndexItem, tables: Sequence[Table], found: dict[str, Results], n
     status = _extent(own, measured, found)
     if item.why:
         status += f"; {item.why}"
-    return row | {"status": status, "verdicts": _verdicts(measured, found)}
+    return row | {"status": status, "verdicts": _verdicts(measured, found, item)}
 
 
 def _extent(own: Sequence[Table], measured: Sequence[Table], found: dict[str, Results]) -> str:
     """Say how much of an item was made again: a computed epsilon is not the figure that it stands beside."""
+    if own[0].items[0].startswith("beyond/"):
+        return "no published counterpart"
     trained = [table for table in own if table.parts]
     if not trained:
         return "reduced" if any(table.reduced for table in measured) else "computed"
@@ -168,15 +170,18 @@ def _extent(own: Sequence[Table], measured: Sequence[Table], found: dict[str, Re
     return scale if shown == cells else f"{scale}, {shown} of {cells} cells"
 
 
-def _verdicts(measured: Sequence[Table], found: dict[str, Results]) -> str:
+def _verdicts(measured: Sequence[Table], found: dict[str, Results], item: IndexItem) -> str:
     """Count the verdicts of an item, table by table: an epsilon inside says nothing of the accuracies beside it."""
-    each = {table.name: _counted(table, found[table.name]) for table in measured}
+    each = {table.name: _counted(table, found[table.name], item) for table in measured}
     return "; ".join(f"`{name}`: {counts}" for name, counts in each.items() if counts)
 
 
-def _counted(table: Table, results: Results) -> str:
+def _counted(table: Table, results: Results, item: IndexItem) -> str:
+    """Count verdicts on published figures, and on the orders that this item of the paper states."""
     counted = Counter(line["verdict"] for line in section_rows(table, results) if line.get("verdict"))
     for said in table.expected:
+        if said.beyond or (said.items and item.id not in said.items):
+            continue
         compared = (comparison(table, said, pair, results) for pair in said.pairs)
         counted.update(f"order {one.order}" for one in compared if one is not None)
     return ", ".join(f"{count} {name}" for name, count in sorted(counted.items()))

@@ -96,17 +96,20 @@ def comparison(table: Table, said: Expectation, pair: tuple[str, str], results: 
         less=said.less,
         exact=table.exact,
     )
-    return found if len(lengths) < 2 else replace(found, order="not comparable")
+    if len(lengths) > 1:
+        return replace(found, order="not comparable")
+    return replace(found, order="contradicted") if said.same and found.order == "holds" else found
 
 
 def order_rows(table: Table, results: Results) -> list[Line]:
-    """Return a line for every order that the paper states between cells of the table."""
+    """Return a line for every order between cells of the table, those of the paper first."""
     rows = []
-    for said in table.expected:
+    for said in sorted(table.expected, key=lambda said: said.beyond):
         for pair in said.pairs:
             found = comparison(table, said, pair, results)
-            sign = "<" if said.less else ">"
-            row = {"stated": said.says, "order": f"`{pair[0]}` {sign} `{pair[1]}`"}
+            sign = "=" if said.same else "<" if said.less else ">"
+            stated = f"beyond the paper: {said.says}" if said.beyond else said.says
+            row = {"stated": stated, "order": f"`{pair[0]}` {sign} `{pair[1]}`"}
             row |= {"value": said.value or table.value}
             if found is None:
                 rows.append(row | {"verdict": "too few runs"})

@@ -50,19 +50,31 @@ class Part(_Strict):
 
 
 class Expectation(_Strict):
-    """An order that the paper states, between cells of this table.
+    """An order between cells of this table.
 
     Attributes:
         says: in words, with the place in the paper.
         value: which value is compared; empty: the table's.
         less: whether the first of a pair is said to lie below the second.
+        same: whether the two are said to be alike, which runs may contradict and cannot show.
+        beyond: whether it is ours, and no statement of the paper: the index does not count it.
+        items: those of the table's that it belongs to; empty: all.
         pairs: two cells each.
     """
 
     says: str
     value: str = ""
     less: bool = False
+    same: bool = False
+    beyond: bool = False
+    items: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...]
+
+    @model_validator(mode="after")
+    def _one_claim(self) -> Expectation:
+        if self.less and self.same:
+            raise ValueError("less and same: two cells are said to be alike or one to lie below the other")
+        return self
 
 
 class Table(_Strict):
