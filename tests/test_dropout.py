@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.local.counters import derive, mix
+from fedveil.local.counters import derive, mix, mixed
 from fedveil.local.dropout import SeededDropout, seed_names, with_seeded_dropout
 
 FALSE_ALARM = 1e-7
@@ -45,6 +45,25 @@ def test_the_number_kept_is_binomial():
     assert stats.chisquare(counts, expected).pvalue > FALSE_ALARM
     tilted = stats.binom.pmf(range(9), 8, 0.53) * 20_000
     assert stats.chisquare(counts, tilted / tilted.sum() * 20_000).pvalue < FALSE_ALARM
+
+
+def test_a_number_is_hashed_as_a_tensor_is():
+    numbers = [0, 1, -1, 7, 2**63 - 1, -(2**63), 0x9E3779B97F4A7C15 - 2**64]
+    words = mix(torch.tensor(numbers))
+    assert [mixed(number) for number in numbers] == words.tolist()
+    seeds = torch.tensor([3, -5])
+    assert all(torch.equal(derive(seeds, number), derive(seeds, torch.tensor(number))) for number in numbers)
+
+
+@pytest.mark.parametrize("p", [1e-18, 2.0**-53, 0.1, 0.5, 0.75, 1 - 2.0**-53])
+def test_an_entry_is_kept_whose_first_53_bits_are_at_least_p(p, monkeypatch):
+    least = int(p * 2**53) << 11  # of a word without sign
+    near = {least + step for step in (-1, 0, 1, 1 << 11, -1 << 11)} | {0, 2**63 - 1, 2**63, 2**64 - 1}
+    words = sorted(word for word in near if 0 <= word < 2**64)
+    signed = torch.tensor([word - (word >> 63 << 64) for word in words])
+    monkeypatch.setattr("fedveil.local.dropout.derive", lambda *_: signed.clone())
+    masks = SeededDropout(p, 0, False)(torch.ones(1, len(words)))[0]
+    assert (masks > 0).tolist() == [word >> 11 >= int(p * 2**53) for word in words]
 
 
 def test_channels_are_dropped_whole():

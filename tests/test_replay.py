@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.func import grad, vmap
+from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedveil.local.dpsgd import RecordSums
+from fedveil.local.dropout import SeededDropout
+from fedveil.local.kernels import shorten
 from fedveil.local.losses import load_loss
 from fedveil.local.replay import Replayed
 from fedveil.local.steps import LocalSgd
@@ -275,3 +278,103 @@ def test_gradients_of_single_records_keep_their_lists_over_rounds():
             gradient_sum(sums, task.initial() * step, torch.arange(3), torch.zeros(3, dtype=torch.int64))
     assert BatchedGradients.of(task, torch.device("cpu")).at_each.lists == 1
     assert BatchedGradients.of(replace(task), torch.device("cpu")).at_each.lists == 0
+
+
+def short(function, *given):
+    """Return the list of a function's kernels after it was made short."""
+    kernels = make_fx(function)(*given)
+    shorten(kernels)
+    kernels.recompile()
+    return kernels
+
+
+def calls(kernels):
+    return [str(node.target) for node in kernels.graph.nodes if node.op.startswith("call")]
+
+
+def test_what_follows_from_no_argument_is_computed_once_and_what_nobody_reads_never():
+    def function(numbers):
+        numbers.exp()
+        return numbers * (torch.arange(3.0).add_(1.0) / 7)
+
+    numbers = torch.randn(3)
+    kernels = short(function, numbers)
+    assert calls(kernels) == ["mul"]
+    for _ in range(2):
+        assert torch.equal(kernels(numbers), function(numbers))
+
+
+def written_within(numbers):
+    return torch.zeros(3).add_(numbers)
+
+
+def written_in_a_view(numbers):
+    zeros = torch.zeros(3)
+    zeros[:2].add_(numbers[:2])
+    return zeros * numbers
+
+
+def written_in_a_part(numbers):
+    first, second = torch.zeros(6).split(3)
+    return first.add_(numbers) + second
+
+
+def given_away(numbers):
+    return torch.ones(3), numbers + 1
+
+
+def given_away_as_a_view(numbers):
+    return torch.ones(3).view(1, 3), numbers + 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [written_within, written_in_a_view, written_in_a_part, given_away, given_away_as_a_view],
+    ids=lambda one: one.__name__,
+)
+def test_numbers_that_somebody_could_write_to_are_computed_in_every_call(function):
+    kernels = short(function, torch.randn(3))
+    for turn in range(3):
+        numbers = torch.randn(3, generator=torch.Generator().manual_seed(turn))
+        ours, theirs = kernels(numbers), function(numbers)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        for one in ours if isinstance(ours, tuple) else (ours,):
+            one.add_(5.0)
+
+
+def test_what_would_fill_memory_is_computed_in_every_call():
+    def function(numbers):
+        return numbers * torch.arange(1 << 15)
+
+    kernels = short(function, torch.ones(1 << 15))
+    assert calls(kernels) == ["aten.arange.default", "mul"]
+
+
+def test_only_kernels_that_start_with_their_tensor_are_called_as_methods():
+    """``Tensor.where`` starts with its first choice, its kernel with the condition; the other is no method at all."""
+
+    def function(numbers):
+        ranked = torch.where(numbers > 0, numbers.sum(1, keepdim=True), numbers.mT)
+        return torch.nn.functional.layer_norm(ranked, (3,)).clamp(min=-0.5)
+
+    numbers = torch.randn(3, 3)
+    kernels = short(function, numbers)
+    assert {"gt", "sum", "transpose"} <= set(calls(kernels))
+    assert {"aten.where.self", "aten.native_layer_norm.default"} <= set(calls(kernels))
+    assert torch.equal(kernels(numbers), function(numbers))
+
+
+def test_a_layer_of_dropout_hashes_its_positions_once():
+    """Of a mask's words those of its positions follow from no seed."""
+    dropout = SeededDropout(0.5, 2, channels=False)
+
+    def function(seeds, features):
+        return vmap(lambda seed, rows: functional_call(dropout, {"seed": seed}, (rows,)))(seeds, features)
+
+    given = torch.tensor([3, -4]), torch.randn(2, 3, 6)
+    kernels = short(function, *given)
+    hashes = sum("rshift" in call for call in calls(kernels)) / 3
+    assert hashes == 2  # of the seed with the layer, and of that with the positions
+    assert not {"aten.arange.default", "aten.view.default", "aten.mul.Tensor"} & set(calls(kernels))
+    for seeds in (given[0], given[0] + 1):
+        assert torch.equal(kernels(seeds, given[1]), function(seeds, given[1]))

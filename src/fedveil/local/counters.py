@@ -25,6 +25,7 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
+_WORD: Final = (1 << 64) - 1
 _GOLDEN: Final = _signed(0x9E3779B97F4A7C15)
 _FIRST: Final = _signed(0xBF58476D1CE4E5B9)
 _SECOND: Final = _signed(0x94D049BB133111EB)
@@ -43,9 +44,21 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
     return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
+def mixed(number: int) -> int:
+    """Hash one int64 word, as :func:`mix` does; a dozen kernels for one number take longer than the rest of a hash.
+
+    >>> mixed(-1) == int(mix(torch.tensor(-1)))
+    True
+    """
+    word = (number + _GOLDEN) & _WORD
+    word = (word ^ word >> 30) * _FIRST & _WORD
+    word = (word ^ word >> 27) * _SECOND & _WORD
+    return _signed(word ^ word >> 31)
+
+
 def derive(seeds: Tensor, counter: Tensor | int) -> Tensor:
     """Return the words of (seed, counter): independent-looking for distinct pairs; shapes broadcast."""
-    return mix(seeds ^ mix(torch.as_tensor(counter, dtype=torch.int64, device=seeds.device)))
+    return mix(seeds ^ (mixed(counter) if isinstance(counter, int) else mix(counter.to(seeds.device))))
 
 
 def contribution_seeds(

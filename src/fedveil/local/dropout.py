@@ -11,11 +11,14 @@ record by record, so padding a batch at its end changes no mask of the records b
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor, nn
 
 from fedveil.local.counters import derive
 
+_LOWEST: Final = -(1 << 63)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
@@ -50,7 +53,8 @@ class SeededDropout(nn.Module):
         shape = inputs.shape[:2] + (1,) * (inputs.dim() - 2) if self.channels else inputs.shape
         position = torch.arange(shape.numel(), device=inputs.device).reshape(shape)
         words = derive(derive(self.seed, self.layer), position)
-        keep = ((words >> 11) & ((1 << 53) - 1)) >= int(self.p * (1 << 53))
+        # The first 53 bits of a word against p 2^53: without sign, so both are moved down by 2^63.
+        keep = words.bitwise_xor_(_LOWEST) >= (int(self.p * (1 << 53)) << 11) + _LOWEST
         return inputs * (keep.to(inputs.dtype) / (1 - self.p))
 
 

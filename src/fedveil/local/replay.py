@@ -3,7 +3,8 @@
 ``vmap`` and ``grad`` go through the Python of a model, and their own, in every step of every contribution: most of a
 step where models are small. A function that is often called with tensors of one shape is therefore traced, by
 ``make_fx`` of PyTorch, which notes what reaches the kernels below vmap and autograd, and the list is run instead: the
-same kernels, of the same tensors, in the same order, so the same bits. docs/theory/vectorised-training.md.
+same kernels, of the same tensors, in the same order, so the same bits, but for those whose results are known or that
+nobody reads (:mod:`fedveil.local.kernels`). docs/theory/vectorised-training.md.
 
 The list must be a function of the tensors alone. It is written down from made-up tensors, so it holds nobody's records,
 and is used only if
@@ -32,6 +33,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 from torch.overrides import TorchFunctionMode
 
+from fedveil.local.kernels import shorten
 from fedveil.local.shapes import same, undivided
 
 Tensors: TypeAlias = dict[str, Tensor]
@@ -120,6 +122,7 @@ class Replayed:
         written = any(tensor._version for tensor in made_up)
         if written or _follows_numbers(graph) or not all(self._known(tensor) for tensor in _held(graph)):
             return None
+        shorten(graph)
         for node in graph.graph.nodes:
             node.meta.clear()
         graph.graph.set_codegen(CodeGen())
