@@ -174,7 +174,8 @@ class ByRule(Denoiser):
     Then sigma is 0.25, and 1 for images of 28 x 28 pixels or more. On a long cycle smoothing leaves
     (1 + 2 sigma) / (1 + 4 sigma)^1.5 of the noise's variance and takes a share of the way; which of the two is larger
     no public number says, so the threshold was chosen by trial, on digits, MNIST with 100 users and
-    TcgaBrca: a heuristic, which costs no privacy where it errs.
+    TcgaBrca, with linear models: a heuristic, which costs no privacy where it errs, as it does with a small
+    convolutional network (docs/theory/noise-to-travel.md).
     """
 
     needs_noise_std: ClassVar[bool] = True
