@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import app
+from fedveil.commands.reproduction import reproduce_command
 from fedveil.engine.observer import Unwatched
 from fedveil.errors import ConfigError
 from fedveil.reproduction.index import IndexItem, index_items
@@ -159,6 +160,16 @@ def test_an_unknown_table_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"figure-99: no such table; known are .*table-2"):
         load_table("figure-99")
     assert CliRunner().invoke(app, ["reproduce", "figure-99"]).exit_code
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupted(*_: object, **__: object):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedveil.commands.reproduction.reproduce", interrupted)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        reproduce_command("figure-2", results=tmp_path, runs=tmp_path)
+    assert stopped.value.__notes__ == ["the same command goes on where it was"]
 
 
 def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):

@@ -54,11 +54,15 @@ def reproduce_command(
         tell(as_json, {"tables": rows}, rows_table(rows))
         return
     table = load_table(name)
-    with observer(OUT, quiet=True) as watching:
-        for run in reproduce(table, folder, runs, watching, seeds=seeds):
-            if not as_json:
-                value = run.values.get(table.value)
-                spent = "" if run.cpu_seconds is None else f", {run.cpu_seconds:.1f} CPU seconds"
-                OUT.print(f"{run.cell}, seed {run.seed}: {table.value} {value}{spent}")
+    try:
+        with observer(OUT, quiet=True) as watching:
+            for run in reproduce(table, folder, runs, watching, seeds=seeds):
+                if not as_json:
+                    value = run.values.get(table.value)
+                    spent = "" if run.cpu_seconds is None else f", {run.cpu_seconds:.1f} CPU seconds"
+                    OUT.print(f"{run.cell}, seed {run.seed}: {table.value} {value}{spent}")
+    except KeyboardInterrupt as stop:
+        stop.add_note("the same command goes on where it was")
+        raise
     found = section_rows(table, folder.read(name), least=1)
     tell(as_json, {"table": name, "rows": found}, rows_table(found, title=table.title))
