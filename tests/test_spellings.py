@@ -51,9 +51,12 @@ def tables(folder: Path) -> list[Path]:
     return [north, write(folder / "south.csv", "patient,sex,sick\n3,F,yes\n4,M,0\n")]
 
 
+def public(folder: Path) -> Path:
+    return write(folder / "public.csv", "sex,lab,seen,sick\nF,5,2020-01-01,1\n")
+
+
 def test_another_spelling_is_the_value_that_it_is_declared_for(tmp_path: Path) -> None:
-    path = tables(tmp_path)[0]
-    read = read_tables(schema(), tables(tmp_path), test=path)
+    read = read_tables(schema(), tables(tmp_path), test=public(tmp_path))
     assert read.train.features[:, :2].tolist() == [[1, 0], [0, 1], [1, 0], [0, 1]]
     assert read.train.targets.tolist() == [1, 0, 1, 0]
     counted = read_columns(schema(), tables(tmp_path), ["sex", "sick"])
@@ -62,7 +65,7 @@ def test_another_spelling_is_the_value_that_it_is_declared_for(tmp_path: Path) -
 
 
 def test_a_column_that_a_table_may_lack_is_missing_there_and_in_no_other_place(tmp_path: Path) -> None:
-    features = read_tables(schema(), tables(tmp_path), test=tables(tmp_path)[0]).train.features
+    features = read_tables(schema(), tables(tmp_path), test=public(tmp_path)).train.features
     assert features[:, 2:4].tolist() == [[0, 0], [0, 1], [0, 1], [0, 1]]  # the value 5 is the middle
     assert features[:, 4].tolist() == [-1, 0, 0, 0]
     state = read_columns(schema(), tables(tmp_path), ["lab"]).numbers("lab").state

@@ -6,13 +6,14 @@ counted from 1, without the header, in every error. No error repeats a value.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import file_digest
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
-from fedveil.files import read_content
+from fedveil.files import read_content, reading
 from fedveil.population.identities import AS_TEXT, keys_of, numbered
 from fedveil.population.records import Population, Records, TableSource, Targets, Task
 from fedveil.population.refused import of_tables
@@ -106,7 +107,8 @@ def read_tables(
     Raises:
         ConfigError: no file, two files of one name, a share outside (0, 1).
         DataError: a file that cannot be read or lacks a column (named, with those it has); a value that does not fit
-            the schema, by file, record and column; more users than ``n_users``; a test table without a record.
+            the schema, by file, record and column; more users than ``n_users``; a test table without a record, or that
+            is one of the files.
 
     Guarantees:
         Nothing about the private records enters another user's: scaling and categories are the schema's, and whether
@@ -132,6 +134,7 @@ def read_tables(
     ]
     if test is not None:
         kept, tested, test_rows = np.ones(len(features), dtype=np.bool_), read_test(schema, test), None
+        check_public(files, test)
         notes.append(f"The test table is the declared file {test.name}; no guarantee covers its records.")
     else:
         marked = held_out(user, silo, key, test_share, seed)
@@ -325,6 +328,30 @@ def check_files(schema: Schema, files: Sequence[Path]) -> None:
     again = [path for path, at in zip(files, real, strict=True) if real.count(at) > 1]
     if again:
         raise ConfigError(f"{again[0]}: the table is named twice, so that its records would count twice")
+
+
+def check_public(files: Sequence[Path], test: Path) -> None:
+    """Refuse a public test table that is one of the training tables, by another name or as a copy too.
+
+    Raises:
+        DataError: names both, and says what would be right.
+    """
+    for path in files:
+        with reading(path, DataError):
+            same = path.samefile(test) or (
+                path.stat().st_size == test.stat().st_size and _digest(path) == _digest(test)
+            )
+        if same:
+            raise DataError(
+                f"{test}: data.table.test_file (test, in Python) is also in data.table.files, as {path}; its records "
+                "are protected, and a test table counts as public: name a table of other, public people, or leave it "
+                "out for test_share"
+            )
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return file_digest(stream, "sha256").digest()
 
 
 def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, test_share: float) -> None:

@@ -1,0 +1,40 @@
+"""Tables and arrays that would be read in silence as something else than was meant are refused, or read as meant."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedveil.errors import DataError
+from fedveil.population.schema import Schema
+from fedveil.population.tables import read_tables
+
+ROWS = "patient,age,sick\na,10,no\nb,20,yes\n"
+
+
+def schema(**changes: object) -> Schema:
+    fields: dict[str, object] = {
+        "n_users": 5,
+        "user": "patient",
+        "target": {"kind": "label", "column": "sick", "classes": ["no", "yes"]},
+        "features": {"age": {"kind": "number", "lower": 0, "upper": 100, "missing": "indicator"}},
+    }
+    return Schema.model_validate(fields | changes)
+
+
+def test_a_test_table_that_trains_is_refused_by_any_name(tmp_path: Path) -> None:
+    north, south = tmp_path / "north.csv", tmp_path / "south.csv"
+    north.write_text(ROWS)
+    south.write_text("patient,age,sick\nc,30,no\n")
+    link, twin, copy = tmp_path / "link.csv", tmp_path / "twin.csv", tmp_path / "copy.csv"
+    link.symlink_to(south)
+    os.link(north, twin)
+    copy.write_bytes(north.read_bytes())
+    for test, path in ((south, south), (link, south), (twin, north), (copy, north)):
+        with pytest.raises(DataError, match=r"test_file .* is also in data\.table\.files") as caught:
+            read_tables(schema(), [north, south], test=test)
+        assert f"as {path};" in str(caught.value)
+        assert "other, public people" in str(caught.value)
+    public = tmp_path / "public.csv"
+    public.write_text(ROWS.replace("10", "11"))  # as many bytes
+    assert read_tables(schema(), [north, south], test=public).public_test
