@@ -3,11 +3,15 @@
 import os
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pa_parquet
 import pytest
 
 from fedveil.errors import DataError
+from fedveil.population.columns import State, read_columns
 from fedveil.population.schema import Schema
-from fedveil.population.tables import read_tables
+from fedveil.population.tables import read_features_by_schema, read_tables
 
 ROWS = "patient,age,sick\na,10,no\nb,20,yes\n"
 
@@ -38,3 +42,19 @@ def test_a_test_table_that_trains_is_refused_by_any_name(tmp_path: Path) -> None
     public = tmp_path / "public.csv"
     public.write_text(ROWS.replace("10", "11"))  # as many bytes
     assert read_tables(schema(), [north, south], test=public).public_test
+
+
+@pytest.mark.parametrize("ages", [pa.int16(), pa.int64(), pa.float32(), pa.float64(), pa.decimal128(5, 2)])
+def test_a_number_that_stands_for_none_does_so_in_every_kind_of_table(
+    tmp_path: Path, ages: pa.DataType
+) -> None:
+    how, path = schema(missing_values=["", "999", "-0.1"]), tmp_path / "north.parquet"
+    values = [50, 999, None] if pa.types.is_integer(ages) else [50, 999, -0.1]
+    cells = pa.array(values).cast(ages, safe=False)
+    pa_parquet.write_table(pa.table({"patient": ["a", "b", "c"], "age": cells, "sick": ["no"] * 3}), path)
+    written = tmp_path / "written.csv"
+    written.write_text("patient,age,sick\na,50,no\nb,999.0,no\nc,-0.1,no\n")
+    for table in (path, written):
+        assert read_features_by_schema(how, table).tolist() == [[0, 0], [0, 1], [0, 1]]
+        state = read_columns(how, [table], ["age"]).numbers("age").state
+        assert np.array_equal(state, [State.VALID, State.MISSING, State.MISSING])

@@ -252,7 +252,7 @@ class Schema(_Part):
     ``silo`` names the column of the silo, or is left out where each silo has its own file. ``n_users`` is
     |U|, the public number of users, with or without records. ``silos`` may list the silos: one without a record
     then takes part like any other. Columns that the schema does not name are not read. Cells equal to one of
-    ``missing_values`` are missing.
+    ``missing_values`` are missing, numbers by their value.
 
     ``users`` is the SHA-256 of the list of ids that institutions share among themselves
     (:mod:`fedveil.population.salted_file`): one id a line, in the order of the users' numbers. A silo with another

@@ -67,6 +67,8 @@ class TableReader:
         self._table = table
         self._missing_values = pa.array(missing_values, pa.string())
         self._decimal = decimal
+        numbers = self.parsed(self._missing_values)
+        self._missing_numbers = numbers.filter(pc.is_finite(numbers))
         self._binned, self._spellings = binned, spellings
         self._invalid: dict[str, Bool[np.ndarray, "n"]] = {}
 
@@ -225,6 +227,7 @@ class TableReader:
         values, missing = self.cells(column)
         if not pa.types.is_floating(values.type):
             values = self._parsed(column, pc.if_else(pa.array(missing), None, values), missing)
+            missing = missing | self.standing_for_none(values)
         numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
         numbers[missing] = 0.0
         self._count(~np.isfinite(numbers), column, "the value is infinite")
@@ -275,8 +278,16 @@ class TableReader:
         kind = self._table.schema.field(column).type
         if pa.types.is_floating(kind) or pa.types.is_integer(kind):
             values = self._table.column(column).combine_chunks().cast(pa.float64(), safe=False)
-            return values, np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
+            missing = np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
+            return values, missing | self.standing_for_none(values, kind)
         return self.text(column)
+
+    def standing_for_none(self, values: pa.Array, kind: pa.DataType | None = None) -> Bool[np.ndarray, "n"]:
+        """Which numbers are declared missing values, as a column of this type holds these."""
+        marks = self._missing_numbers
+        if kind is not None and pa.types.is_floating(kind):
+            marks = marks.cast(kind, safe=False).cast(pa.float64())
+        return np.asarray(pc.is_in(values, marks), dtype=np.bool_)
 
     def text(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
         """Cells as text; and which are missing."""
