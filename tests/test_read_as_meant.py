@@ -10,6 +10,7 @@ import pytest
 
 from fedveil.errors import DataError
 from fedveil.population.columns import State, read_columns
+from fedveil.population.draft import draft_schema
 from fedveil.population.schema import Schema
 from fedveil.population.tables import read_features_by_schema, read_tables
 
@@ -58,3 +59,19 @@ def test_a_number_that_stands_for_none_does_so_in_every_kind_of_table(
         assert read_features_by_schema(how, table).tolist() == [[0, 0], [0, 1], [0, 1]]
         state = read_columns(how, [table], ["age"]).numbers("age").state
         assert np.array_equal(state, [State.VALID, State.MISSING, State.MISSING])
+
+
+DATES = {"kind": "date", "lower": "2020-01-01", "upper": "2030-01-01"}
+
+
+def test_a_column_of_durations_is_refused_where_it_is_read_and_drafted(tmp_path: Path) -> None:
+    path, stay = tmp_path / "north.parquet", pa.array([5, 7], pa.duration("us"))
+    table = pa.table({"patient": ["a", "b"], "age": stay, "sick": ["no", "yes"]})
+    pa_parquet.write_table(table, path)
+    told = r"north\.parquet, column 'age': a column of type duration\[us\].*numbers, of days"
+    with pytest.raises(DataError, match=told):
+        read_features_by_schema(schema(), path)
+    with pytest.raises(DataError, match=told):
+        read_features_by_schema(schema(features={"age": DATES}), path)
+    with pytest.raises(DataError, match=told):
+        draft_schema(path)

@@ -28,6 +28,11 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
     cells = without_days(column)
     if pa.types.is_dictionary(cells.type):
         cells = cells.dictionary_decode()
+    if pa.types.is_duration(cells.type):
+        raise DataError(
+            f"a column of type {cells.type} holds durations, which are no numbers without a unit; write it as a column "
+            "of numbers, of days, say"
+        )
     if pa.types.is_boolean(cells.type):
         cells = cells.cast(pa.int8())
     try:
@@ -242,7 +247,7 @@ class TableReader:
     def dates(self, column: str, written: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Days since 1970-01-01 of every cell, NaN where it is missing or no date; and which are missing."""
         cells = self._table.column(column).combine_chunks()
-        if pa.types.is_temporal(cells.type):
+        if pa.types.is_date(cells.type) or pa.types.is_timestamp(cells.type):
             days = cells.cast(pa.date32(), safe=False).cast(pa.int32())
             missing = np.asarray(cells.is_null(), dtype=np.bool_)
         else:
