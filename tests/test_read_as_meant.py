@@ -4,13 +4,16 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
 from fedveil.errors import DataError
+from fedveil.population.arrays import population
 from fedveil.population.columns import State, read_columns
 from fedveil.population.draft import draft_schema
+from fedveil.population.records import Population
 from fedveil.population.schema import Schema
 from fedveil.population.tables import read_features_by_schema, read_tables
 
@@ -75,3 +78,25 @@ def test_a_column_of_durations_is_refused_where_it_is_read_and_drafted(tmp_path:
         read_features_by_schema(schema(features={"age": DATES}), path)
     with pytest.raises(DataError, match=told):
         draft_schema(path)
+
+
+def people(targets: object, user: object, **changes: object) -> Population:
+    frame = pd.DataFrame({"age": [0.1, 0.2, 0.3, 0.4]}, index=[3, 1, 2, 0])
+    declared: dict[str, object] = {"silo": ["n", "n", "s", "s"], "n_users": 9, "task": "classification"}
+    declared |= {"classes": [0, 1], "silos": ["n", "s"], "test": (frame + 1, [0, 1, 0, 1])}
+    return population(frame, targets, user=user, **declared | changes)  # type: ignore[arg-type]
+
+
+def test_pandas_indexes_that_differ_are_refused() -> None:
+    names, order = ["a", "b", "c", "d"], [3, 1, 2, 0]
+    with pytest.raises(DataError, match=r"features and user: .*reset_index\(drop=True\)"):
+        people([0, 1, 0, 1], pd.Series(names))
+    with pytest.raises(DataError, match="features and targets: their pandas indexes differ"):
+        people(pd.Series([0, 1, 0, 1]), names)
+    table = pd.DataFrame({"age": [1.0, 2.0]})
+    with pytest.raises(DataError, match="test features and test targets: their"):
+        people([0, 1, 0, 1], names, test=(table, pd.Series([0, 1], index=[1, 0])))
+    same = people(pd.Series([0, 1, 0, 1], index=order), pd.Series(names, index=order))
+    assert (
+        same.train.user.tolist() == people([0, 1, 0, 1], np.array(names)).train.user.tolist() == [0, 1, 2, 3]
+    )

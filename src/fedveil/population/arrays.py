@@ -18,6 +18,7 @@ from fedveil.population.column_checks import check_task
 from fedveil.population.giveaways import giveaways
 from fedveil.population.given import (
     FeatureTable,
+    check_alike,
     read_features,
     read_ids,
     read_labels,
@@ -87,7 +88,7 @@ def population(
         targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival. None for a data set.
         user: (n,) the person to whom each record belongs: text or whole numbers. Ids are compared as text: equal text
             is the same person in all silos, and any difference (case, blanks, leading zeros) makes another person.
-            Columns are matched by position; the index of a pandas series is not read.
+            Columns are matched by position; pandas tables and series whose indexes differ are refused.
         silo: (n,) the silo that holds each record.
         n_users: |U|, the PUBLIC number of users, with or without records. ``"counted"`` counts the users that have
             records; the statement then says that no guarantee covers this number.
@@ -130,6 +131,7 @@ def population(
     within = _range(task, target_range)
     assert n_users is not None
     columns = _columns(features, targets, user, silo)
+    check_alike(columns)
     table = read_features(columns["features"])
     labels, words = _targets(columns["targets"], task, classes, "targets")
     refuse_outside(labels, within, "targets")
@@ -198,6 +200,7 @@ def _public_test(
     within: tuple[float, float] | None,
 ) -> _Split:
     """Test on a table that was handed over as public, and train on all records."""
+    check_alike({"test features": test[0], "test targets": test[1]})
     tested = read_features(test[0], "test features")
     if tested.names != table.names:
         raise DataError("test features: the columns are not those of the features, in the same order")

@@ -6,8 +6,9 @@ repeats a value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +29,21 @@ class FeatureTable:
 
     values: Features
     names: tuple[str, ...] | None
+
+
+def check_alike(columns: Mapping[str, Any]) -> None:
+    """Return if no two pandas tables or series have different indexes: rows are matched by position, indexes not read.
+
+    Raises:
+        DataError: names the two, and says what would be right.
+    """
+    indexed = {name: one.index for name, one in columns.items() if hasattr(one, "iloc")}
+    for first, second in pairwise(indexed):
+        if not indexed[first].equals(indexed[second]):
+            raise DataError(
+                f"{first} and {second}: their pandas indexes differ, and rows are matched by position; align them (by "
+                "loc, say), or call reset_index(drop=True) on both where position is what is meant"
+            )
 
 
 def read_features(given: Any, where: str = "features") -> FeatureTable:
