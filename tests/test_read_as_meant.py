@@ -100,3 +100,10 @@ def test_pandas_indexes_that_differ_are_refused() -> None:
     assert (
         same.train.user.tolist() == people([0, 1, 0, 1], np.array(names)).train.user.tolist() == [0, 1, 2, 3]
     )
+
+
+def test_a_cell_with_an_underscore_is_no_number(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text(ROWS.replace("20", "1_0"))
+    with pytest.raises(DataError, match=r"record 2 .*column 'age': the value is no number"):
+        read_features_by_schema(schema(), path)

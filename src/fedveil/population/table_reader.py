@@ -318,9 +318,9 @@ class TableReader:
 
 
 def number_of(cell: str | None) -> float | None:
-    """A cell as a number, None if it is none."""
+    """A cell as a number, None if it is none; ``1_0`` is Python's, and no table's."""
     try:
-        return None if cell is None else float(cell)
+        return None if cell is None or "_" in cell else float(cell)
     except ValueError:
         return None
 
