@@ -49,6 +49,7 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("n_users = 40", "n_users = 0", "n_users: must be >= 1, not 0"),
+        ("n_users = 40", f"n_users = {10**23}", "n_users: must be <= 1e+08, not 1"),
         ("n_users = 40", "", "n_users: is required"),
         ("n_users = 40", 'n_users = "40"', "n_users: must be a whole number, not '40'"),
         (

@@ -269,7 +269,7 @@ class Schema(_Part):
     ``features`` holds what they stand for.
     """
 
-    n_users: Annotated[int, Field(ge=1)]
+    n_users: Annotated[int, Field(ge=1, le=100_000_000)]
     user: str
     users: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     silo: str | None = None
