@@ -1,11 +1,12 @@
 """What the columns of a table of records must be: dtypes, shapes, finite numbers, and targets that fit their task."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from fedveil.errors import DataError
+from fedveil.foreign import foreign
 
 CHUNK: Final = 1 << 22
 """Values looked at together, so that a memory-mapped table is never in memory whole."""
@@ -27,6 +28,34 @@ def check_bounds(lower: float, upper: float) -> None:
         raise ValueError("lower must be below upper")
     if max(abs(lower), abs(upper), upper - lower) > _LARGEST_BOUND:
         raise ValueError("lower and upper must be numbers of at most 3.4e38, as must be their distance")
+
+
+def check_spellings(also: Mapping[str, str] | None, declared: Sequence[str]) -> None:
+    """Return if other spellings stand for declared values, and are none themselves.
+
+    Raises:
+        ValueError: names the first that does not.
+    """
+    for spelling, meant in (also or {}).items():
+        if spelling in declared or meant not in declared:
+            raise ValueError(
+                'also: another spelling and the declared value that it stands for, as in { f = "F" }; '
+                f"'{foreign(spelling)}' = '{foreign(meant)}' is none"
+            )
+
+
+def check_not_missing(column: str, declared: Sequence[str], missing_values: Sequence[str]) -> None:
+    """Return if no declared value or spelling is a missing value too: its cells would be missing without a word.
+
+    Raises:
+        ValueError: names column and value, which are the public schema's.
+    """
+    for one in declared:
+        if one in missing_values:
+            raise ValueError(
+                f"column '{foreign(column)}': '{foreign(one)}' is declared, and is one of missing_values, so that its "
+                "cells would be missing; leave it out of one of them"
+            )
 
 
 def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None:

@@ -13,7 +13,7 @@ hold decides no model's width.
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field, model_validator
 from fedveil.errors import DataError
 from fedveil.files import parse_toml, read_text
 from fedveil.foreign import foreign
-from fedveil.population.column_checks import check_bounds
+from fedveil.population.column_checks import check_bounds, check_not_missing, check_spellings
 from fedveil.population.identities import AS_TEXT
 from fedveil.population.refused import of_tables
 from fedveil.validation import DocumentTable, validated
@@ -43,15 +43,6 @@ class _Part(DocumentTable):
 def _check_absent(absent: str | None, missing: str) -> None:
     if absent is not None and missing == "error":
         raise ValueError("absent: a table without the column has missing values alone; declare `missing` too")
-
-
-def _check_spellings(also: Mapping[str, str] | None, declared: Sequence[str]) -> None:
-    for spelling, meant in (also or {}).items():
-        if spelling in declared or meant not in declared:
-            raise ValueError(
-                'also: another spelling and the declared value that it stands for, as in { f = "F" }; '
-                f"'{foreign(spelling)}' = '{foreign(meant)}' is none"
-            )
 
 
 class Format(_Part):
@@ -180,7 +171,7 @@ class Category(_Part):
         if len(set(self.categories)) != len(self.categories):
             raise ValueError("a category is declared twice")
         _check_absent(self.absent, self.missing)
-        _check_spellings(self.also, self.categories)
+        check_spellings(self.also, self.categories)
         return self
 
     @property
@@ -201,7 +192,7 @@ class Label(_Part):
     def _distinct(self) -> "Label":
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("a class is declared twice")
-        _check_spellings(self.also, self.classes)
+        check_spellings(self.also, self.classes)
         return self
 
 
@@ -299,6 +290,15 @@ class Schema(_Part):
                 f"column '{SILO}': statistics and preprocessing call the silos so; give the feature or target another "
                 "name"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _declared_values_are_read(self) -> "Schema":
+        words = {name: one.categories for name, one in self.features.items() if isinstance(one, Category)}
+        if isinstance(self.target, Label):
+            words[self.target.column] = self.target.classes
+        for name, declared in words.items():
+            check_not_missing(name, (*declared, *self.spellings.get(name, ())), self.missing_values)
         return self
 
     @property
