@@ -93,6 +93,12 @@ def test_check_finds_the_budget_before_training(toml: Path) -> None:
     assert "none" in shown.split("within budget")[0]  # counts are sent in the open
 
 
+def test_check_promises_nothing_of_noise_from_a_known_seed(toml: Path) -> None:
+    """The run's statement would say that nothing is guaranteed."""
+    (row,) = as_json("check", str(toml), "--set", "privacy.insecure_seed=1")["experiments"]
+    assert (row["epsilon"], row["to server"]) == (None, None)
+
+
 def test_plan_needs_no_data_and_meets_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     planned = (

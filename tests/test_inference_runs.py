@@ -166,6 +166,12 @@ def test_the_plan_reads_no_table_and_costs_what_is_declared(tmp_path: Path) -> N
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_plan_promises_nothing_of_noise_from_a_known_seed(tmp_path: Path) -> None:
+    request = str(written(tmp_path, privacy="epsilon = 8.0\ninsecure_seed = 1"))
+    assert as_json("infer", request, "--plan")["epsilon"] is None
+    assert "epsilon none at delta 1e-05" in output("infer", request, "--plan")
+
+
 def test_the_regression_of_the_page_is_planned(tmp_path: Path) -> None:
     """What the page shows can be asked for, with a schema that has its columns."""
     written(tmp_path, people=20000, silos='silos = ["north", "south", "west"]')

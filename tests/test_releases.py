@@ -29,7 +29,7 @@ from fedveil.statistics.figures import rows
 from fedveil.statistics.local import silo_sums
 from fedveil.statistics.released import read_released
 from fedveil.statistics.strategy import Strategy
-from tests.commands import as_json, ended
+from tests.commands import as_json, ended, output
 from tests.doc_examples import BLOCKS
 from tests.hospitals import FILES, write_tables
 
@@ -190,6 +190,12 @@ def test_the_plan_and_the_refusals_read_no_table(tmp_path: Path) -> None:
     assert plan["epsilon"] == pytest.approx(2.0, abs=1e-3)
     assert [one["release"] for one in plan["blocks"]] == ["age", "age", "follow_up", "follow_up", "table"]
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_promises_nothing_of_noise_from_a_known_seed(tmp_path: Path) -> None:
+    request = str(written(tmp_path, privacy="epsilon = 2.0\ninsecure_seed = 1"))
+    assert as_json("stats", request, "--plan")["epsilon"] is None
+    assert "epsilon none at delta 1e-05" in output("stats", request, "--plan")
 
 
 def test_the_example_of_the_page_is_planned(tmp_path: Path) -> None:

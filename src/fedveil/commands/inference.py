@@ -10,13 +10,14 @@ import typer
 
 from fedveil.commands.figures import print_statement
 from fedveil.commands.options import OUT, Json, Runs, tell
-from fedveil.console import ends, number, print_json, rows_table
+from fedveil.console import ends, epsilon_text, number, print_json, rows_table
 from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
 from fedveil.engine.releases.inference import PreparedInference, answered, prepare_inference
 from fedveil.engine.releases.prepared_releases import make_releases
 from fedveil.engine.run_folder.documents import read_statement
+from fedveil.engine.run_folder.folder import finite
 from fedveil.errors import ConfigError
-from fedveil.privacy.statement import show_at_least, show_epsilon
+from fedveil.privacy.statement import show_at_least
 from fedveil.report.inference import p_text, write_inference
 from fedveil.statistics.inference.fitted import Fitted, read_fitted
 
@@ -100,7 +101,7 @@ def _rows(fitted: Fitted) -> list[dict[str, str]]:
 def _print_plan(prepared: PreparedInference, as_json: bool) -> None:
     """Print what is predicted of every coefficient, and what the releases cost."""
     series = prepared.series
-    epsilon = series.epsilon_of(series.event)
+    epsilon = finite(series.epsilon_of(series.event)) if series.secure else None
     releases = [
         {
             "release": place,
@@ -124,6 +125,6 @@ def _print_plan(prepared: PreparedInference, as_json: bool) -> None:
         {"epsilon": epsilon, "releases": releases, "effects": effects},
         rows_table(releases),
         rows_table(effects),
-        f"noise multiplier {show_at_least(prepared.multiplier)}, epsilon {show_epsilon(epsilon)} at delta "
+        f"noise multiplier {show_at_least(prepared.multiplier)}, epsilon {epsilon_text(epsilon)} at delta "
         f"{prepared.document.privacy.delta:g}; no record was read and nothing was charged",
     )

@@ -10,13 +10,14 @@ import typer
 from fedveil.commands.figures import print_rows, print_statement
 from fedveil.commands.inference import print_effects, told
 from fedveil.commands.options import OUT, Json, Runs, tell
-from fedveil.console import print_json, rows_table
+from fedveil.console import epsilon_text, print_json, rows_table
 from fedveil.engine.experiments.release_document import ReleaseDocument, read_releases
 from fedveil.engine.releases.prepared_releases import make_releases
 from fedveil.engine.releases.statistics import PreparedRelease, answered, prepare_release
 from fedveil.engine.run_folder.documents import read_statement
+from fedveil.engine.run_folder.folder import finite
 from fedveil.errors import ConfigError
-from fedveil.privacy.statement import show_at_least, show_epsilon
+from fedveil.privacy.statement import show_at_least
 from fedveil.report.statistics import write_statistics
 from fedveil.statistics.derived import cross, quantiles
 from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
@@ -161,13 +162,14 @@ def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
         }
         for one in prepared.plan
     ]
-    epsilon, method = prepared.series.epsilon_of(prepared.series.event), prepared.release(()).method
+    series, method = prepared.series, prepared.release(()).method
+    epsilon = finite(series.epsilon_of(series.event)) if series.secure else None
     numbers = prepared.step.layout.length
     tell(
         as_json,
         {"epsilon": epsilon, "numbers": numbers, "blocks": found},
         rows_table(found),
         f"{numbers} numbers, noise multiplier {show_at_least(method.channel.nominal())}, epsilon "
-        f"{show_epsilon(epsilon)} at delta {prepared.document.privacy.delta:g}; no record was read and nothing was "
+        f"{epsilon_text(epsilon)} at delta {prepared.document.privacy.delta:g}; no record was read and nothing was "
         "charged",
     )

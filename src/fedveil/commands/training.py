@@ -179,6 +179,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         prepared.epsilon_with(role, experiment.rounds, prepared.beside) for role in (Role.READER, Role.SERVER)
     )
     budget = experiment.privacy.budget
+    stated = [one if prepared.secure and one < float("inf") else None for one in (epsilon, to_server)]
     return {
         "experiment": experiment.name,
         "silos": prepared.population.n_silos,
@@ -190,8 +191,8 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "rounds": experiment.rounds,
         "noise of bounds": None if prepared.preprocessing is None else prepared.preprocessing.noise,
         "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
-        "epsilon": epsilon if epsilon < float("inf") else None,
-        "to server": to_server if to_server < float("inf") else None,
+        "epsilon": stated[0],
+        "to server": stated[1],
         "within budget": None if budget is None else epsilon <= budget,
     }
 
