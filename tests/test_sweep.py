@@ -120,6 +120,21 @@ def test_a_folder_that_a_killed_sweep_left_without_its_experiment_is_taken_over(
     assert spent_together([point], folder)["runs"] == 1
 
 
+def test_rows_of_an_earlier_sweep_stay(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (point,), folder = points(source, Selection(), [Axis.read("rounds=1")]), tmp_path / "runs"
+    monkeypatch.setattr(engine, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr(engine, "_play", lambda one, _: {"schema_version": 1, "run": one.experiment.name})
+    folder.mkdir()
+    stale = {"schema_version": 1, "run": point.experiment.name, "seconds": 1}
+    before = [{"schema_version": 1, "run": "earlier", "seconds": 2}, stale]
+    (folder / ROWS).write_text("".join(json.dumps(row) + "\n" for row in before))
+    rows = list(sweep([point], folder, processes=1))
+    assert json_lines(folder / ROWS) == [before[0], *rows]
+    (folder / ROWS).write_text("{")
+    with pytest.raises(RunFolderError, match=r"sweep\.jsonl, line 1"):
+        next(sweep([point], folder, processes=1))
+
+
 def test_a_folder_that_is_no_runs_is_left_alone(source: str, tmp_path: Path) -> None:
     (point,), folder = points(source, Selection(), [Axis.read("rounds=1")]), tmp_path / "runs"
     path = folder / point.experiment.name

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.sweep import Point, spent_together
+from fedveil.engine.sweep import ROWS, Point, spent_together
 from fedveil.errors import FedveilError
 from fedveil.population.catalogue import Allocation, load
 from fedveil.privacy.accountant import gaussian_epsilon
@@ -194,5 +194,26 @@ def test_a_sweep_adds_up_what_all_its_points_have_spent(tmp_path: Path) -> None:
     mixed = spent_together(points("a", "c"), tmp_path)
     assert mixed["epsilon"] is None
     assert "protect different things, so no one epsilon covers them" in mixed["told"]
+
+
+def test_a_sweep_counts_a_run_that_guarantees_nothing(tmp_path: Path) -> None:
+    release = GaussianEvent(noise_multiplier=4.0)
+    run(tmp_path / "a", release)
     run(tmp_path / "d", release, epsilon=None, reasons=("none",))
     assert "no guarantee" in spent_together(points("a", "d"), tmp_path)["told"]
+
+
+def test_a_sweep_counts_what_earlier_ones_left_in_its_folder(tmp_path: Path) -> None:
+    """Whoever chooses has looked at those too; a run of them that is gone or has not ended takes the epsilon away."""
+    release = GaussianEvent(noise_multiplier=4.0)
+    folders = [run(tmp_path / name, release) for name in ("a", "b")]
+    spent = spent_together(points("b"), tmp_path)
+    assert (spent["runs"], spent["epsilon"]) == (2, spent_by(folders).epsilon)
+    assert "together, 2 runs on the same people (1 of them from earlier sweeps into " in spent["told"]
+    (tmp_path / ROWS).write_text('{"schema_version": 1, "run": "gone"}\n')
+    assert spent_together(points("b"), tmp_path)["epsilon"] is None
+    (tmp_path / ROWS).unlink()
+    (tmp_path / "a" / "privacy.json").unlink()
+    begun = spent_together(points("b"), tmp_path)
+    assert begun["epsilon"] is None
+    assert "it has no privacy.json" in begun["told"]

@@ -1,7 +1,8 @@
 """A sweep: every experiment of a study at every point of a grid over any keys, in worker processes, resumable.
 
 A point's run folder is named by the experiment and the point. A folder that is complete is not run again, one that was
-interrupted goes on, so the same command after a kill finishes the sweep. ``sweep.jsonl`` has a row a run.
+interrupted goes on, so the same command after a kill finishes the sweep. ``sweep.jsonl`` has a row a run, those of
+earlier sweeps into the folder included: whoever chooses has looked at all of them, so all of them are summed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -26,7 +27,7 @@ from fedveil.engine.run_folder.documents import RoundRow, read_lines
 from fedveil.engine.run_folder.folder import Row, RunFolder, drop_unbegun, finite
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
-from fedveil.files import read_toml
+from fedveil.files import of_version, parse_json, read_text, read_toml, reading, replace_file, writing
 from fedveil.privacy.statement import show_delta, show_epsilon
 from fedveil.privacy.together import spent_by
 
@@ -114,6 +115,8 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
 def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[Row]:
     """Run what is not complete yet; yield the row of every run as it ends, and write them all to ``sweep.jsonl``.
 
+    Rows of earlier sweeps into the folder stay there.
+
     Args:
         found: what :func:`points` gave.
         folder: where the run folders are made, or were when the sweep was interrupted.
@@ -122,7 +125,8 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
     Raises:
         FedveilError: a run failed; the others are complete or can go on.
         ConfigError: a run folder of this name has another experiment.
-        RunFolderError: a folder of this name has something and no experiment.
+        RunFolderError: a folder of this name has something and no experiment, or ``sweep.jsonl`` is damaged or cannot
+            be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,6 +134,8 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
         raise RunFolderError(f"{folder}: cannot be made: {error.strerror}") from None
     for point in found:
         _check_same(point, folder)
+    names = {point.experiment.name for point in found}
+    earlier = [row for name, row in _recorded(folder).items() if name not in names]
     rows: dict[str, Row] = {}
     context = get_context("spawn")
     with ProcessPoolExecutor(
@@ -146,11 +152,39 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
                 continue
             rows[point.experiment.name] = row
             ordered = [rows[one.experiment.name] for one in found if one.experiment.name in rows]
-            text = "".join(json.dumps(one) + "\n" for one in ordered)
-            (folder / ROWS).write_text(text, encoding="utf-8")
+            text = "".join(json.dumps(one) + "\n" for one in (*earlier, *ordered))
+            with writing(folder / ROWS, RunFolderError):
+                replace_file(folder / ROWS, text.encode())
             yield row
     if failed is not None:
         raise failed
+
+
+def _recorded(folder: Path) -> dict[str, Row]:
+    """Return the rows of ``sweep.jsonl`` by run; none where there is no file."""
+    path = folder / ROWS
+    if not path.exists():
+        return {}
+    rows = {}
+    for number, line in enumerate(read_text(path, RunFolderError).splitlines(), start=1):
+        place = f"{path}, line {number}"
+        row = of_version(parse_json(line, place, RunFolderError), place, _SCHEMA_VERSION)
+        with reading(place, RunFolderError):
+            rows[_name(row["run"])] = row
+    return rows
+
+
+def _name(run: str) -> str:
+    if run in ("", "..") or Path(run).name != run:
+        raise ValueError("run: the name of a folder in this one is needed")
+    return run
+
+
+def _others(names: Collection[str], folder: Path) -> list[Path]:
+    """Return the runs in a sweep's folder, or of its rows, that have other names."""
+    marks = ("experiment.toml", "privacy.json", "ledger.jsonl")
+    there = {path.parent.name for mark in marks for path in folder.glob(f"*/{mark}")}
+    return [folder / name for name in sorted((there | set(_recorded(folder))) - set(names))]
 
 
 def _check_same(point: Point, folder: Path) -> None:
@@ -178,10 +212,11 @@ def _play(point: Point, folder: Path) -> Row:
 
 
 def spent_together(found: Sequence[Point], folder: Path) -> Row:
-    """Return what all points together have spent: whoever chooses among them, has looked at all of them.
+    """Return what all runs in a sweep's folder have spent: whoever chooses among them, has looked at all of them.
 
-    As :func:`fedveil.privacy.together.spent_by` has it, at the smallest delta. Where points protect different things no
-    one epsilon covers them, and the sentence says so.
+    As :func:`fedveil.privacy.together.spent_by` has it, at the smallest delta of the points, and with what earlier
+    sweeps have left in the folder. Where runs protect different things, or one of them has not ended, no one epsilon
+    covers them, and the sentence says so.
 
     Args:
         found: what was swept; complete.
@@ -190,12 +225,14 @@ def spent_together(found: Sequence[Point], folder: Path) -> Row:
     Returns:
         The number of runs, epsilon (None where nothing is guaranteed) and delta, and a sentence that says so.
     """
-    folders = [folder / point.experiment.name for point in found]
+    names = [point.experiment.name for point in found]
+    others = _others(names, folder)
+    folders = [*(folder / name for name in names), *others]
     delta = min(point.experiment.privacy.delta for point in found)
     accountant, epsilon = found[0].experiment.privacy.accountant, None
     try:
         spent = spent_by(folders, delta, accountant)
-    except ConfigError as error:
+    except FedveilError as error:
         cost = f"{error}; each run's statement is about that run alone"
     else:
         epsilon, cost = spent.epsilon, "no guarantee"
@@ -204,18 +241,25 @@ def spent_together(found: Sequence[Point], folder: Path) -> Row:
                 f"each {spent.unit} is protected with epsilon {show_epsilon(epsilon)} at delta {show_delta(delta)}, "
                 "against whoever reads all that they released and chooses among it"
             )
-    told = f"together, {len(found)} runs on the same people: {cost}"
-    if any(point.experiment.evaluation is None for point in found):
+    earlier = f" ({len(others)} of them from earlier sweeps into {folder})" if others else ""
+    told = f"together, {len(folders)} runs on the same people{earlier}: {cost}"
+    if any(point.experiment.evaluation is None for point in found) or any(map(_shows_metrics, others)):
         told += (
             ". Metrics on test records are exact and covered by no epsilon: choosing by them is covered only where the "
             "test records are public"
         )
     return {
-        "runs": len(found),
+        "runs": len(folders),
         "epsilon": None if epsilon is None else finite(epsilon),
         "delta": delta,
         "told": told,
     }
+
+
+def _shows_metrics(folder: Path) -> bool:
+    """Return whether a run may have shown exact test metrics: it trained, and did not release them."""
+    path = folder / "experiment.toml"
+    return path.is_file() and "evaluation" not in read_toml(path)
 
 
 def _row(point: Point, outcome: Outcome) -> Row:
