@@ -164,9 +164,10 @@ def _check(people: Any, method: Any) -> None:
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
     if not isinstance(method, MethodChoice | Method):
-        own = getattr(methods, getattr(method, "__name__", ""), None) is method
+        name = getattr(method, "__name__", None)
+        own = isinstance(name, str) and getattr(methods, name, None) is method
         what = (
-            f"call it: fedveil.{method.__name__}(...)"
+            f"call it: fedveil.{name}(...)"
             if own
             else f"not {'a builder: call it' if inspect.isroutine(method) else type(method).__name__}"
         )
