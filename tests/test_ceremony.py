@@ -114,6 +114,19 @@ def parties(tmp_path: Path) -> Parties:
     return made
 
 
+def test_a_folder_that_cannot_be_made_is_one_error_that_names_it(parties: Parties) -> None:
+    (parties.root / "a file").touch()
+    folder, charter = parties.root / "a file" / "new", parties.founder / "charter.toml"
+    said = "a file/new cannot be written: Not a directory"
+    with pytest.raises(ConfigError, match=said):
+        join_as_silo(folder, charter, name="west", passphrase=None)
+    with pytest.raises(ConfigError, match=said):
+        join_as_coordinator(folder, charter, passphrase=None)
+    schema = parties.root / "schema.toml"
+    with pytest.raises(ConfigError, match=said):
+        found(folder, name="b", schema=schema, host="localhost", port=1, passphrase=None)
+
+
 def halves(path: Path) -> list[bytes]:
     """The private half of a key's file, in every form in which it could stand in another file."""
     content = path.read_bytes()

@@ -142,6 +142,12 @@ def test_an_edited_result_file_is_refused(tmp_path):
         folder.read("digits")
 
 
+def test_results_that_cannot_be_written_are_one_error_that_names_them(tmp_path):
+    (tmp_path / "a file").touch()
+    with pytest.raises(ResultError, match=r"a file/results/digits\.json cannot be written: Not a directory"):
+        ResultFolder(tmp_path / "a file" / "results").write(Results(table="digits", command="c"))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"digest": 1, "runs": 2}', "{"])
 def test_a_damaged_result_file_is_one_error_that_names_it(tmp_path, text):
     (tmp_path / "digits.json").write_text(text)

@@ -10,7 +10,7 @@ import typer
 from fedveil.commands.options import MOST_SEEDS, OUT, Json, tell
 from fedveil.console import observer, rows_table
 from fedveil.errors import ConfigError
-from fedveil.files import replace_file
+from fedveil.files import replace_file, writing
 from fedveil.reproduction.page import pages
 from fedveil.reproduction.play import reproduce
 from fedveil.reproduction.results import ResultFolder
@@ -46,8 +46,9 @@ def reproduce_command(
         if name is not None:
             raise ConfigError(f"{name}: --page writes the page of all tables; name none")
         for path, text in pages(folder, write.stem).items():
-            (write.parent / path).parent.mkdir(parents=True, exist_ok=True)
-            replace_file(write.parent / path, text.encode())
+            with writing(write.parent / path, ConfigError):
+                (write.parent / path).parent.mkdir(parents=True, exist_ok=True)
+                replace_file(write.parent / path, text.encode())
         return
     if name is None:
         rows = [{"table": one, "title": load_table(one).title} for one in table_names()]

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field
 
 from fedveil.errors import FedveilError
-from fedveil.files import parse_json, read_content, reading, replace_file
+from fedveil.files import parse_json, read_content, reading, replace_file, writing
 from fedveil.validation import DocumentTable
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -108,11 +108,16 @@ class ResultFolder:
         return results
 
     def write(self, results: Results) -> None:
-        """Replace the file of a table, whole and durably."""
-        document = results.model_dump(mode="json")
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Replace the file of a table, whole and durably.
+
+        Raises:
+            ResultError: the disk refuses the folder or the file; the old one is as it was.
+        """
+        document, path = results.model_dump(mode="json"), self.path / f"{results.table}.json"
         text = _lines(document | {"digest": digest(document)})
-        replace_file(self.path / f"{results.table}.json", text.encode())
+        with writing(path, ResultError):
+            self.path.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.encode())
 
 
 def digest(document: Any) -> str:

@@ -18,7 +18,7 @@ from fedveil.crypto.keys import IdentityKey, Passphrase, PublicIdentity, same_gr
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import LONGEST_REASON, Membership, Revoked
-from fedveil.files import parse_json, read_content, read_text, reading, replace_file
+from fedveil.files import parse_json, read_content, read_text, reading, replace_file, writing
 from fedveil.flower.founding.certificates import CERTIFICATE_DAYS, Authority
 from fedveil.flower.founding.requests import Request
 from fedveil.population.schema import read_schema
@@ -45,22 +45,25 @@ def found(
         passphrase: of both keys' files; None: mode 0600 alone protects them.
 
     Raises:
-        ConfigError: the folder exists, or a name, host or port that cannot be; nothing was made.
+        ConfigError: the folder exists, or a name, host or port that cannot be, and nothing was made; or the folder
+            cannot be written.
         DataError: the schema is none.
     """
     read_schema(schema)
-    if folder.exists():
-        raise ConfigError(f"{folder}: exists already; a federation is never overwritten")
+    with writing(folder, ConfigError):
+        if folder.exists():
+            raise ConfigError(f"{folder}: exists already; a federation is never overwritten")
     founder, text = IdentityKey.generate(), read_text(schema, ConfigError)
     named = Charter(name=name, host=host, port=port, founder=founder.public, authority="", data_schema=text)
     named.check()
-    (folder / _ADMITTED).mkdir(parents=True)
-    folder.chmod(0o700)
-    authority = Authority.create(f"fedveil federation {name}")
-    authority.save(folder, passphrase)
-    founder.save(folder / _KEY, passphrase)
-    charter = replace(named, authority=(folder / "ca.crt").read_text(encoding="ascii"))
-    (folder / CHARTER).write_text(charter.to_toml(), encoding="utf-8")
+    with writing(folder, ConfigError):
+        (folder / _ADMITTED).mkdir(parents=True)
+        folder.chmod(0o700)
+        authority = Authority.create(f"fedveil federation {name}")
+        authority.save(folder, passphrase)
+        founder.save(folder / _KEY, passphrase)
+        charter = replace(named, authority=(folder / "ca.crt").read_text(encoding="ascii"))
+        (folder / CHARTER).write_text(charter.to_toml(), encoding="utf-8")
     return Charter.read(folder / CHARTER)
 
 

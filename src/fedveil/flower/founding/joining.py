@@ -22,7 +22,7 @@ from fedveil.crypto.keys import IdentityKey, Passphrase, read_private_file, same
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership
-from fedveil.files import read_content, replace_file, sync_folder
+from fedveil.files import read_content, replace_file, sync_folder, writing
 from fedveil.flower.coordinator_host.link_folder import LinkSettings
 from fedveil.flower.folders import CoordinatorSettings, SiloSettings
 from fedveil.flower.founding.certificates import new_node_key, new_server_key, node_public
@@ -72,7 +72,8 @@ def join_as_silo(
         policy: what the drafted policy allows.
 
     Raises:
-        ConfigError: the folder exists, the charter is none, or the name is none that a membership has.
+        ConfigError: the folder exists or cannot be written, the charter is none, or the name is none that a membership
+            has.
     """
     if name == COORDINATOR:
         raise ConfigError(f"a silo cannot be named '{COORDINATOR}'")
@@ -122,7 +123,7 @@ def join_as_coordinator(folder: Path, charter: Path, *, passphrase: bytes | None
     """Make the coordinator's folder with its keys, and the request to be admitted, ``coordinator.request``.
 
     Raises:
-        ConfigError: the folder exists, or the charter is none.
+        ConfigError: the folder exists or cannot be written, or the charter is none.
     """
     pinned = _settle(folder, charter)
     identity = IdentityKey.generate()
@@ -219,12 +220,13 @@ def _check_own(sealed: Path, own: bool) -> None:
 def _settle(folder: Path, charter: Path) -> Charter:
     """Make a party's folder with what is public."""
     pinned = Charter.read(charter)
-    if folder.exists():
-        raise ConfigError(f"{folder}: exists already; keys are never overwritten")
-    folder.mkdir(parents=True, mode=0o700)
-    (folder / CHARTER).write_text(pinned.to_toml(), encoding="utf-8")
-    (folder / "ca.crt").write_text(pinned.authority, encoding="ascii")
-    (folder / "schema.toml").write_text(pinned.data_schema, encoding="utf-8")
+    with writing(folder, ConfigError):
+        if folder.exists():
+            raise ConfigError(f"{folder}: exists already; keys are never overwritten")
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / CHARTER).write_text(pinned.to_toml(), encoding="utf-8")
+        (folder / "ca.crt").write_text(pinned.authority, encoding="ascii")
+        (folder / "schema.toml").write_text(pinned.data_schema, encoding="utf-8")
     return pinned
 
 
