@@ -67,6 +67,12 @@ def test_a_rate_that_float32_does_not_hold_is_refused_by_its_key(place: Path, ke
     assert f"local: {key} = 1e+308: training is in float32; at most 3e+38" in said
 
 
+def test_a_batch_that_no_machine_holds_is_refused_by_its_key(place: Path) -> None:
+    said = ended("check", place / "e.toml", "--set", f"local.batch_size={2**63}").mistake
+    assert "e.toml" in said
+    assert "local.batch_size: must be <= 1e+09, not" in said
+
+
 def test_a_metric_that_takes_other_arguments_is_refused_before_the_run(tmp_path: Path) -> None:
     def two(outputs: object, targets: object) -> float:
         return 0.0

@@ -71,7 +71,7 @@ class LocalSgd(Source):
     learning_rate: Positive = 0.1
     epochs: Count = 1
     steps: Count | None = None
-    batch_size: Count | None = None
+    batch_size: Annotated[Count, Field(le=1_000_000_000)] | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: NonNegative = 0.0
     decay: Fraction = 1.0
