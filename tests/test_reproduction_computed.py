@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from fedveil.engine.experiments.experiment import parse, parse_assignment
+from fedveil.engine.experiments.experiment import Experiment, parse, parse_assignment
 from fedveil.engine.experiments.study import Selection, study_documents
 from fedveil.engine.populations import Populations
 from fedveil.engine.run import run
@@ -67,6 +67,19 @@ def test_gradients_differ_by_no_more_than_is_claimed(shape):
 def test_the_minimum_of_a_convex_problem_is_where_it_is_claimed(shape):
     problem = Problem.of(shape, 20, 10, np.random.default_rng(0), start=2.0)
     assert np.abs(problem.gradient(problem.minimum)).max() < 1e-12
+
+
+def test_the_spectrum_asks_for_a_scenario_that_its_preset_has(monkeypatch):
+    asked = []
+
+    def stop(experiment: Experiment) -> None:
+        asked.append(experiment)
+        raise StopAsyncIteration
+
+    monkeypatch.setattr(spectrum, "prepare", stop)
+    with pytest.raises(StopAsyncIteration):
+        next(spectrum.figure_1(0))
+    assert asked[0].model.name == "cnn"
 
 
 def test_the_update_of_the_first_round_is_the_model_less_the_initial_one(tmp_path):

@@ -67,7 +67,7 @@ def figure_1(seed: int) -> Iterator[tuple[str, Values]]:
     """
     laid_over = (parse_assignment("method.noise_multiplier=0"), parse_assignment("method.clip=1000.0"))
     chosen = Selection(
-        scenarios=("network",),
+        scenarios=("network-uniform",),
         variants=("sigma0",),
         overrides=(*laid_over, {"seed": seed, "rounds": max(_ROUNDS)}),
     )
