@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -47,11 +48,13 @@ def pages(results: ResultFolder, name: str) -> dict[str, str]:
 
 def _paper_of(table: Table) -> str:
     """Return the heading under which the first item of a table stands."""
-    return next(
-        heading
-        for heading, items in index_items().items()
-        if any(item.id == table.items[0] for item in items)
-    )
+    return _headings()[table.items[0]]
+
+
+@cache
+def _headings() -> dict[str, str]:
+    """Return the heading of every item, read from the index once."""
+    return {item.id: heading for heading, items in index_items().items() for item in items}
 
 
 def _in_order(tables: Sequence[Table], items: Sequence[IndexItem]) -> list[Table]:
