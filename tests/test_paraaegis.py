@@ -220,6 +220,35 @@ def test_each_parts_noise_is_the_claimed_one_to_one_percent(
         assert (units * grid).std() == pytest.approx(std, rel=5.4 / math.sqrt(2 * count))
 
 
+@pytest.mark.parametrize("silos", [2, 10, 100, 2000])
+@pytest.mark.parametrize("multiplier", [0.003, 0.1, 1.0])
+@pytest.mark.parametrize(
+    ("name", "protection"),
+    [
+        ("serial", {"ratio": 1.0}),
+        ("paraaegis", {"he_noise": 0.1, "he_clip": 7.0, "strategy": "random"}),
+        ("dp-fed", {"ratio": 1.0, "he_noise": 1.0}),
+    ],
+)
+def test_noise_under_encryption_is_as_fine_as_it_is_accounted_for(
+    silos: int, multiplier: float, name: str, protection: dict[str, Any]
+) -> None:
+    """With many silos a ciphertext holds coarser numbers: sums fit, and the account knows of the grid."""
+    sampling = {"client_sampling_rate": 0.5, "client_sampling": "uniform"} if name == "dp-fed" else {}
+    prepared = asked(
+        {"name": name, "clip": 1.0, "noise_multiplier": multiplier} | sampling,
+        protection,
+        data={"name": "digits", "n_users": silos, "n_silos": silos, "allocation": {"law": "clients"}},
+    )
+    agreed, guarantee = prepared.agreed, prepared.guarantee
+    assert isinstance(agreed, PartialSums)
+    assert agreed.hidden.limit <= agreed.plan.ckks.limit
+    laws = [law for law in (agreed.clear.law, agreed.hidden.law) if law is not None]
+    senders = prepared.setting.method.channel.n_senders(silos)
+    assert guarantee.grid_loss >= 2 * senders * max(law.log_ratio_to_gaussian for law in laws)
+    assert agreed.hidden.grid <= agreed.hidden.noise_grid
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4, 1e30])
 def test_each_part_is_bounded_by_itself_for_any_update(scale: float) -> None:
     """Equation 1 with the exponent that is meant: a client moves the part in clear by at most theta."""

@@ -26,6 +26,7 @@ class Moves:
             accountants double what is replaced.
         ballots: how many ballots one unit can change, given the model.
         n_senders: how many messages a round has.
+        n_silos: how many silos there are, of which those may be some.
         noise: standard deviation of the noise of one message; 0 for none, or where it is not Gaussian.
         bound: of one contribution; its grid is that of the messages.
         group: how many contributions are one unit's, where that is limited.
@@ -42,6 +43,7 @@ class Moves:
     reach: float
     ballots: int
     n_senders: int
+    n_silos: int
     noise: float
     bound: Bound
     group: int = 1

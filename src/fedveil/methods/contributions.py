@@ -74,6 +74,7 @@ class Contribution(Stage):
             else 0.0,
             ballots=self.ballots(n),
             n_senders=n,
+            n_silos=public.n_silos,
             noise=method.channel.message_std(n),
             bound=method.bound,
             group=self.group,

@@ -10,7 +10,7 @@ from fedveil.crypto.ckks import CkksParameters
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.noise.on_grid import NOISE_REACH
-from fedveil.protection.partial.half import Half
+from fedveil.protection.partial.half import Half, finest_encrypted
 from fedveil.protection.partial.plan import PartialPlan
 from fedveil.protection.partial.sums import PartialSums, vote_std
 
@@ -62,8 +62,10 @@ def _halves(protection: Any, method: Any, public: PublicFacts, senders: int) -> 
     clear = Half(bound=None if whole else bound, noise_std=std, noise_grid=bound.grid, largest=largest)
     hidden_std, hidden_grid = protection.hidden_noise(bound, std)
     if whole:
-        return clear, replace(clear, noise_std=hidden_std)
-    if protection.he_clip is None:
+        hidden = replace(clear, noise_std=hidden_std)
+    elif protection.he_clip is None:
         return clear, loose
-    own = Clip(norm=protection.he_clip)
-    return clear, Half(bound=own, noise_std=hidden_std, noise_grid=hidden_grid, largest=own.norm)
+    else:
+        own = Clip(norm=protection.he_clip)
+        hidden = Half(bound=own, noise_std=hidden_std, noise_grid=hidden_grid, largest=own.norm)
+    return clear, replace(hidden, finest=finest_encrypted(hidden_std, hidden.largest, public.n_silos))

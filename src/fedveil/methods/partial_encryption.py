@@ -52,6 +52,7 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
+from fedveil.protection.partial.half import finest_encrypted
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial.sums import PartialSums
 from fedveil.stage import Moves, Published
@@ -218,13 +219,8 @@ class PartialEncryption(ProtectionStage):
         Where clients are drawn, the cohort that a round starts with is who was drawn.
         """
         drawn = {Tells.NOTHING: Tells.DRAWN} if method.draws and method.channel.by_clients else {}
-        found = [*plain_round(method)[1:], Sent(Relay, UP | DOWN), Sent(Learned, UP)]
-        found += [
-            Sent(Announcement, UP),
-            Sent(Directory, DOWN),
-            Sent(SealedKeys, UP | DOWN),
-            Sent(RoundStart, DOWN, drawn),
-        ]
+        found = [*plain_round(method)[1:], Sent(Relay, UP | DOWN), Sent(Learned, UP), Sent(Announcement, UP)]
+        found += [Sent(Directory, DOWN), Sent(SealedKeys, UP | DOWN), Sent(RoundStart, DOWN, drawn)]
         if self.asks:
             found.append(Sent(Partition, DOWN))
             if self.votes == "plain":
@@ -312,7 +308,8 @@ class PartialEncryption(ProtectionStage):
         losses = [grid_law(moves.noise, moves.bound.grid).log_ratio_to_gaussian]
         if self.he_noise:
             std, grid = self.hidden_noise(moves.bound, moves.noise)
-            losses.append(grid_law(std, grid).log_ratio_to_gaussian)
+            finest = finest_encrypted(std, max(moves.reach, self.he_clip or 0.0), moves.n_silos)
+            losses.append(grid_law(std, grid, finest).log_ratio_to_gaussian)
         return 2 * moves.n_senders * max(losses)
 
     def hidden_noise(self, bound: Bound, std: float) -> tuple[float, float]:

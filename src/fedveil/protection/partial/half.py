@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
+from fedveil.crypto.ckks import CkksParameters
 from fedveil.privacy.bounds import Bound
-from fedveil.privacy.noise.on_grid import NOISE_REACH, grid_gaussian, grid_law
+from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
+from fedveil.privacy.noise.on_grid import NOISE_REACH, grid_law
 from fedveil.randomness import PrivacyRandomness
 
 
@@ -23,6 +25,7 @@ class Half:
         bound: l2 bound that is enforced on the half by itself; None where the whole message was bounded, or nothing is.
         noise_std: standard deviation of its noise, in the unit of the update; 0 for none.
         noise_grid: the grid of what the noise is added to, a power of two.
+        finest: the noise's grid is no finer, where sums have no room for it; a power of two, or 0.
         largest: the largest absolute value of a number before the noise. A longer number is cut to it: no update is too
             long to be sent, since a refusal would tell the server of it.
     """
@@ -30,12 +33,18 @@ class Half:
     bound: Bound | None = None
     noise_std: float = 0.0
     noise_grid: float = 1.0
+    finest: float = 0.0
     largest: float = 1.0
+
+    @property
+    def law(self) -> DiscreteGaussian | None:
+        """The law of its noise; None without."""
+        return grid_law(self.noise_std, self.noise_grid, self.finest) if self.noise_std else None
 
     @property
     def grid(self) -> float:
         """The step of its whole numbers, a power of two, in the unit of the update."""
-        return grid_law(self.noise_std, self.noise_grid).grid if self.noise_std else self.noise_grid
+        return self.noise_grid if self.law is None else self.law.grid
 
     @property
     def limit(self) -> int:
@@ -54,10 +63,24 @@ class Half:
             values = self.bound.quantize_(row, self.bound.norms(row), weight)[0].double().numpy()
             values = values * self.bound.grid
         values = np.clip(values, -self.largest, self.largest)
-        if self.noise_std:
-            source = privacy.stream(*path)
-            values = values + grid_gaussian(len(values), self.noise_std, self.noise_grid, source)
+        if self.law is not None:
+            values = values + self.law.sample((len(values),), privacy.stream(*path))
         return np.rint(values / self.grid).astype(np.int64)
+
+
+def finest_encrypted(std: float, largest: float, silos: int) -> float:
+    """Return the finest step, a power of two, with which encrypted sums have room for numbers with noise.
+
+    Args:
+        std: of the noise of one number.
+        largest: the largest absolute value of a number before the noise.
+        silos: how many ciphertexts are added up.
+
+    Raises:
+        CryptoError: so many silos that no useful sum fits.
+    """
+    most = CkksParameters(silos=silos).limit
+    return math.ldexp(1.0, math.ceil(math.log2((largest + NOISE_REACH * std) / most)))
 
 
 WHOLE_NUMBERS: Final = Half(largest=2.0**52)

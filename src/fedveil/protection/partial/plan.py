@@ -75,9 +75,8 @@ class PartialPlan:
         if self.hidden_limit > room:
             raise ProtocolError(
                 f"encrypted sums hold values of up to {self.hidden_limit} grid units from at most "
-                f"{self.silos * room // self.hidden_limit} silos, not from {self.silos}; noise under encryption "
-                "has a fine grid: encrypt without it (he_noise = 0, which guarantees readers nothing), or take "
-                "secure aggregation"
+                f"{self.silos * room // self.hidden_limit} silos, not from {self.silos}; take less noise under "
+                "encryption, or none (he_noise = 0, which guarantees readers nothing), or secure aggregation"
             )
 
     @cached_property
