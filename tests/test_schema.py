@@ -197,6 +197,12 @@ def test_dates_have_bounds_in_order_and_a_whole_format(tmp_path: Path) -> None:
     for old, new, message in (
         ("2000-01-01", "1900-01-01", "features.born: lower must be before upper"),
         ("%d.%m.%Y", "%m.%Y", "features.born: format must have a day"),
+        ("%d.%m.%Y", "%d.%m.%%Y", "features.born: format must have a day"),
+        (
+            "%d.%m.%Y",
+            "%d.%m.%y",
+            "features.born: format: %y, a year of two digits, has no century; write years",
+        ),
         ("2000-01-01", '"later"', "features.born.upper: must be"),
     ):
         with pytest.raises(DataError) as refused:

@@ -116,8 +116,8 @@ class Number(_Part):
 class Date(_Part):
     """A date as a numeric feature: its day, scaled from the declared bounds to [-1, 1]; others are clipped to them.
 
-    ``format`` is how text cells are written, as ``strptime`` has it; a column of dates or times needs none. Missing
-    values and absent columns are as those of :class:`Number`.
+    ``format`` is how text cells are written, as ``strptime`` has it, the year with four digits; a column of dates or
+    times needs none. Missing values and absent columns are as those of :class:`Number`.
     """
 
     filled: ClassVar[float] = 0.0
@@ -134,9 +134,12 @@ class Date(_Part):
         _check_absent(self.absent, self.missing)
         if not self.lower < self.upper:
             raise ValueError("lower must be before upper")
-        if not all(mark in self.format for mark in ("%d", "%m")) or not (
-            "%Y" in self.format or "%y" in self.format
-        ):
+        marks = re.findall("%.", self.format)
+        if "%y" in marks:
+            raise ValueError(
+                "format: %y, a year of two digits, has no century; write years with four, in the tables too, and %Y"
+            )
+        if not {"%d", "%m", "%Y"} <= set(marks):
             raise ValueError("format must have a day %d, a month %m and a year %Y")
         return self
 
