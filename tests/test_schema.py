@@ -203,6 +203,8 @@ def test_dates_have_bounds_in_order_and_a_whole_format(tmp_path: Path) -> None:
             "%d.%m.%y",
             "features.born: format: %y, a year of two digits, has no century; write years",
         ),
+        ("%d.%m.%Y", "%d.%m.%Y %d", "features.born: format: no text is read by it; use marks of Python's"),
+        ("%d.%m.%Y", "%-d.%m.%Y %d", "features.born: format: no text is read by it; use marks of Python's"),
         ("2000-01-01", '"later"', "features.born.upper: must be"),
     ):
         with pytest.raises(DataError) as refused:

@@ -1,6 +1,8 @@
 """What the columns of a table of records must be: dtypes, shapes, finite numbers, and targets that fit their task."""
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -28,6 +30,27 @@ def check_bounds(lower: float, upper: float) -> None:
         raise ValueError("lower must be below upper")
     if max(abs(lower), abs(upper), upper - lower) > _LARGEST_BOUND:
         raise ValueError("lower and upper must be numbers of at most 3.4e38, as must be their distance")
+
+
+def check_date_format(written: str) -> None:
+    """Return if every day has one text by this format of ``strptime``, and every such text is of one day.
+
+    Raises:
+        ValueError: says what it lacks, or what is wrong.
+    """
+    marks = re.findall("%.", written)
+    if "%y" in marks:
+        raise ValueError(
+            "format: %y, a year of two digits, has no century; write years with four, in the tables too, and %Y"
+        )
+    if not {"%d", "%m", "%Y"} <= set(marks):
+        raise ValueError("format must have a day %d, a month %m and a year %Y")
+    try:
+        datetime.strptime(datetime(2001, 2, 3, tzinfo=UTC).strftime(written), written)
+    except (ValueError, re.error):
+        raise ValueError(
+            "format: no text is read by it; use marks of Python's strptime alone, and each once"
+        ) from None
 
 
 def check_spellings(also: Mapping[str, str] | None, declared: Sequence[str]) -> None:

@@ -23,7 +23,12 @@ from pydantic import ConfigDict, Field, model_validator
 from fedveil.errors import DataError
 from fedveil.files import parse_toml, read_text
 from fedveil.foreign import foreign
-from fedveil.population.column_checks import check_bounds, check_not_missing, check_spellings
+from fedveil.population.column_checks import (
+    check_bounds,
+    check_date_format,
+    check_not_missing,
+    check_spellings,
+)
 from fedveil.population.identities import AS_TEXT
 from fedveil.population.refused import of_tables
 from fedveil.validation import DocumentTable, validated
@@ -134,13 +139,7 @@ class Date(_Part):
         _check_absent(self.absent, self.missing)
         if not self.lower < self.upper:
             raise ValueError("lower must be before upper")
-        marks = re.findall("%.", self.format)
-        if "%y" in marks:
-            raise ValueError(
-                "format: %y, a year of two digits, has no century; write years with four, in the tables too, and %Y"
-            )
-        if not {"%d", "%m", "%Y"} <= set(marks):
-            raise ValueError("format must have a day %d, a month %m and a year %Y")
+        check_date_format(self.format)
         return self
 
     @property
@@ -246,7 +245,7 @@ class Schema(_Part):
     ``silo`` names the column of the silo, or is left out where each silo has its own file. ``n_users`` is
     |U|, the public number of users, with or without records. ``silos`` may list the silos: one without a record
     then takes part like any other. Columns that the schema does not name are not read. Cells equal to one of
-    ``missing_values`` are missing, numbers by their value.
+    ``missing_values`` are missing, numbers by their value and dates by their day.
 
     ``users`` is the SHA-256 of the list of ids that institutions share among themselves
     (:mod:`fedveil.population.salted_file`): one id a line, in the order of the users' numbers. A silo with another
