@@ -1,6 +1,7 @@
 """Tables and arrays that would be read in silence as something else than was meant are refused, or read as meant."""
 
 import os
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,29 @@ def test_a_number_that_stands_for_none_does_so_in_every_kind_of_table(
 
 
 DATES = {"kind": "date", "lower": "2020-01-01", "upper": "2030-01-01"}
+
+
+@pytest.mark.parametrize("mark", ["01.01.1900", "1900-01-01"])
+@pytest.mark.parametrize("missing", ["error", "middle", "indicator"])
+def test_a_date_that_is_missing_is_so_in_every_kind_of_table(tmp_path: Path, mark: str, missing: str) -> None:
+    day = DATES | {"format": "%d.%m.%Y", "missing": missing}
+    how = schema(features={"age": day}, missing_values=["", mark], invalid="bin")
+    path = tmp_path / "north.csv"
+    path.write_text(f"patient,age,sick\na,01.01.2020,no\nb,,no\nc,{mark},no\n")
+    expected = read_features_by_schema(how, path).tolist()
+    days = pa.array([date(2020, 1, 1), None, date(1900, 1, 1)])
+    for kind in (pa.date32(), pa.date64(), pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("ns", "UTC")):
+        table = pa.table({"patient": ["a", "b", "c"], "age": days.cast(kind), "sick": ["no"] * 3})
+        path = tmp_path / "north.parquet"
+        pa_parquet.write_table(table, path)
+        assert read_features_by_schema(how, path).tolist() == expected
+        if missing == "error":
+            with pytest.raises(DataError, match=r"record 2 .* column 'age': the value is missing; declare"):
+                read_features_by_schema(how.model_copy(update={"invalid": "error"}), path)
+    first, second = {"error": ([-1, 0], [0, 1]), "middle": ([-1, 0], [0, 0])}.get(
+        missing, ([-1, 0, 0], [0, 1, 0])
+    )
+    assert expected == [first, second, second]
 
 
 def test_a_column_of_durations_is_refused_where_it_is_read_and_drafted(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,8 @@ from fedveil.foreign import foreign
 from fedveil.population.records import Targets
 from fedveil.population.schema import EPOCH, Category, Date, Feature, Label, Number, Schema, Survival
 from fedveil.population.table_file import EXCEL_CELL, REPLACED, LackingColumnsError, open_table, without_days
+
+_ISO: Final = "%Y-%m-%d"
 
 
 def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
@@ -257,7 +259,14 @@ class TableReader:
             days = days.take(coded.indices)
             if cells.type == EXCEL_CELL:
                 days = pc.coalesce(cells.field("day").cast(pa.int32()), days)
+        missing = missing | np.asarray(pc.is_in(days, self._missing_days(written)), dtype=np.bool_)
         return pc.fill_null(days.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False), missing
+
+    def _missing_days(self, written: str) -> pa.Array:
+        """Days that stand for none: declared missing values that are dates of this format, or else of ISO 8601."""
+        marks = self._missing_values.to_pylist()
+        days = [day_of(one, written) for one in marks], [day_of(one, _ISO) for one in marks]
+        return pc.drop_null(pc.coalesce(*(pa.array(one, pa.int32()) for one in days)))
 
     def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
         """Text cells as numbers; refuse the first that is none."""
