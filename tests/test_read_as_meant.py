@@ -2,6 +2,7 @@
 
 import os
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,21 @@ def test_a_number_that_stands_for_none_does_so_in_every_kind_of_table(
         assert read_features_by_schema(how, table).tolist() == [[0, 0], [0, 1], [0, 1]]
         state = read_columns(how, [table], ["age"]).numbers("age").state
         assert np.array_equal(state, [State.VALID, State.MISSING, State.MISSING])
+
+
+@pytest.mark.parametrize("ages", [pa.decimal128(7, 2), pa.decimal256(40, 2)])
+def test_a_decimal_is_a_number_whatever_the_mark_in_text_is(tmp_path: Path, ages: pa.DataType) -> None:
+    path, written = tmp_path / "north.parquet", tmp_path / "written.csv"
+    cells = pa.array([Decimal("-50.25"), Decimal("99.99"), None, Decimal("0.07")], ages)
+    pa_parquet.write_table(pa.table({"patient": list("abcd"), "age": cells, "sick": ["no"] * 4}), path)
+    written.write_text("patient;age;sick\na;-50,25;no\nb;99,99;no\nc;;no\nd;0,07;no\n")
+    how = schema(format={"delimiter": ";", "decimal": ","}, missing_values=["", "99,99"], invalid="bin")
+    assert not read_features_by_schema(how, path)[:, 2].any()
+    assert np.array_equal(read_features_by_schema(how, path), read_features_by_schema(how, written))
+    for table in (path, written):
+        age = read_columns(how, [table], ["age"]).numbers("age")
+        assert np.array_equal(age.state, [State.VALID, State.MISSING, State.MISSING, State.VALID])
+        assert age.values.tolist() == [-50.25, 0, 0, 0.07]
 
 
 DATES = {"kind": "date", "lower": "2020-01-01", "upper": "2030-01-01"}

@@ -290,8 +290,11 @@ class TableReader:
     def cells(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
         """Cells as they are, float64 of a numeric column and else text; and which are missing."""
         kind = self._table.schema.field(column).type
-        if pa.types.is_floating(kind) or pa.types.is_integer(kind):
-            values = self._table.column(column).combine_chunks().cast(pa.float64(), safe=False)
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+            values = self._table.column(column).combine_chunks()
+            if pa.types.is_decimal(kind):  # by its text, as in a CSV table: a cast rounds twice
+                values = values.cast(pa.string())
+            values = values.cast(pa.float64(), safe=False)
             missing = np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
             return values, missing | self.standing_for_none(values, kind)
         return self.text(column)
