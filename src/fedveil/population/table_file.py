@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 
 from fedveil.errors import ConfigError, DataError, meant
 from fedveil.files import LARGEST_FILE, check_file, read_content
@@ -40,6 +40,9 @@ _Pick: TypeAlias = Callable[[list[str]], list[str]]
 _READ: Final = (".csv", ".parquet", *EXCEL)
 _USUAL: Final = Format()
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+_WHOLE: Final = (
+    "write a cell in one line, and one with a mark inside of it between marks, the inner one twice"
+)
 
 _REASONS: Final = tuple(
     re.compile(pattern)
@@ -55,7 +58,8 @@ _REASONS: Final = tuple(
 )
 """What Arrow says was wrong, up to where it quotes a cell or a path."""
 
-_UNEVEN: Final = re.compile(r"CSV parse error: (?:Row #(\d+): )?Expected (\d+) columns, got (\d+)")
+_UNEVEN: Final = " columns, got "
+"""In what Arrow says of a line with more or fewer cells than the header."""
 
 
 class LackingColumnsError(DataError):
@@ -107,7 +111,7 @@ def open_table(
             return _completed(_excel(path, pick, written), columns)
         text = _in_utf8(path, content, written.encoding, tolerant)
         _check_delimiter(path, text, columns, written.delimiter)
-        return _completed(_csv(_whole_lines(path, text, written.delimiter), pick, written), columns)
+        return _completed(_csv(path, _whole_lines(path, text, written.delimiter), pick, written), columns)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
@@ -133,7 +137,16 @@ def _completed(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
     return table.select(columns) if lacked else table
 
 
-def _csv(content: bytes, pick: _Pick, written: Format) -> pa.Table:
+def _csv(path: Path, content: bytes, pick: _Pick, written: Format) -> pa.Table:
+    try:
+        return _parsed(content, pick, written)
+    except pa.ArrowInvalid as error:
+        if _UNEVEN in str(error):
+            _refuse_uneven(path, content, written.delimiter)
+        raise
+
+
+def _parsed(content: bytes, pick: _Pick, written: Format) -> pa.Table:
     parsing = pa_csv.ParseOptions(delimiter=written.delimiter)
     # A copy in Arrow's own memory: its threads let go of it last, and of Python's they would abort a process that ends.
     held = pa.array([content], pa.large_binary()).buffers()[2]
@@ -185,13 +198,12 @@ def _whole_lines(path: Path, content: bytes, delimiter: str) -> bytes:
     if _QUOTE not in content:
         return content
     byte = np.frombuffer(content, dtype=np.uint8)
-    # every ending is one, as it is for the reader
-    ends = np.flatnonzero((byte == _NEWLINE) | (byte == _RETURN))
+    ends = _ends(byte)
     marks = np.flatnonzero(byte == _QUOTE)
     lines = np.searchsorted(ends, marks)
     odd = np.flatnonzero(np.bincount(lines) % 2)
     if len(odd):
-        _refuse_line(path, content, ends, int(odd[0]), "an odd number of quotation marks")
+        _refuse_line(path, content, ends, int(odd[0]), f"an odd number of quotation marks; {_WHOLE}")
     border = np.array([_NEWLINE, _RETURN, _QUOTE, *delimiter.encode()], dtype=np.uint8)
     start = len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0
     opening, closing = marks[0::2], marks[1::2]
@@ -199,19 +211,43 @@ def _whole_lines(path: Path, content: bytes, delimiter: str) -> bytes:
     closes = (closing == len(byte) - 1) | np.isin(byte[np.minimum(closing + 1, len(byte) - 1)], border)
     inside = np.flatnonzero(~(opens & closes))
     if len(inside):
-        _refuse_line(path, content, ends, int(lines[2 * inside[0]]), "a quotation mark inside of a cell")
+        _refuse_line(
+            path, content, ends, int(lines[2 * inside[0]]), f"a quotation mark inside of a cell; {_WHOLE}"
+        )
     return content
 
 
+def _refuse_uneven(path: Path, content: bytes, delimiter: str) -> None:
+    """Refuse the first line that has more or fewer cells than the header.
+
+    Empty lines are none to the reader. As every line is whole, a delimiter behind an odd number of marks is a letter.
+    """
+    byte = np.frombuffer(content, dtype=np.uint8)
+    ends, found = _ends(byte), np.flatnonzero(byte == ord(delimiter))
+    borders = found[np.searchsorted(np.flatnonzero(byte == _QUOTE), found) % 2 == 0]
+    cells = 1 + np.bincount(np.searchsorted(ends, borders), minlength=len(ends) + 1)
+    lines = np.flatnonzero(np.diff(ends, prepend=-1, append=len(byte)) > 1)
+    uneven = lines[cells[lines] != cells[lines[0]]]
+    if len(uneven):
+        there, needed = int(cells[uneven[0]]), int(cells[lines[0]])
+        problem = (
+            f"it has {there} cell{'s' * (there > 1)}, and the header {needed}; write every cell, empty ones too, and "
+            f"one with {delimiter!r}, the delimiter, inside of it between quotation marks"
+        )
+        _refuse_line(path, content, ends, int(uneven[0]), problem)
+
+
+def _ends(byte: UInt8[np.ndarray, " n"]) -> Int64[np.ndarray, " e"]:
+    """Return where lines end: every ending is one, as it is for the reader, and ``CR LF`` is two."""
+    return np.flatnonzero((byte == _NEWLINE) | (byte == _RETURN))
+
+
 def _refuse_line(
-    path: Path, content: bytes, ends: Int64[np.ndarray, " e"], index: int, reason: str
+    path: Path, content: bytes, ends: Int64[np.ndarray, " e"], index: int, problem: str
 ) -> NoReturn:
     before = content[: int(ends[index - 1]) + 1] if index else b""
     line = before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n") + 1
-    raise DataError(
-        f"{path}, line {line}: {reason}; write a cell in one line, and one with a mark inside of it between marks, "
-        "the inner one twice"
-    )
+    raise DataError(f"{path}, line {line}: {problem}")
 
 
 def _parquet(path: Path, pick: _Pick) -> pa.Table:
@@ -329,10 +365,6 @@ def _refuse_lacking(path: Path, present: list[str], lacking: Sequence[str]) -> N
 def _without_values(error: Exception) -> str:
     """What Arrow says was wrong, without the cells that it quotes."""
     said = str(error)
-    if uneven := _UNEVEN.search(said):
-        row, needed, there = uneven.groups()
-        where = f"row {row}, the header being row 1," if row else "a row"
-        return f"{where} has {there} cells, and the header {needed}"
     if "Empty CSV file" in said:
         return "it is empty; one without records has its header"
     found = next((match.group() for pattern in _REASONS if (match := pattern.search(said))), None)
