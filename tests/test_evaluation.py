@@ -604,7 +604,7 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
         ({"evaluation": {"metrics": ["auc"]}}, "no such key"),
         ({"evaluation": None}, "give one of them too"),
         ({"budget": {"evaluation": 1.0}}, "must be < 1"),
-        ({"data": {"table": {"test_file": "north.csv"}}}, "need no noise"),
+        ({"data": {"table": {"test_file": "north.csv", "test_share": None}}}, "need no noise"),
         ({"method": {"name": "dp-fed"}, "protection": {"name": "none"}}, "no epsilon covers both"),
     ],
 )

@@ -746,6 +746,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         bad_people(task="ranking"),
         "task must be one of classification, regression, survival",
     ),
+    "a test share beside a test table": (
+        bad_people(test_share=0.3),
+        "population: test_share is of the records that are held out, and beside test= none are",
+    ),
     "a test share of one": (bad_people(test=None, test_share=1.0), "test_share must be between 0 and 1"),
     "a test table of other columns": (
         bad_people(features=FRAME, test=(FRAME[["age"]], Y)),

@@ -1,6 +1,7 @@
 """Tables and arrays that would be read in silence as something else than was meant are refused, or read as meant."""
 
 import os
+import tomllib
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
-from fedveil.errors import DataError
+from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.errors import ConfigError, DataError
 from fedveil.population.arrays import population
 from fedveil.population.columns import State, read_columns
 from fedveil.population.draft import draft_schema
@@ -140,6 +142,27 @@ def test_pandas_indexes_that_differ_are_refused() -> None:
     assert (
         same.train.user.tolist() == people([0, 1, 0, 1], np.array(names)).train.user.tolist() == [0, 1, 2, 3]
     )
+
+
+def test_a_share_to_hold_out_is_refused_beside_a_test_table(tmp_path: Path) -> None:
+    def read(**changes: object) -> Experiment:
+        table = {"schema_file": "s.toml", "files": ["north.csv"]} | changes
+        fixed = {"name": "try", "rounds": 1, "local": {"learning_rate": 0.1}, "method": {"name": "fedavg"}}
+        return parse(fixed | {"data": {"table": table}}, "x.toml")
+
+    table, tested = read(test_share=0.3).data.table, read(test_file="public.csv")
+    assert table is not None
+    assert table.test_share == 0.3
+    assert parse(tomllib.loads(tested.to_toml()), "x.toml") == tested  # it states the usual share
+    told = r"x\.toml: data\.table: test_share is of .*beside test_file none are; leave test_share or test_file out"
+    with pytest.raises(ConfigError, match=told):
+        read(test_file="public.csv", test_share=0.3)
+    for name in ("north.csv", "public.csv"):
+        (tmp_path / name).write_text(ROWS)
+    with pytest.raises(
+        ConfigError, match=r"tables: test_share is of .* beside test= none are; leave test_share"
+    ):
+        read_tables(schema(), [tmp_path / "north.csv"], test=tmp_path / "public.csv", test_share=0.3)
 
 
 def test_a_cell_with_an_underscore_is_no_number(tmp_path: Path) -> None:

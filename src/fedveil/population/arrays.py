@@ -35,7 +35,7 @@ from fedveil.population.records import (
     Task,
 )
 from fedveil.population.refused import OF_ARRAYS
-from fedveil.population.splits import holdout_by_user
+from fedveil.population.splits import TEST_SHARE, check_share, holdout_by_user
 from fedveil.randomness import ExperimentRandomness
 
 Counted = Literal["counted"]
@@ -75,7 +75,7 @@ def population(
     target_range: tuple[float, float] | None = None,
     silos: Sequence[str | int] | None = None,
     test: tuple[Any, Any] | None = None,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
     seed: int = 0,
     name: str = "people",
 ) -> Population:
@@ -100,7 +100,8 @@ def population(
         silos: names of the silos; a silo without records takes part like any other. None takes the silos that have
             records, and the statement says that no guarantee covers this choice.
         test: PUBLIC (features, targets) to test on. None holds out some of the records instead.
-        test_share: the probability with which each record is held out if there is no public test table.
+        test_share: the probability with which each record is held out if there is no public test table,
+            beside which another than the usual one is refused.
         seed: for the hold-out.
         name: how reports refer to these data.
 
@@ -240,11 +241,7 @@ def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> Non
         raise ConfigError(f'population: n_users must be a whole number >= 1 or "counted", not {n_users!r}')
     if test is not None and (not isinstance(test, tuple) or len(test) != 2):
         raise ConfigError("population: test must be a pair (features, targets) of public records")
-    if test is None and not (isinstance(test_share, float | int) and 0 < test_share < 1):
-        raise ConfigError(
-            f"population: test_share must be between 0 and 1, not {test_share!r}; public records to test on go "
-            "into test="
-        )
+    check_share("population", test_share, test)
 
 
 def _range(task: Task, given: Any) -> tuple[float, float] | None:

@@ -1,10 +1,39 @@
 """Seeded hold-outs: which records are kept for testing."""
 
+from typing import Any, Final
+
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
+from fedveil.errors import ConfigError
+
+TEST_SHARE: Final = 0.2
+"""The share of tables and arrays that is held out where no other is asked for."""
+
 LOCAL_TEST_SHARE = 0.1
 LOCAL_TEST_ABOVE = 500
+
+
+def check_share(where: str, share: Any, test: Any) -> None:
+    """Return if a share of records to hold out can be one, and nothing else is to be tested on too.
+
+    Args:
+        where: the function that was called.
+        share: what was given; the usual one counts as left out.
+        test: public records to test on; None: there are none.
+
+    Raises:
+        ConfigError: names both arguments.
+    """
+    if test is not None and share != TEST_SHARE:
+        raise ConfigError(
+            f"{where}: test_share is of the records that are held out, and beside test= none are; leave test_share or "
+            "test out"
+        )
+    if not (isinstance(share, float | int) and 0 < share < 1):
+        raise ConfigError(
+            f"{where}: test_share must be between 0 and 1, not {share!r}; public records to test on go into test="
+        )
 
 
 def holdout_by_user(

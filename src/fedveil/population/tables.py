@@ -18,7 +18,7 @@ from fedveil.population.identities import AS_TEXT, keys_of, numbered
 from fedveil.population.records import Population, Records, TableSource, Targets, Task
 from fedveil.population.refused import of_tables
 from fedveil.population.schema import MISSING_VALUES, Label, Schema, read_schema
-from fedveil.population.splits import holdout_by_user
+from fedveil.population.splits import TEST_SHARE, check_share, holdout_by_user
 from fedveil.population.table_file import open_table
 from fedveil.population.table_reader import TableReader
 from fedveil.randomness import ExperimentRandomness
@@ -48,7 +48,7 @@ def tables(
     files: Sequence[str | Path],
     *,
     test: str | Path | None = None,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
     seed: int = 0,
 ) -> Population:
     """Read tables by a public schema, CSV, Parquet or Excel: see :func:`read_tables`.
@@ -57,7 +57,8 @@ def tables(
         schema: the schema's TOML file (``fedveil schema`` drafts one).
         files: one file for each silo, named after it, or any files with a silo column.
         test: a PUBLIC table to test on; None holds out some of the records instead.
-        test_share: the probability with which each record is held out.
+        test_share: the probability with which each record is held out; another than the usual one is refused beside
+            ``test``.
         seed: for the hold-out.
 
     Raises:
@@ -86,7 +87,7 @@ def read_tables(
     files: Sequence[Path],
     *,
     test: Path | None = None,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
     seed: int = 0,
 ) -> Population:
     """Read tables into a population.
@@ -105,7 +106,7 @@ def read_tables(
         there is a silo column and nothing is declared, has a record; it may hold none.
 
     Raises:
-        ConfigError: no file, two files of one name, a share outside (0, 1).
+        ConfigError: no file, two files of one name, a share outside (0, 1), or beside a test table.
         DataError: a file that cannot be read or lacks a column (named, with those it has); a value that does not fit
             the schema, by file, record and column; more users than ``n_users``; a test table without a record, or that
             is one of the files.
@@ -115,7 +116,8 @@ def read_tables(
         a record is held out, and what its user's batches are seeded by, depends on that user's id and records alone.
         Taking a user's records away is never refused, down to tables that are a header alone.
     """
-    _check_request(schema, files, test, test_share)
+    check_files(schema, files)
+    check_share("tables", test_share, test)
     parts = [_read_part(schema, path) for path in files]
     features = np.concatenate([part.features for part in parts])
     targets = np.concatenate([part.targets for part in parts])
@@ -352,14 +354,6 @@ def check_public(files: Sequence[Path], test: Path) -> None:
 def _digest(path: Path) -> bytes:
     with path.open("rb") as stream:
         return file_digest(stream, "sha256").digest()
-
-
-def _check_request(schema: Schema, files: Sequence[Path], test: Path | None, test_share: float) -> None:
-    check_files(schema, files)
-    if test is None and not 0 < test_share < 1:
-        raise ConfigError(
-            f"the share of records held out for testing must be between 0 and 1, not {test_share}"
-        )
 
 
 def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:

@@ -20,6 +20,7 @@ from fedveil.local.losses import LOSSES
 from fedveil.local.metrics import METRIC_NAMES
 from fedveil.local.models import MODELS
 from fedveil.population.allocation import Allocation
+from fedveil.population.splits import TEST_SHARE
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.limits import (
     LEAST_BINS,
@@ -63,7 +64,16 @@ class TableSection(Section):
     test_file: Path | None = Field(
         None, description="test table; default: a share of the records is held out"
     )
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    test_share: Annotated[float, Field(gt=0, lt=1)] = TEST_SHARE
+
+    @model_validator(mode="after")
+    def _one_test(self) -> TableSection:
+        if self.test_file is not None and self.test_share != TEST_SHARE:  # run folders state the usual one
+            raise ValueError(
+                "test_share is of the records that are held out, and beside test_file none are; leave test_share or "
+                "test_file out"
+            )
+        return self
 
     def anchored(self, folder: Path) -> TableSection:
         """Return the section with its paths taken relative to a folder."""
