@@ -741,6 +741,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a silo twice": (bad_people(silos=["north", "north"]), "silos must list one name or more, each once"),
     "no number of users": (bad_people(n_users=None), 'n_users is required: the public number.*"counted"'),
     "a number of users that is none": (bad_people(n_users=0), "n_users must be a whole number >= 1"),
+    "a number of users that nobody has": (
+        bad_people(n_users=10**8 + 1),
+        r"population: n_users must be <= 1e\+08, not 100000001",
+    ),
     "more users than there are": (bad_people(n_users=3), "n_users is 3, but more users"),
     "a task that is none": (
         bad_people(task="ranking"),

@@ -25,7 +25,7 @@ from fedveil.population.given import (
     read_numbers,
     refuse_outside,
 )
-from fedveil.population.identities import AS_TEXT, alike, keys_of, numbered
+from fedveil.population.identities import AS_TEXT, MOST_USERS, alike, keys_of, numbered
 from fedveil.population.records import (
     Features,
     Label,
@@ -90,8 +90,8 @@ def population(
             is the same person in all silos, and any difference (case, blanks, leading zeros) makes another person.
             Columns are matched by position; pandas tables and series whose indexes differ are refused.
         silo: (n,) the silo that holds each record.
-        n_users: |U|, the PUBLIC number of users, with or without records. ``"counted"`` counts the users that have
-            records; the statement then says that no guarantee covers this number.
+        n_users: |U|, the PUBLIC number of users, with or without records, at most 10^8. ``"counted"`` counts the
+            users that have records; the statement then says that no guarantee covers this number.
         task: ``"classification"``, ``"regression"`` or ``"survival"``.
         classes: the labels in the order of the model's outputs. None takes the labels that occur, and the statement
             says that no guarantee covers this choice.
@@ -239,6 +239,8 @@ def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> Non
         isinstance(n_users, bool) or not isinstance(n_users, int | np.integer) or n_users < 1
     ):
         raise ConfigError(f'population: n_users must be a whole number >= 1 or "counted", not {n_users!r}')
+    if n_users != "counted" and n_users > MOST_USERS:
+        raise ConfigError(f"population: n_users must be <= {MOST_USERS:g}, not {n_users!r}")
     if test is not None and (not isinstance(test, tuple) or len(test) != 2):
         raise ConfigError("population: test must be a pair (features, targets) of public records")
     check_share("population", test_share, test)

@@ -17,6 +17,9 @@ AS_TEXT: Final = (
 """What every statement about ids says. No statement looks whether there are such ids, for that would tell of them; who
 holds the ids is warned (:func:`alike`)."""
 
+MOST_USERS: Final = 100_000_000
+"""What |U| may be, wherever it is declared: what is kept for each user then fits a machine's memory."""
+
 _SEPARATORS: Final = re.compile(r"[\s\-_./]+")
 _FRACTION: Final = re.compile(r"\.0+$")
 _FEWEST: Final = 10

@@ -29,7 +29,7 @@ from fedveil.population.column_checks import (
     check_not_missing,
     check_spellings,
 )
-from fedveil.population.identities import AS_TEXT
+from fedveil.population.identities import AS_TEXT, MOST_USERS
 from fedveil.population.refused import of_tables
 from fedveil.validation import DocumentTable, validated
 
@@ -262,7 +262,7 @@ class Schema(_Part):
     ``features`` holds what they stand for.
     """
 
-    n_users: Annotated[int, Field(ge=1, le=100_000_000)]
+    n_users: Annotated[int, Field(ge=1, le=MOST_USERS)]
     user: str
     users: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     silo: str | None = None

@@ -20,6 +20,7 @@ from fedveil.local.losses import LOSSES
 from fedveil.local.metrics import METRIC_NAMES
 from fedveil.local.models import MODELS
 from fedveil.population.allocation import Allocation
+from fedveil.population.identities import MOST_USERS
 from fedveil.population.splits import TEST_SHARE
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.limits import (
@@ -92,7 +93,7 @@ class DataSection(Section):
     name: str | None = Field(None, description="a data set of the catalogue (`fedveil data`)")
     table: TableSection | None = Field(None, description="your own tables, instead of name")
     folder: Path | None = Field(None, description="folder of the canonical files; default: FEDVEIL_DATA")
-    n_users: Annotated[Count, Field(le=100_000_000)] | None = Field(
+    n_users: Annotated[Count, Field(le=MOST_USERS)] | None = Field(
         None, description="|U|, the public number of users"
     )
     n_silos: Annotated[Count, Field(le=1_000_000)] | None = Field(
