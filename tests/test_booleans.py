@@ -1,4 +1,4 @@
-"""True is no 1: every key that wants a number refuses true and false, and every key that wants them refuses numbers."""
+"""Neither true nor "1" is a 1: keys that want a number refuse true, false and text, and others numbers."""
 
 from __future__ import annotations
 
@@ -72,12 +72,14 @@ TABLES = [*(section_of(*member) for member in MEMBERS), Policy, LinkSettings, Co
 
 
 def _swapped(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Give the path of every number in a value, and the value with true there; and of every boolean, with 1."""
+    """Give the path of every number in a value, and the value with true or text there; and of every boolean, with 1."""
     if isinstance(value, bool):
         yield ".".join(above), int(value)
+        yield ".".join(above), str(value).lower()
     elif isinstance(value, int | float):
         yield ".".join(above), True
         yield ".".join(above), False
+        yield ".".join(above), str(value)
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield from ((path, {**value, key: one}) for path, one in _swapped(inner, (*above, key)))
@@ -87,7 +89,7 @@ def _swapped(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Any
             yield from ((path, [*value[:at], one, *value[at + 1 :]]) for path, one in changed)
 
 
-def test_every_table_of_every_document_keeps_true_and_numbers_apart() -> None:
+def test_every_table_of_every_document_keeps_true_text_and_numbers_apart() -> None:
     bases = [
         (path.name, name)
         for path in sorted(Path(fedveil.__file__).parent.rglob("*.py"))
@@ -99,17 +101,17 @@ def test_every_table_of_every_document_keeps_true_and_numbers_apart() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda kind: kind.__name__)
-def test_true_is_no_number_at_any_depth_of_a_document(document: type[BaseModel]) -> None:
+def test_true_and_text_are_no_numbers_at_any_depth_of_a_document(document: type[BaseModel]) -> None:
     document.model_validate(DOCUMENTS[document])
     changed = list(_swapped(DOCUMENTS[document]))
     assert len(changed) >= 6
     for path, wrong in changed:
-        with pytest.raises(ConfigError, match=f"file: {path.replace('.', '[.]')}: must be "):
+        with pytest.raises(ConfigError, match=f"file: {path.replace('.', '[.]')}(: must be | = '4': )"):
             validated(document, wrong, "file")
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda kind: kind.__name__)
-def test_true_is_no_number_for_any_key_of_a_member_or_of_a_party(table: type[BaseModel]) -> None:
+def test_true_and_text_are_no_numbers_for_any_key_of_a_member_or_of_a_party(table: type[BaseModel]) -> None:
     required = {
         name: next(value for value in SAMPLES if _fits(one, value))
         for name, one in table.model_fields.items()

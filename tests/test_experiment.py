@@ -51,6 +51,12 @@ def test_the_written_document_reads_back_equal() -> None:
         ({"model": {"loss": "mse"}}, r"model\.loss: no loss named 'mse'; use one of cross_entropy"),
         ({"model": {"metrics": ["auc", "f1"]}}, r"model\.metrics: no metric named 'f1'; use one of accuracy"),
         ({"rounds": 0}, r"rounds: must be >= 1, not 0"),
+        ({"rounds": "20"}, r"test\.toml: rounds: must be a whole number, not '20'$"),
+        (
+            {"method": {"clip": "0.5"}, "privacy": {"delta": "1e-5"}, "trainer": {"compile": "true"}},
+            r"trainer\.compile: must be true or false, not 'true'; method\.clip: must be a number, not '0\.5'; "
+            r"privacy\.delta: must be a number, not '1e-5'$",
+        ),
         ({"rounds": 10**17}, r"rounds: must be <= 1e\+09, not 1"),
         ({"data": {"n_users": 10**10}}, r"data\.n_users: must be <= 1e\+08, not 1"),
         (

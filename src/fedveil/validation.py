@@ -75,7 +75,7 @@ class WrongSectionError(ValueError):
 
 
 class DocumentTable(BaseModel):
-    """A table of a document, in which true and false are no numbers, and numbers and words not true or false.
+    """A table of a document, in which true, false and text are no numbers, and numbers and text not true or false.
 
     Whatever a key of a document is read as, it is read here: every table of the house derives from this one. What a
     table does not know is refused, and its values are fixed once read, unless it says otherwise.
@@ -86,7 +86,7 @@ class DocumentTable(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _apart(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        """Refuse what was read as true or false and is none, or is and was read as a number."""
+        """Refuse what was read as true or false and is none, and what was read as a number and is none."""
         made = read(given)
         problems = list(_mistaken(given, made, ()))
         if problems:
@@ -95,7 +95,7 @@ class DocumentTable(BaseModel):
 
 
 def _mistaken(given: Any, made: Any, path: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
-    """Give the problems of what is true or false on one side alone: as it stands in a document, and as it was read."""
+    """Give the problems of what is a number, or true or false, as it was read, and not as it stands in a document."""
     if isinstance(given, Mapping):
         for key, value in given.items():
             inside = made.get(key) if isinstance(made, Mapping) else getattr(made, str(key), None)
@@ -103,7 +103,7 @@ def _mistaken(given: Any, made: Any, path: tuple[str | int, ...]) -> Iterator[di
     elif isinstance(given, list | tuple) and isinstance(made, list | tuple):
         for index, (value, inside) in enumerate(zip(given, made, strict=False)):
             yield from _mistaken(value, inside, (*path, index))
-    elif isinstance(given, bool) and isinstance(made, int | float) and not isinstance(made, bool):
+    elif isinstance(given, bool | str) and isinstance(made, int | float) and not isinstance(made, bool):
         kind = "float_type" if isinstance(made, float) else "int_type"
         yield {"type": kind, "loc": path, "input": given, "msg": "a number is needed"}
     elif isinstance(made, bool) and not isinstance(given, bool):
