@@ -92,7 +92,18 @@ def test_a_document_that_was_written_has_every_default() -> None:
     ("changes", "message"),
     [
         ({"server": {"denoiser": "laplacian"}}, r"^t: server\.denoiser: must be a table with a name"),
-        ({"server": {"denoiser": {"smoothing": 1.0}}}, r"^t: server\.denoiser\.name: is required"),
+        ({"server": {"denoiser": {"smoothing": 1.0}}}, r"^t: server\.denoiser\.name: is required$"),
+        (
+            {"server": {"denoiser": {"nam": "laplacian", "smothing": 1.0}}},
+            r"^t: server\.denoiser\.name: is required; "
+            r"server\.denoiser\.nam: no such key in any denoiser of fedveil; did you mean 'name'\?; "
+            r"server\.denoiser\.smothing: no such key in any denoiser of fedveil; did you mean 'smoothing'\?$",
+        ),
+        (
+            {"method": {"name": None, "nam": "fedavg", "noise_multiplier": 1}},
+            r"^t: method\.name: is required; method\.nam: no such key in any method of fedveil; "
+            r"did you mean 'name'\?$",
+        ),
         (
             {"server": {"denoiser": {"name": "laplacian", "smoothing": -1}}},
             r"^t: server\.denoiser\.smoothing: must be >= 0, not -1$",

@@ -75,6 +75,11 @@ GOOD: dict[str, Any] = {"columns": {"age": {"kind": "number", "lower": 0}}}
             "columns.a.kind: must be one of 'number', 'words', 'text', not 'date'",
         ),
         ({"columns": {"a": {}}}, "columns.a.kind: is required"),
+        (
+            {"columns": {"a": {"knd": "number", "lower": 0}}},
+            "columns.a.kind: is required; columns.a.knd: no such key; known here: kind, lower, most; "
+            "did you mean 'kind'?",
+        ),
         ({"first": 3}, "first: must be a table, not 3"),
         ({"bins": 1}, "bins: must be >= 2, not 1"),
         ({"levels": [2]}, "levels.0: must be < 1, not 2"),

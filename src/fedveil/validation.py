@@ -149,7 +149,7 @@ def _told(
 ) -> Iterator[tuple[str, str, str]]:
     """Give the path, the kind and the words of every problem; ``listed`` is where the keys of a table were told."""
     for problem in problems:
-        path, known = _place(document, problem["loc"])
+        path, known, here = _place(document, problem["loc"])
         context = problem.get("ctx", {})
         inner = context.get("error")
         if "discriminator" in context:  # the key by which the kinds of a table are told apart
@@ -165,10 +165,16 @@ def _told(
             yield place, problem["type"], f"no such key{f'; known here: {has}' * first}{near}"
         else:
             yield place, problem["type"], _plain(problem)
+        if problem["type"] == "union_tag_not_found" and isinstance(problem["input"], Mapping):
+            kinds = sorted({key for arm in get_args(here) for key in _keys(_bare(arm)) or {}})
+            for key in map(str, problem["input"]):
+                if key not in kinds:  # where a slip in the key that tells the kinds apart is found
+                    told = f"no such key; known here: {', '.join(kinds)}{meant(key, kinds)}"
+                    yield ".".join((*above, *path[:-1], key)), "extra_forbidden", told
 
 
-def _place(document: Any, found: Sequence[str | int]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the path of a problem as the document has it, and the keys of the table that it lies in.
+def _place(document: Any, found: Sequence[str | int]) -> tuple[tuple[str, ...], list[str], Any]:
+    """Return the path of a problem as the document has it, the keys of the table that it lies in, and its type.
 
     Where a value may be of several types, pydantic puts which of them into the path, and the document does not.
     """
@@ -183,7 +189,7 @@ def _place(document: Any, found: Sequence[str | int]) -> tuple[tuple[str, ...], 
         else:
             here = _bare(inside[1 if get_origin(here) is dict else 0]) if inside else None
         path.append(str(part))
-    return tuple(path), known
+    return tuple(path), known, here
 
 
 def _bare(hint: Any) -> Any:

@@ -28,10 +28,10 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import ConfigError, FedveilError, meant
 from fedveil.foreign import foreign
 from fedveil.keys import REQUIRED, Key, keys_of
-from fedveil.registry import KINDS, find, members, names
+from fedveil.registry import KINDS, PACKAGE, find, members, names
 from fedveil.validation import DocumentTable, WrongSectionError
 
 _NAME: Final = "name"
@@ -123,7 +123,7 @@ class Chosen:
                 f"must be a table with a name, for instance {{ name = '{example}' }}, not {foreign(repr(given))}"
             )
         if not isinstance(given.get(_NAME), str):
-            raise refused("is required", (_NAME,))
+            raise self._nameless(given)
         try:
             section = section_of(self.kind, given[_NAME])
         except ConfigError as error:
@@ -146,6 +146,19 @@ class Chosen:
             except ConfigError:
                 continue  # its own command says so
         return sorted(found)
+
+    def _nameless(self, given: Mapping[str, Any]) -> WrongSectionError:
+        """Return the problems of a table without a name: a slip in that key is among those that nothing has.
+
+        No package's code is loaded for that: the keys of its members are not known.
+        """
+        own = sorted({_NAME}.union(*(section_of(self.kind, name).model_fields for name in names(self.kind))))
+        problems: list[dict[str, Any]] = [{"type": "missing", "loc": (_NAME,), "input": None}]
+        for key in map(str, given):
+            if key not in own:
+                told = f"no such key in any {KINDS[self.kind]} of {PACKAGE}{meant(key, own)}"
+                problems.append({"type": "value_error", "loc": (key,), "msg": told, "input": None})
+        return WrongSectionError(problems, None)
 
     def _told(self, problem: Any, section: type[BaseModel]) -> dict[str, Any]:
         """Return a problem; an unknown key says whose it is, if it is that of a few others of the house."""
