@@ -239,8 +239,16 @@ def test_every_experiment_of_a_study_is_checked_before_the_first_trains(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.toml").write_text(f"{STUDY}{wrong}\n")
-    assert message in ended("run", "two.toml").mistake
+    for command in ("run", "check"):
+        said = ended(command, "two.toml").mistake
+        assert message in said
+        assert "(wrong): " in said
     assert not (tmp_path / "runs").exists()
+
+
+def test_of_one_experiment_no_other_name_is_told(toml: Path) -> None:
+    said = ended("check", str(toml), "--set", "model.name=svhn_cnn").mistake
+    assert said.startswith("fedveil: model svhn_cnn takes images")
 
 
 def test_more_seeds_than_anybody_runs_are_refused_by_name() -> None:

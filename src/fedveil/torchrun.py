@@ -62,10 +62,11 @@ def main() -> None:
     distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     first = distributed.get_rank() == 0
     try:
-        for experiment in load_study(arguments.source).experiments:
-            outcome = run_together(
-                prepare(experiment), arguments.runs, LineObserver(Terminal(), quiet=not first)
-            )
+        study = load_study(arguments.source)
+        for experiment in study.experiments:
+            with study.naming(experiment):
+                prepared = prepare(experiment)
+            outcome = run_together(prepared, arguments.runs, LineObserver(Terminal(), quiet=not first))
             if outcome is not None:
                 Terminal().print(f"{outcome.folder}: {outcome.row['test']}")
     except FedveilError as error:

@@ -15,7 +15,7 @@ from fedveil.commands.options import MOST_SEEDS, OUT, Code, Json, Listed, Runs, 
 from fedveil.commands.released import go_on, kind_of
 from fedveil.console import epsilon_text, observer, outcome_table, print_json, rows_table, transposed_table
 from fedveil.engine.advice import advice_of
-from fedveil.engine.experiments.experiment import parse_assignment
+from fedveil.engine.experiments.experiment import Experiment, parse_assignment
 from fedveil.engine.experiments.study import Selection, Study, load_study
 from fedveil.engine.populations import Populations
 from fedveil.engine.run import Outcome, resume, run
@@ -124,7 +124,7 @@ def check_command(
     if not as_json:
         for report in reports:
             print_report(report)
-    rows = [_checked(prepare(experiment, populations)) for experiment in study.experiments]
+    rows = [_checked(_ready(study, experiment, populations)) for experiment in study.experiments]
     if as_json:
         looked = {"data": [report.to_json() for report in reports]}
         print_json({"study": study.name, "experiments": rows} | looked)
@@ -169,8 +169,13 @@ def _prepared(study: Study) -> Iterator[Prepared]:
     populations = Populations()
     if len(study.experiments) > 1:
         for experiment in study.experiments:
-            prepare(experiment, populations)
-    return (prepare(experiment, populations) for experiment in study.experiments)
+            _ready(study, experiment, populations)
+    return (_ready(study, experiment, populations) for experiment in study.experiments)
+
+
+def _ready(study: Study, experiment: Experiment, populations: Populations) -> Prepared:
+    with study.naming(experiment):
+        return prepare(experiment, populations)
 
 
 def _checked(prepared: Prepared) -> dict[str, Any]:

@@ -14,7 +14,8 @@ single experiment otherwise::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -24,7 +25,7 @@ from pydantic import ConfigDict, Field
 
 from fedveil.engine.experiments.experiment import Experiment, merge, parse
 from fedveil.engine.experiments.release_document import kind_in
-from fedveil.errors import ConfigError, meant
+from fedveil.errors import ConfigError, FedveilError, meant
 from fedveil.files import read_toml
 from fedveil.validation import DocumentTable, validated
 
@@ -68,6 +69,16 @@ class Study:
     name: str
     title: str
     experiments: tuple[Experiment, ...]
+
+    @contextmanager
+    def naming(self, experiment: Experiment) -> Iterator[None]:
+        """Have an error about an experiment say which one it is about, where there are several."""
+        try:
+            yield
+        except FedveilError as error:
+            if len(self.experiments) > 1:
+                error.args = (f"{self.name} ({experiment.name}): {error}",)
+            raise
 
 
 @dataclass(frozen=True, kw_only=True)
