@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from fedveil.engine import sweep as engine
 from fedveil.engine.experiments.study import Selection
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
-from fedveil.engine.sweep import ROWS, Axis, points, spent_together, sweep
+from fedveil.engine.sweep import ROWS, Axis, Point, points, spent_together, sweep
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.report.tradeoff import Traded, front, page, write_tradeoff
+from tests.commands import ended
 from tests.runs import Silent, experiment, json_lines
 
 
@@ -118,6 +120,25 @@ def test_a_folder_that_a_killed_sweep_left_without_its_experiment_is_taken_over(
     assert row["run"] == point.experiment.name
     assert sorted(one.name for one in folder.iterdir()) == [ROWS, point.experiment.name]
     assert spent_together([point], folder)["runs"] == 1
+
+
+def test_an_interruption_begins_no_other_point_and_says_how_to_go_on(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The points that waited were played first, unseen."""
+    begun = list[str]()
+
+    def played(point: Point, _: Path) -> None:
+        begun.append(point.experiment.name)
+        time.sleep(0.1 * (len(begun) > 1))  # the pool may begin the second before it is told
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr(engine, "_play", played)
+    found = ended("sweep", source, "--over", "seed=1,2,3,4,5", "--runs", tmp_path / "runs")
+    assert found.code == 130
+    assert found.err.endswith("interrupted; the same command goes on where it was\n")
+    assert len(begun) <= 2
 
 
 def test_rows_of_an_earlier_sweep_stay(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,12 +148,16 @@ def sweep_command(
     axes = [Axis.read(text) for text in over]
     grid = points(source, chosen.selection, axes)
     rows = []
-    for row in sweep(grid, runs, processes=processes):
-        rows.append(row)
-        if not as_json:
-            OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
-            if row["stopped"]:
-                OUT.print(f"{row['run']}: stopped: {row['stopped']}")
+    try:
+        for row in sweep(grid, runs, processes=processes):
+            rows.append(row)
+            if not as_json:
+                OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
+                if row["stopped"]:
+                    OUT.print(f"{row['run']}: stopped: {row['stopped']}")
+    except KeyboardInterrupt as stop:
+        stop.add_note("the same command goes on where it was")
+        raise
     folders = [runs / point.experiment.name for point in grid]
     spent = spent_together(grid, runs)
     told = spent["told"]

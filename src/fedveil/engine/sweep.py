@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import signal
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -138,9 +140,7 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
     earlier = [row for name, row in _recorded(folder).items() if name not in names]
     rows: dict[str, Row] = {}
     context = get_context("spawn")
-    with ProcessPoolExecutor(
-        processes, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin) as pool, _stopping(pool):
         waiting = {pool.submit(_play, point, folder): point for point in found}
         failed: FedveilError | None = None
         for future in as_completed(waiting):
@@ -198,6 +198,22 @@ def _check_same(point: Point, folder: Path) -> None:
         found = found.model_copy(update={"trainer": found.trainer.model_copy(update={"name": "auto"})})
     if found != asked:
         raise ConfigError(f"{path.parent}: holds another experiment; choose another --runs folder")
+
+
+def _begin() -> None:
+    """Prepare a worker: one core, and Ctrl-C ends it, where the pool would have it begin with the next point."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def _stopping(pool: Executor) -> Iterator[None]:
+    """Begin no more of what waits once the sweep is interrupted."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def _play(point: Point, folder: Path) -> Row:
