@@ -95,8 +95,10 @@ def test_check_finds_the_budget_before_training(toml: Path) -> None:
 
 def test_check_promises_nothing_of_noise_from_a_known_seed(toml: Path) -> None:
     """The run's statement would say that nothing is guaranteed."""
-    (row,) = as_json("check", str(toml), "--set", "privacy.insecure_seed=1")["experiments"]
-    assert (row["epsilon"], row["to server"]) == (None, None)
+    known = ("check", str(toml), "--set", "privacy.insecure_seed=1")
+    for budget, within in (("", None), ("9", None), ("0.5", False)):
+        (row,) = as_json(*known, "--set", f"privacy.budget={budget}")["experiments"]
+        assert (row["epsilon"], row["to server"], row["within budget"]) == (None, None, within)
 
 
 def test_plan_needs_no_data_and_meets_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,12 +272,24 @@ def test_a_run_between_institutions_refused_before_its_first_round_fails(
             federation_commands._run(home, folder, as_json=bool(silent))
 
 
-@pytest.mark.parametrize(("budget", "said"), [("9", "yes"), ("0.01", "no"), ("", "no privacy.budget is set")])
+@pytest.mark.parametrize(
+    ("budget", "seed", "said"),
+    [
+        ("9", "", "yes"),
+        ("0.01", "", "no"),
+        ("", "", "no privacy.budget is set"),
+        ("9", "1", "nothing is guaranteed"),
+        ("0.01", "1", "no"),
+        ("", "1", "no privacy.budget is set"),
+    ],
+)
 def test_check_says_whether_a_run_is_within_its_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, seed: str, said: str
 ) -> None:
+    """Under a known seed the run stops where it would, and nothing that it stays within is guaranteed."""
     monkeypatch.chdir(tmp_path)
     Path("long.toml").write_text(EXPERIMENT)
-    text = output("check", "long.toml", "--set", "privacy.budget=1", "--set", f"privacy.budget={budget}")
+    given = ("privacy.budget=1", f"privacy.budget={budget}", f"privacy.insecure_seed={seed}")
+    text = output("check", "long.toml", *(word for one in given for word in ("--set", one)))
     (row,) = [line for line in text.splitlines() if "within budget" in line]
     assert row.split("│")[2].strip() == said

@@ -129,7 +129,7 @@ def check_command(
         looked = {"data": [report.to_json() for report in reports]}
         print_json({"study": study.name, "experiments": rows} | looked)
     else:
-        shown = _shown(rows)
+        shown = _shown(rows, [experiment.privacy.budget for experiment in study.experiments])
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
 
 
@@ -189,6 +189,9 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
     )
     budget = experiment.privacy.budget
     stated = [one if prepared.secure and one < float("inf") else None for one in (epsilon, to_server)]
+    within = None if budget is None else epsilon <= budget
+    if within and not prepared.secure:
+        within = None  # all rounds are played, and nothing is guaranteed
     return {
         "experiment": experiment.name,
         "silos": prepared.population.n_silos,
@@ -202,18 +205,22 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
         "epsilon": stated[0],
         "to server": stated[1],
-        "within budget": None if budget is None else epsilon <= budget,
+        "within budget": within,
     }
 
 
-def _shown(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _shown(rows: list[dict[str, Any]], budgets: list[float | None]) -> list[dict[str, Any]]:
     """Return rows of figures in words, without what no experiment asked for."""
     noises = ("noise of bounds", "noise of test metric (sd)")
     unasked = {key for key in noises if all(row[key] is None for row in rows)}
-    within = {None: "no privacy.budget is set", True: "yes", False: "no"}
+    within = {None: "nothing is guaranteed", True: "yes", False: "no"}
+    fits = [
+        "no privacy.budget is set" if budget is None else within[row["within budget"]]
+        for row, budget in zip(rows, budgets, strict=True)
+    ]
     told = [
-        row | {"to server": epsilon_text(row["to server"]), "within budget": within[row["within budget"]]}
-        for row in rows
+        row | {"to server": epsilon_text(row["to server"]), "within budget": fit}
+        for row, fit in zip(rows, fits, strict=True)
     ]
     return [{key: value for key, value in row.items() if key not in unasked} for row in told]
 
