@@ -687,6 +687,17 @@ def test_answers_are_kept_or_refused(tmp_path: Path) -> None:
         ("epsilon = 1.0\nclip = 1.0\nmethod = 3", "method: no such key"),
         ("epsilon = -1.0\nclip = 1.0", "epsilon: must be > 0"),
         ("epsilon = ", "not a TOML document"),
+        (
+            'epsilon = 1\nclip = 1\nmethods = ["uldp-avg", "uldp-svg"]',
+            r"policy\.toml: methods: no method 'uldp-svg'; there are: fedavg, .*; did you mean 'uldp-sgd'\?$",
+        ),
+        (
+            'epsilon = 1\nclip = 1\nprotections = ["secure-agregation"]',
+            r"protections: no protection 'secure-agregation'; there are: none, secure-aggregation.*; did you mean",
+        ),
+        ('epsilon = 1\nclip = 1\nmodels = ["linaer"]', "models: no model named 'linaer'; use one of linear"),
+        ('epsilon = 1\nclip = 1\nlosses = ["mse"]', "losses: no loss named 'mse'; use one of cross_entropy"),
+        ('epsilon = "1"\nclip = 1', "epsilon: must be a number, not '1'"),
     ],
 )
 def test_a_policy_file_says_what_is_wrong(text: str, expected: str, tmp_path: Path) -> None:

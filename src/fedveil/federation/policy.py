@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from fedveil.engine.experiments.experiment import Experiment, asked_for
 from fedveil.engine.releases.asks import Asks
@@ -17,7 +17,9 @@ from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.files import read_toml
 from fedveil.foreign import foreign
 from fedveil.keys import Count, Positive
+from fedveil.local.import_path import check_name
 from fedveil.local.losses import LOSSES
+from fedveil.local.models import MODELS
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
 from fedveil.privacy.accounting import make_accountant
@@ -26,7 +28,7 @@ from fedveil.privacy.costliest import costliest
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.ledger import Budget
 from fedveil.protection.refusals import Code
-from fedveil.registry import PACKAGE, outsiders
+from fedveil.registry import PACKAGE, find, outsiders
 from fedveil.statistics.inference.families import FAMILIES
 from fedveil.statistics.request import FIGURES
 from fedveil.validation import DocumentTable, validated
@@ -138,6 +140,21 @@ class Policy(DocumentTable):
                     f"no figure '{name}'; there are: {', '.join(RELEASES)}{meant(name, RELEASES)}"
                 )
         return releases
+
+    @field_validator("methods", "protections")
+    @classmethod
+    def _members(cls, given: tuple[str, ...], there: ValidationInfo) -> tuple[str, ...]:
+        for name in given:
+            _exists(find, str(there.field_name), name)
+        return given
+
+    @field_validator("models", "losses")
+    @classmethod
+    def _shipped(cls, given: tuple[str, ...], there: ValidationInfo) -> tuple[str, ...]:
+        what, known = ("model", MODELS) if there.field_name == "models" else ("loss", LOSSES)
+        for name in given:
+            _exists(check_name, name, what, known)
+        return given
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -280,6 +297,14 @@ class Policy(DocumentTable):
         if self.without_guarantee:
             return guarantee.against(counted)
         return costliest(guarantee.against(role) for role in asked)
+
+
+def _exists(check: Callable[..., object], *asked: Any) -> None:
+    """Refuse a name that nothing has, by what looks it up; no code is loaded."""
+    try:
+        check(*asked)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
 
 
 def _check_named(code: Code, key: str, asked: str | None, allowed: Sequence[str]) -> None:
