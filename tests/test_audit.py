@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.engine.audit import audit, infer_membership
+from fedveil.engine.audit import audit, canary_scores, infer_membership
 from fedveil.engine.experiments.experiment import merge, parse
 from fedveil.engine.observer import Unwatched
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.run import resume, run
+from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, PrivacyError, RunFolderError
 from fedveil.privacy import audit as attacks
 from fedveil.privacy.audit import canary_bound, lowest_epsilon, membership, refutation
+from fedveil.randomness import PrivacyRandomness
 from tests.test_report import rewrite
 
 
@@ -234,6 +236,25 @@ def test_runs_that_cannot_be_audited_say_why(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(RunFolderError, match="fedveil resume"):
         audit(folder)
+
+
+def test_users_without_records_are_canaries_too_so_that_no_refusal_counts_them(tmp_path: Path) -> None:
+    folder = finished(
+        tmp_path,
+        data={"n_users": 2000, "allocation": {"law": "zipf"}, "n_silos": 2},
+        method={"name": "uldp-avg", "client_sampling_rate": None},
+        rounds=1,
+    )
+    prepared = prepare(RunFolder.open(folder)[1])
+    present = len(np.unique(prepared.population.train.user))
+    assert present < 1900
+    coins, scores = canary_scores(prepared, 1900, PrivacyRandomness.insecure(3), 1)
+    assert len(coins) == len(scores) == 1900
+    assert scores[:present].all()
+    assert not scores[present:].any()
+    with pytest.raises(ConfigError, match="2001 canaries, but only 2000 users; ask for") as refused:
+        canary_scores(prepared, 2001, PrivacyRandomness.insecure(3), 1)
+    assert str(present) not in str(refused.value)
 
 
 def test_an_audit_that_could_leave_nothing_trains_nothing(

@@ -85,7 +85,7 @@ def audit(
         RunFolderError: no run folder, a run that has no model or statement yet, or one whose members are unknown: it
             does not say which records it was trained on, or those at hand are others; or a folder where nothing can be
             written, before anything is trained.
-        ConfigError: more canaries than units, or too many for the memory; code that is not named.
+        ConfigError: more canaries than users, or too many for the memory; code that is not named.
         DataError: the records that the run was trained on are not here.
     """
     folder, experiment = RunFolder.open(path)
@@ -176,34 +176,32 @@ def canary_scores(
 ) -> tuple[np.ndarray, Float64[np.ndarray, " m"]]:
     """Train once with each canary left out with probability 1/2; return the coins (True: in) and the scores.
 
+    Canaries are users with records as long as there are any; users without are scored 0, so that how many there are
+    decides no refusal.
+
     Args:
         prepared: what ran.
         canaries: m.
         privacy: where coins, noise and samples come from.
         rounds: that are played: as many as the claim is about, which a budget or a callback may have ended early.
     """
-    records = prepared.population.train
-    present = np.unique(records.user)
-    if canaries > len(present):
-        raise ConfigError(
-            f"{canaries} canaries, but only {len(present)} users have records; ask for at most that many"
-        )
+    records, n_users = prepared.population.train, prepared.population.n_users
+    if canaries > n_users:
+        raise ConfigError(f"{canaries} canaries, but only {n_users} users; ask for at most that many")
     if canaries * prepared.task.dimension > _MOST_CANARY_FLOATS:
         most = _MOST_CANARY_FLOATS // prepared.task.dimension
         raise ConfigError(
             f"{canaries} canaries of {prepared.task.dimension} parameters do not fit; ask for at most {most}"
         )
-    chosen = np.sort(
-        ExperimentRandomness(prepared.experiment.seed)
-        .numpy("audit", "canaries")
-        .choice(present, canaries, False)
-    )
+    present = np.unique(records.user)
+    random = ExperimentRandomness(prepared.experiment.seed).numpy("audit", "canaries")
+    chosen = np.sort(random.choice(present, min(canaries, len(present)), False))
     coins = (privacy.stream("audit", "coins").uint64(canaries) >> np.uint64(63)).astype(bool)
-    kept = ~np.isin(records.user, chosen[~coins])
+    kept = ~np.isin(records.user, chosen[~coins[: len(chosen)]])
     setting = setting_with(prepared, records.select(np.flatnonzero(kept)))
     watcher = _canary_cohort(prepared, records, chosen)
-    everyone, ones = torch.arange(canaries), torch.ones(canaries, dtype=torch.float64)
-    model, scores = prepared.task.initial(), np.zeros(canaries)
+    everyone, ones = torch.arange(len(chosen)), torch.ones(len(chosen), dtype=torch.float64)
+    model, scores = prepared.task.initial(), np.zeros(len(chosen))
     ridge = (
         4 * (setting.method.noise_std(setting.cohort.n_silos) or 0.0) ** 2
     )  # noise over the variance of a fair coin
@@ -223,7 +221,7 @@ def canary_scores(
         updates = trainer.sums(job).total
         scores += _attribution(updates, released.mean.to(updates.device) / bound.unit, ridge)
         model = after
-    return coins, scores
+    return coins, np.concatenate([scores, np.zeros(canaries - len(chosen))])
 
 
 class _Released(Optimizer):
