@@ -30,7 +30,7 @@ from fedveil.commands.passphrase import Asked
 from fedveil.crypto import key_files
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import ConfigError, IntegrityError
+from fedveil.errors import ConfigError, FedveilError, IntegrityError
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
 from fedveil.federation.membership import Membership
@@ -45,6 +45,7 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger_lines import Origin
 from fedveil.protection.letter_parts import Terms
 from fedveil.protection.messages import SERVER
+from tests.full_disks import Disk, from_then_on
 
 SECRET = b"five random words of mine"
 SCHEMA = """
@@ -125,6 +126,47 @@ def test_a_folder_that_cannot_be_made_is_one_error_that_names_it(parties: Partie
     schema = parties.root / "schema.toml"
     with pytest.raises(ConfigError, match=said):
         found(folder, name="b", schema=schema, host="localhost", port=1, passphrase=None)
+
+
+def test_a_full_disk_is_one_error_at_every_moment_and_loses_no_key(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings, policies and memberships were not: Python's traceback answered."""
+    disk, write_text = Disk(monkeypatch), Path.write_text
+
+    def text(path: Path, *given: Any, **named: Any) -> int:
+        disk.ask()
+        return write_text(path, *given, **named)
+
+    monkeypatch.setattr(Path, "write_text", text)
+
+    said = list[str]()
+
+    def at_every_moment(act: Callable[[Path], Any], least: int) -> None:
+        for moment in range(100):
+            disk.fill(from_then_on(moment))
+            try:
+                with disk.acting(True):
+                    act(parties.root / f"west-{moment}")
+            except FedveilError as error:
+                said.append(str(error))
+            else:
+                assert moment >= least
+                return
+
+    charter, north = parties.founder / "charter.toml", parties.root / "north"
+    at_every_moment(lambda folder: join_as_silo(folder, charter, name="west", passphrase=None), 15)
+    at_every_moment(
+        lambda folder: join_as_coordinator(folder.with_suffix(".c"), charter, passphrase=None), 15
+    )
+    at_every_moment(lambda _: rotate(north, asked), 5)
+    request = Request.read(north / "north.request")
+    admit(parties.founder, north / "north.request", request.fingerprint)
+    disk.room()
+    made = seal(parties.founder, asked)
+    at_every_moment(lambda _: accept(north, parties.sealed, made.fingerprint, asked), 5)
+    assert IdentityKey.load(north / "identity.key", asked).public == request.identity
+    assert [one for one in said if not one.endswith(" cannot be written: No space left on device")] == []
 
 
 def halves(path: Path) -> list[bytes]:
@@ -419,7 +461,7 @@ def test_an_admission_that_a_crash_ends_leaves_the_one_before(
     asked_ = rotate(parties.root / "north", asked)
     with monkeypatch.context() as crash:
         crash.setattr(os, "fsync", mock.Mock(side_effect=OSError(28, "No space left on device")))
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(ConfigError, match=r"silo-north\.request cannot be written: No space left"):
             admit(parties.founder, file, asked_.fingerprint)
     assert Request.read(parties.founder / "admitted" / "silo-north.request") == before
     assert admit(parties.founder, file, asked_.fingerprint) == asked_

@@ -7,7 +7,8 @@ from typing import Self
 
 import tomlkit
 
-from fedveil.files import read_toml
+from fedveil.errors import ConfigError
+from fedveil.files import read_toml, replace_file, writing
 from fedveil.validation import DocumentTable, validated
 
 
@@ -20,5 +21,6 @@ class Settings(DocumentTable):
         return validated(cls, read_toml(path), path)
 
     def write(self, path: Path) -> None:
-        """Write a settings file."""
-        path.write_text(tomlkit.dumps(self.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+        """Write a settings file, whole or not at all; what the disk refuses is a :class:`ConfigError` that names it."""
+        with writing(path, ConfigError):
+            replace_file(path, tomlkit.dumps(self.model_dump(mode="json", exclude_none=True)).encode())

@@ -72,8 +72,9 @@ def join_as_silo(
         policy: what the drafted policy allows.
 
     Raises:
-        ConfigError: the folder exists or cannot be written, the charter is none, or the name is none that a membership
-            has.
+        ConfigError: the folder exists, it or a file in it cannot be written, the charter is none, or the name is none
+            that a membership has. A folder that was half made is known to nobody: remove it, and join again.
+        CryptoError: a key cannot be written.
     """
     if name == COORDINATOR:
         raise ConfigError(f"a silo cannot be named '{COORDINATOR}'")
@@ -84,9 +85,8 @@ def join_as_silo(
         )
     pinned = _settle(folder, charter)
     SiloSettings(name=name, coordinator=f"{pinned.host}:{pinned.port}").write(folder / "silo.toml")
-    (folder / "policy.toml").write_text(
-        _POLICY.format(epsilon=policy.epsilon, delta=policy.delta, clip=policy.clip), encoding="utf-8"
-    )
+    drafted = _POLICY.format(epsilon=policy.epsilon, delta=policy.delta, clip=policy.clip)
+    _write(folder / "policy.toml", drafted.encode())
     identity, (node, public) = IdentityKey.generate(), new_node_key(folder / NODE)
     identity.save(folder / IDENTITY, passphrase)
     return _ask(folder, pinned, name, (identity, node, public), None)
@@ -102,7 +102,9 @@ def rotate(folder: Path, passphrase: Passphrase | None) -> Request:
         passphrase: of the identity keys, the present one and the next.
 
     Raises:
-        ConfigError: no membership was accepted: nobody knows the present keys yet, so nothing is there to replace.
+        ConfigError: no membership was accepted: nobody knows the present keys yet, so nothing is there to replace; or
+            the request cannot be written.
+        CryptoError: a key cannot be written.
     """
     if not (folder / MEMBERSHIP).is_file():
         raise ConfigError(
@@ -130,9 +132,10 @@ def join_as_coordinator(folder: Path, charter: Path, *, passphrase: bytes | None
     identity.save(folder / IDENTITY, passphrase)
     CoordinatorSettings().write(folder / "coordinator.toml")
     link = folder / CoordinatorSettings().link
-    link.mkdir(mode=0o700)
+    with writing(link, ConfigError):
+        link.mkdir(mode=0o700)
     LinkSettings(host=pinned.host, port=pinned.port).write(link / "link.toml")
-    replace_file(link / "ca.crt", read_content(folder / "ca.crt", ConfigError))
+    _write(link / "ca.crt", read_content(folder / "ca.crt", ConfigError))
     csr = new_server_key(link / "server.key")
     request = Request(
         role="coordinator",
@@ -148,8 +151,8 @@ def join_as_coordinator(folder: Path, charter: Path, *, passphrase: bytes | None
 def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase | None) -> Membership:
     """Accept a membership that the founder sealed; from then on it is the party's.
 
-    A crash at any moment leaves nothing that accepting it again does not end: the membership is written last, and a key
-    is taken from its next file or, where that was done, from its own.
+    A crash or a full disk at any moment leaves nothing that accepting it again does not end: the membership is written
+    last, and a key is taken from its next file or, where that was done, from its own.
 
     Args:
         folder: the party's.
@@ -158,7 +161,7 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
         passphrase: of the party's identity key.
 
     Raises:
-        ConfigError: what was typed in is no fingerprint.
+        ConfigError: what was typed in is no fingerprint, or a file cannot be written.
         IntegrityError: not sealed by the charter's founder, another fingerprint, an older one than the present or
             one that has lost a revocation, or one that does not have this party's key.
     """
@@ -172,7 +175,7 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
     if (folder / "coordinator.toml").exists():
         _check_own(sealed, offered.coordinator == IdentityKey.load(folder / IDENTITY, passphrase).public)
         link = folder / CoordinatorSettings.read(folder / "coordinator.toml").link
-        replace_file(link / "server.crt", read_content(sealed.parent / "server.crt", ConfigError))
+        _write(link / "server.crt", read_content(sealed.parent / "server.crt", ConfigError))
     else:
         number = offered.number(SiloSettings.read(folder / "silo.toml").name)
         public, node = offered.roster[number], offered.nodes[number].encode()
@@ -181,12 +184,19 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
             _named(folder / NODE, lambda path: node_public(path) == node),
         )
         _check_own(sealed, None not in named)
-        for key, stem in zip(named, (IDENTITY, NODE), strict=True):
-            if key is not None and key != folder / stem:
-                os.replace(key, folder / stem)
-        sync_folder(folder)
-    replace_file(target, offered.to_toml().encode())
+        with writing(folder, ConfigError):
+            for key, stem in zip(named, (IDENTITY, NODE), strict=True):
+                if key is not None and key != folder / stem:
+                    os.replace(key, folder / stem)
+            sync_folder(folder)
+    _write(target, offered.to_toml().encode())
     return offered
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file of the party's, whole or not at all."""
+    with writing(path, ConfigError):
+        replace_file(path, content)
 
 
 def _check_follows(sealed: Path, offered: Membership, present: Membership) -> None:

@@ -17,9 +17,9 @@ from pydantic import Field
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
-from fedveil.errors import IntegrityError
+from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import IN_DIGITS, Digest, FoundingDocument, Key
-from fedveil.files import read_toml, reading, replace_file
+from fedveil.files import read_toml, reading, replace_file, writing
 
 Role = Literal["silo", "coordinator"]
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
@@ -128,8 +128,13 @@ class Request:
             ) from None
 
     def write(self, path: Path) -> None:
-        """Write it as a file, whole or not at all; :meth:`read` reads it back."""
-        replace_file(path, _Document.text_of(1, vars(self)).encode())
+        """Write it as a file, whole or not at all; :meth:`read` reads it back.
+
+        Raises:
+            ConfigError: the disk refuses it; names the file.
+        """
+        with writing(path, ConfigError):
+            replace_file(path, _Document.text_of(1, vars(self)).encode())
 
     @classmethod
     def read(cls, path: Path) -> Request:
