@@ -1,22 +1,29 @@
 """Every stage that adds noise adds as much as the account counts: 2 % less is noticed, and so is 2 % more."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from fedveil.errors import CompositionError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.central_gaussian import CentralGaussian
+from fedveil.methods.cepam import cepam_gaussian, fl_gaussian
 from fedveil.methods.channels import Channel
 from fedveil.methods.client_messages import ClientMessages, Numbers
+from fedveil.methods.derive import derive
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.method import Method
+from fedveil.methods.paraaegis import dp_fedavg, serial
 from fedveil.methods.uldp import uldp_avg
 from fedveil.randomness import PrivacyRandomness
 from tests.messages import received, sender
 
 GRID = 2.0**-20
+LOCAL = LocalSgd(learning_rate=0.1)
 SHARES = GaussianShares(noise_multiplier=2.0, scale=0.5, colluding_silos=1, missing_silos=1)
 SERVER = CentralGaussian(noise_multiplier=2.0, scale=0.5)
 
@@ -51,6 +58,43 @@ def test_laplace_noise_has_its_scale() -> None:
     """The mean absolute value is b, with a standard error of b over the square root of their number."""
     noise = noise_of(of_a_client("laplace"), 300_000, 3)
     assert np.abs(noise).mean() == pytest.approx(2.0 * 0.5, rel=5.4 / math.sqrt(len(noise)))
+
+
+NOISE = {"local": LOCAL, "clip": 1.0, "noise_multiplier": 1.0}
+OF_CLIENTS = {
+    "fl-gaussian": lambda n: fl_gaussian(n_users=n, **NOISE),
+    "cepam-gaussian": lambda n: cepam_gaussian(n_users=n, **NOISE),
+    "dp-fedavg": lambda n: dp_fedavg(n_users=n, largest_silo=100, **NOISE),
+    "serial": lambda n: serial(n_users=n, largest_silo=100, **NOISE),
+}
+
+
+@pytest.mark.parametrize("composed", OF_CLIENTS.values(), ids=OF_CLIENTS)
+def test_a_method_for_more_clients_than_there_are_claims_none_of_their_noise(
+    composed: Callable[[int], Method],
+) -> None:
+    """Ten clients add sqrt(10) where a thousand would add sqrt(1000): the sum would be promised ten times the noise."""
+    public = PublicFacts(n_silos=10, n_users=10, dimension=100)
+    assert derive(composed(10), public).unit == "client"
+    for other in (9, 1000):
+        with pytest.raises(CompositionError, match=f"counts the noise of {other} clients, and 10 send"):
+            derive(composed(other), public)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("missing_silos", -95),
+        ("colluding_silos", -1),
+        ("scale", -1.0),
+        ("scale", 0.0),
+    ],
+)
+def test_shares_cannot_be_sized_for_more_silos_than_send(field: str, value: float) -> None:
+    with pytest.raises(
+        CompositionError, match=rf"^{field} = {value}: a (whole|finite) number >=? 0 is needed"
+    ):
+        replace(SHARES, **{field: value})
 
 
 @pytest.mark.parametrize(("total", "shown"), [(1.00000003, "1.99999"), (1.0, "2"), (0.1 * 0.7 / 0.07, "2")])

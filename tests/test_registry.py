@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 
 from fedveil.commands import lists
@@ -21,7 +22,7 @@ from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import signed_end
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
-from fedveil.keys import REQUIRED, Fraction, Share, check_ranges, filled, keys_of
+from fedveil.keys import REQUIRED, Count, Fraction, Share, check_ranges, filled, keys_of
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.method import Method
 from fedveil.methods.uldp import uldp_avg
@@ -156,6 +157,20 @@ def test_ranges_hold_for_stages_built_in_python() -> None:
     for wrong in (1.02, 0.0, float("nan")):
         with pytest.raises(CompositionError, match=r"share = .*: a finite number > 0 and <= 1 is needed"):
             check_ranges(Stage(share=wrong))
+
+
+def test_whole_numbers_of_stages_built_in_python_are_whole() -> None:
+    """A group of 1.5 records would be accounted as such, where two are kept."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Stage:
+        records: Count
+
+    for right in (2, np.int64(2)):
+        check_ranges(Stage(records=right))
+    for wrong in (1.5, 2.0, np.float64(2.0), True):
+        with pytest.raises(CompositionError, match=r"records = .*: a whole number >= 1 is needed"):
+            check_ranges(Stage(records=wrong))  # type: ignore[arg-type]
 
 
 def test_a_variant_has_the_keys_of_the_method_that_it_varies_and_its_own_before_what_has_a_default() -> None:

@@ -196,6 +196,24 @@ def test_a_sweep_adds_up_what_all_its_points_have_spent(tmp_path: Path) -> None:
     assert "protect different things, so no one epsilon covers them" in mixed["told"]
 
 
+def test_runs_on_tables_have_one_epsilon_where_ids_name_the_same_person(tmp_path: Path) -> None:
+    """A patient in one run's column of users may be twenty visits in another's, and no run folder shows it."""
+    release = GaussianEvent(noise_multiplier=4.0)
+    folders = [run(tmp_path / name, release) for name in ("a", "b")]
+    condition = "if an id names the same person in all of them"
+    both, alone = spent_by(folders).promise, spent_by(folders[:1]).promise
+    assert both is not None
+    assert condition in both
+    assert condition in spent_together(points("a", "b"), tmp_path)["told"]
+    assert alone is not None
+    assert condition not in alone
+    allotted = [on_digits(run(tmp_path / name, release), seed=1) for name in ("c", "d")]
+    promised = spent_by(allotted).promise
+    assert promised is not None
+    assert condition not in promised
+    assert condition in str(spent_by([*folders, *allotted]).promise)
+
+
 def test_a_sweep_counts_a_run_that_guarantees_nothing(tmp_path: Path) -> None:
     release = GaussianEvent(noise_multiplier=4.0)
     run(tmp_path / "a", release)

@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
@@ -124,11 +125,12 @@ def check_ranges(stage: Any) -> None:
         CompositionError: one is not; names the field and says what would be right.
     """
     kind: Any = type(stage)
-    for name, limits, wanted in _ranges(kind):
+    for name, number, limits, wanted in _ranges(kind):
         value = getattr(stage, name)
         if value is None or isinstance(value, str):
             continue
-        if isinstance(value, bool) or not (math.isfinite(value) and all(holds(value) for holds in limits)):
+        one = isinstance(value, number) and not isinstance(value, bool)
+        if not (one and math.isfinite(value) and all(holds(value) for holds in limits)):
             raise CompositionError(f"{name} = {value}: {wanted} is needed")
 
 
@@ -138,15 +140,16 @@ def limits_of(hint: Any) -> list[str]:
 
 
 @cache
-def _ranges(kind: Any) -> tuple[tuple[str, tuple[Callable[[float], bool], ...], str], ...]:
-    """Return the fields with limits: name, what must hold, and that in words."""
+def _ranges(kind: Any) -> tuple[tuple[str, type, tuple[Callable[[float], bool], ...], str], ...]:
+    """Return the fields with limits: name, kind of number, what must hold, and that in words."""
     found_ranges = []
     for key in keys_of(kind):
         limits = list(_limits(key.type))
         if limits:
-            number = "whole" if float not in _types(key.type) else "finite"
-            wanted = f"a {number} number {' and '.join(limits_of(key.type))}"
-            found_ranges.append((key.name, tuple(partial(test, bound) for _, test, bound in limits), wanted))
+            number, told = (Integral, "whole") if float not in _types(key.type) else (Real, "finite")
+            wanted = f"a {told} number {' and '.join(limits_of(key.type))}"
+            tests = tuple(partial(test, bound) for _, test, bound in limits)
+            found_ranges.append((key.name, number, tests, wanted))
     return tuple(found_ranges)
 
 

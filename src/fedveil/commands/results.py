@@ -11,7 +11,6 @@ import typer
 
 from fedveil.commands.options import OUT, Json, tell
 from fedveil.console import epsilon_text, print_json, rows_table
-from fedveil.privacy.statement import show_delta, show_epsilon
 from fedveil.privacy.together import spent_by
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
@@ -72,12 +71,8 @@ def spent_command(
         {"run": path.name, "charges": charges, "epsilon": epsilon} for path, charges, epsilon in found.runs
     ]
     told = "one of these runs guarantees nothing, so all together guarantee nothing"
-    if found.epsilon is not None:
-        told = (
-            f"together: each {found.unit} is protected with epsilon {show_epsilon(found.epsilon)} at delta "
-            f"{show_delta(found.delta)} (accountant {found.accountant}), against whoever reads all that these runs "
-            "released"
-        )
+    if found.promise is not None:
+        told = f"together: {found.promise}, against whoever reads all that these runs released"
     tell(as_json, asdict(found) | {"runs": rows}, rows_table(rows), told)
 
 

@@ -30,7 +30,6 @@ from fedveil.engine.run_folder.folder import Row, RunFolder, drop_unbegun, finit
 from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.files import of_version, parse_json, read_text, read_toml, reading, replace_file, writing
-from fedveil.privacy.statement import show_delta, show_epsilon
 from fedveil.privacy.together import spent_by
 
 ROWS: Final = "sweep.jsonl"
@@ -252,11 +251,8 @@ def spent_together(found: Sequence[Point], folder: Path) -> Row:
         cost = f"{error}; each run's statement is about that run alone"
     else:
         epsilon, cost = spent.epsilon, "no guarantee"
-        if epsilon is not None:
-            cost = (
-                f"each {spent.unit} is protected with epsilon {show_epsilon(epsilon)} at delta {show_delta(delta)}, "
-                "against whoever reads all that they released and chooses among it"
-            )
+        if spent.promise is not None:
+            cost = f"{spent.promise}, against whoever reads all that they released and chooses among it"
     earlier = f" ({len(others)} of them from earlier sweeps into {folder})" if others else ""
     told = f"together, {len(folders)} runs on the same people{earlier}: {cost}"
     if any(point.experiment.evaluation is None for point in found) or any(map(_shows_metrics, others)):

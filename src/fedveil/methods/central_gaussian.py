@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.keys import NonNegative
+from fedveil.keys import NonNegative, Positive
 from fedveil.methods.channels import NO_NOISE, Channel, refuses_unbounded
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Adjacency, GaussianEvent
@@ -34,7 +34,7 @@ class CentralGaussian(Channel):
     noise_known: ClassVar[bool] = True
 
     noise_multiplier: NonNegative
-    scale: float
+    scale: Positive
 
     def refuses(self, method: Any) -> Iterable[str]:
         yield from refuses_unbounded(method)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from fedveil.errors import CompositionError
 from fedveil.keys import Count
 from fedveil.methods.weights import Weights
 from fedveil.population.records import Groups
@@ -222,6 +223,21 @@ class ClientContribution(Contribution):
     per: ClassVar[Literal["client"]] = "client"
     unit: ClassVar[Literal["user", "client"]] = "client"
     drawn_alone: ClassVar[bool] = True
+
+    def n_senders(self, method: Any, public: Any) -> int:
+        """Return how many messages a round has: one of every client that is drawn.
+
+        Raises:
+            CompositionError: clients add noise of their own, and the channel counts that of others.
+        """
+        found, drawn = super().n_senders(method, public), method.sampler.size
+        there = public.n_users if drawn is None else drawn
+        if method.channel.by_clients and found != there:
+            raise CompositionError(
+                f"{method.name} counts the noise of {found} clients, and {there} send in a round: compose it for "
+                f"n_users = {public.n_users}"
+            )
+        return found
 
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
         """Return (C, C): of all messages one moves."""

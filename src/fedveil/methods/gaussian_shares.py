@@ -12,9 +12,10 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
+from pydantic import Field
 
 from fedveil.errors import CompositionError
-from fedveil.keys import Count, NonNegative, filled
+from fedveil.keys import Count, NonNegative, Positive, filled
 from fedveil.methods.channels import NO_NOISE, Channel, refuses_clients, refuses_unbounded
 from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
@@ -47,9 +48,9 @@ class GaussianShares(Channel):
     noise_known: ClassVar[bool] = True
 
     noise_multiplier: NonNegative
-    scale: float
-    colluding_silos: int = 0
-    missing_silos: int = 0
+    scale: Positive
+    colluding_silos: Annotated[int, Field(ge=0)] = 0
+    missing_silos: Annotated[int, Field(ge=0)] = 0
     users: Annotated[Count, filled()] = 1
 
     def refuses(self, method: Any) -> Iterable[str]:

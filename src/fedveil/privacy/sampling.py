@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -191,10 +192,11 @@ class UniformClients(Sampler):
 
     def __post_init__(self) -> None:
         """Refuse a cohort that cannot be drawn."""
-        if not 1 <= self.sample <= self.population:
+        whole = all(isinstance(number, Integral) for number in (self.sample, self.population))
+        if not whole or not 1 <= self.sample <= self.population:
             raise PrivacyError(
                 f"a cohort of {self.sample} out of {self.population} clients cannot be drawn without replacement; "
-                f"it must be at least 1 and at most {self.population}"
+                f"it must be a whole number, at least 1 and at most {self.population}"
             )
 
     @property

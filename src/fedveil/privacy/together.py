@@ -28,7 +28,7 @@ from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Event, atoms, compose
 from fedveil.privacy.ledger import read_entries
-from fedveil.privacy.statement import Statement
+from fedveil.privacy.statement import Statement, show_delta, show_epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class Spent:
         delta: what a probability may change by beyond the factor e^epsilon.
         accountant: who bounded epsilon.
         unit: what is protected as a whole.
+        by_ids: whether several runs have one unit by what their tables' ids name, which no run folder tells.
     """
 
     runs: tuple[tuple[Path, int, float | None], ...]
@@ -48,6 +49,18 @@ class Spent:
     delta: float
     accountant: str
     unit: str
+    by_ids: bool
+
+    @property
+    def promise(self) -> str | None:
+        """What all together guarantee, in words; None for nothing."""
+        if self.epsilon is None:
+            return None
+        promise = (
+            f"each {self.unit} is protected with epsilon {show_epsilon(self.epsilon)} at delta "
+            f"{show_delta(self.delta)} (accountant {self.accountant})"
+        )
+        return f"{promise}, if an id names the same person in all of them" if self.by_ids else promise
 
 
 def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: str = "pld") -> Spent:
@@ -71,7 +84,7 @@ def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: st
     if len(kinds) > 1:
         told = ", ".join(sorted(f"{unit} ({adjacency.value})" for unit, adjacency in kinds))
         raise ConfigError(f"the runs protect different things, so no one epsilon covers them: {told}")
-    _check_users(paths, statements)
+    by_ids = _check_users(paths, statements) and len(paths) > 1
     deltas = {one.delta for one in statements}
     if delta is None and len(deltas) > 1:
         raise ConfigError(
@@ -103,6 +116,7 @@ def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: st
         delta=at,
         accountant=judge.name,
         unit=unit,
+        by_ids=by_ids,
     )
 
 
@@ -114,21 +128,24 @@ def _statement(folder: Path) -> Statement:
     return Statement.from_json(read_json(path, RunFolderError))
 
 
-def _check_users(folders: Sequence[Path], statements: Sequence[Statement]) -> None:
-    """Return if all runs on the catalogue allot the same data set to users in the same way.
+def _check_users(folders: Sequence[Path], statements: Sequence[Statement]) -> bool:
+    """Return whether any run's users are told apart by ids; all on the catalogue must allot one data set alike.
 
     Raises:
         ConfigError: they do not; or a run of training has no experiment, so that nobody knows.
     """
     found: list[dict[str, Any]] = []
+    by_ids = False
     for folder, statement in zip(folders, statements, strict=True):
         path = folder / "experiment.toml"
         if statement.released == "statistics" and not path.exists():
+            by_ids = True
             continue  # of tables alone
         document = read_toml(path)
         with reading(path, RunFolderError):
             data = document.get("data", {})
             if ":" in data.get("name", ":"):  # tables, and what was handed over: their records have ids
+                by_ids = True
                 continue
             own = {key: data.get(key) for key in ("name", "n_users", "allocation")}
             found.append({**own, "seed": data.get("seed", document.get("seed"))})
@@ -139,6 +156,7 @@ def _check_users(folders: Sequence[Path], statements: Sequence[Statement]) -> No
             "another, and no one epsilon covers them; give all of them one data.name, data.seed, data.n_users and "
             "data.allocation"
         )
+    return by_ids
 
 
 def _grid_loss(statement: Statement) -> float:
