@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import re
@@ -266,6 +267,13 @@ def test_what_does_not_fit_into_memory_is_one_line(toml: Path, monkeypatch: pyte
     said = ended("check", str(toml)).mistake
     assert "more memory is needed than there is" in said
     assert "4711" not in said
+
+
+def test_a_full_disk_is_one_line_wherever_it_is_met(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "/media/usb/model"))
+    monkeypatch.setattr("fedveil.commands.training.prepare", full)
+    said = ended("check", str(toml)).mistake
+    assert said.endswith("/media/usb/model cannot be written: No space left on device")
 
 
 def test_check_shows_every_seed_and_a_study_loads_each_population_once(

@@ -6,6 +6,7 @@ A command's module is imported when the command is used: most of them load PyTor
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import traceback
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from fedveil.users_code import naming_users_code
 
 _BUG: Final = 70
 """Exit code of what nobody foresaw."""
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Of a disk, wherever it ends a command that has nothing better to say of it."""
 
 _Misuse: Final[Any] = typer.BadParameter.__base__
 """What click raises where a command is not called as it can be; see :class:`_Lazy`."""
@@ -249,9 +253,13 @@ def main() -> None:
     except MemoryError:  # what it says of shapes may count records
         _say("more memory is needed than there is: fewer users, silos or parameters, or another machine")
         code = FedveilError.exit_code
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
         code = _BUG
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            _say(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
+            code = FedveilError.exit_code
+        else:
+            traceback.print_exc()
     raise SystemExit(code or 0)
 
 

@@ -232,7 +232,10 @@ def _settle(folder: Path, charter: Path) -> Charter:
     pinned = Charter.read(charter)
     with writing(folder, ConfigError):
         if folder.exists():
-            raise ConfigError(f"{folder}: exists already; keys are never overwritten")
+            raise ConfigError(
+                f"{folder}: exists already, and keys are never overwritten; a folder without a request was half made "
+                "and is known to nobody: remove it"
+            )
         folder.mkdir(parents=True, mode=0o700)
         (folder / CHARTER).write_text(pinned.to_toml(), encoding="utf-8")
         (folder / "ca.crt").write_text(pinned.authority, encoding="ascii")
