@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.errors import CompositionError
+from fedveil.errors import CompositionError, PrivacyError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.cepam import cepam_gaussian, fl_gaussian
 from fedveil.methods.channels import Channel
 from fedveil.methods.client_messages import ClientMessages, Numbers
 from fedveil.methods.derive import derive
+from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
@@ -76,6 +77,11 @@ def test_a_method_for_more_clients_than_there_are_claims_none_of_their_noise(
     """Ten clients add sqrt(10) where a thousand would add sqrt(1000): the sum would be promised ten times the noise."""
     public = PublicFacts(n_silos=10, n_users=10, dimension=100)
     assert derive(composed(10), public).unit == "client"
+    drawn = dp_fed(
+        n_users=1000, client_sampling="uniform", client_sampling_rate=0.01, **NOISE
+    )  # would be amplified as 10 of 1000
+    with pytest.raises(PrivacyError, match="draws 10 of 1000 clients; it cannot draw among 10"):
+        derive(drawn, public)
     for other in (9, 1000):
         with pytest.raises(CompositionError, match=f"counts the noise of {other} clients, and 10 send"):
             derive(composed(other), public)

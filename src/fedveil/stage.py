@@ -24,6 +24,7 @@ class Moves:
         reweighs: whether what a unit holds at one sender changes the weight of what it holds at the others.
         reach: how far a message moves when it goes from anywhere to anywhere in its ball, counted once where
             accountants double what is replaced.
+        largest: the largest l2 norm of a message before its noise; 0 where contributions are not bounded.
         ballots: how many ballots one unit can change, given the model.
         n_senders: how many messages a round has.
         n_silos: how many silos there are, of which those may be some.
@@ -41,6 +42,7 @@ class Moves:
     messages: float
     even: bool
     reach: float
+    largest: float
     ballots: int
     n_senders: int
     n_silos: int

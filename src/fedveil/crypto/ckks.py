@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -47,8 +48,8 @@ LARGEST_MODULUS_BITS: Final = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 
 
 FINGERPRINT_BYTES: Final = 8
 _ERROR_VARIANCE: Final = (
-    10.5 + 1 / 12
-)  # SEAL's centred binomial law of 2 x 21 bits; and rounding in the encoder
+    10.5 + 1 / 4
+)  # SEAL's centred binomial law of 2 x 21 bits; and rounding in the encoder, at random
 _REACH: Final = 12.0  # in standard deviations: a slot's error reaches farther with a probability below 1e-30
 _PART: Final = 16  # ciphertexts that are computed with, or given to a worker process, at once
 _LIMB_BITS: Final = 28
@@ -254,7 +255,9 @@ class CkksKey:
         blocks, degree, prime = parameters.blocks(len(units)), parameters.degree, np.uint64(parameters.prime)
         padded = np.zeros((blocks, degree))
         np.multiply(units, float(parameters.scale), out=padded.reshape(-1)[: len(units)])
-        sums = np.rint(coefficients(padded.view(np.complex128))).astype(np.int64).view(np.uint64)
+        # Rounded at random: errors of equal plaintexts, of many silos, would be equal and add up.
+        drawn = np.frombuffer(os.urandom(4 * padded.size), dtype=np.uint32).reshape(padded.shape) * 2.0**-32
+        sums = np.floor(coefficients(padded.view(np.complex128)) + drawn).astype(np.int64).view(np.uint64)
         sent = np.empty(
             blocks, dtype=[("seed", f"V{SEED_BYTES}"), ("words", f"V{parameters.word_bytes}", degree)]
         )

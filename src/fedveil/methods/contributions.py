@@ -59,9 +59,15 @@ class Contribution(Stage):
         Args:
             method: the composition.
             public: the federation's public facts.
+
+        Raises:
+            PrivacyError: users are drawn from another number of them than there are.
         """
         n, norm = self.n_senders(method, public), method.bound.norm
+        method.sampler.check_among(public.n_users)
         total, messages = self.lengths(norm, n, method.weights)
+        bounded, replaced = method.bound.bounded, method.sampler.adjacency is Adjacency.REPLACE_ONE
+        largest = self.largest_message(norm, n, public.n_users, method.weights) if bounded else 0.0
         return Moves(
             unit=self.unit,
             total=total,
@@ -69,10 +75,8 @@ class Contribution(Stage):
             even=self.spread_evenly(method.weights),
             reweighs=method.weights.by_records,
             weight=method.weights.description,
-            reach=self.largest_message(norm, n, public.n_users, method.weights)
-            * (1 if method.sampler.adjacency is Adjacency.REPLACE_ONE else 2)
-            if method.bound.bounded
-            else 0.0,
+            reach=largest * (1 if replaced else 2),
+            largest=largest,
             ballots=self.ballots(n),
             n_senders=n,
             n_silos=public.n_silos,

@@ -33,7 +33,7 @@ from fedveil.keys import Count, Fraction, NonNegative, Positive, Share, filled
 from fedveil.methods.client_messages import Numbers
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.named_channels import through_messages
-from fedveil.methods.partial_agreement import partial_sums
+from fedveil.methods.partial_agreement import hidden_log_ratio, partial_sums
 from fedveil.methods.precision import check_ratio, precision, released
 from fedveil.methods.protection_stage import DOWN, OF_KEYS, OF_SUMS, UP, ProtectionStage, Sends, plain_round
 from fedveil.population.records import Groups
@@ -52,7 +52,6 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.protection.partial.half import finest_encrypted
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial.sums import PartialSums
 from fedveil.stage import Moves, Published
@@ -307,9 +306,7 @@ class PartialEncryption(ProtectionStage):
             return 0.0
         losses = [grid_law(moves.noise, moves.bound.grid).log_ratio_to_gaussian]
         if self.he_noise:
-            std, grid = self.hidden_noise(moves.bound, moves.noise)
-            finest = finest_encrypted(std, max(moves.reach, self.he_clip or 0.0), moves.n_silos)
-            losses.append(grid_law(std, grid, finest).log_ratio_to_gaussian)
+            losses.append(hidden_log_ratio(self, moves))
         return 2 * moves.n_senders * max(losses)
 
     def hidden_noise(self, bound: Bound, std: float) -> tuple[float, float]:

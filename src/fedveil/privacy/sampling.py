@@ -55,6 +55,15 @@ class Sampler(ABC):
         """Their number, where it is one of its own; None where it follows from who there is."""
         return None
 
+    def check_among(self, n: int) -> None:
+        """Return if it can draw among n users.
+
+        Raises:
+            PrivacyError: it draws more than there are, or from another number of them.
+        """
+        if self.size is not None and self.size > n:
+            raise PrivacyError(f"this sampler draws {self.size} users; it cannot draw among {n}")
+
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse users of whole silos."""
         if not method.contribution.by_user:
@@ -208,11 +217,14 @@ class UniformClients(Sampler):
         """Probability that a given client takes part: m / n."""
         return self.sample / self.population
 
-    def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
+    def check_among(self, n: int) -> None:
         if n != self.population:
             raise PrivacyError(
                 f"this sampler draws {self.sample} of {self.population} clients; it cannot draw among {n}"
             )
+
+    def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
+        self.check_among(n)
         if self.sample == n:
             return np.ones(n, dtype=np.bool_)
         while True:

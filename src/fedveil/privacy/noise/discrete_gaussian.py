@@ -16,6 +16,9 @@ from fedveil.privacy.noise.law import scale_in_units
 from fedveil.randomness import BitSource
 
 _BLOCK: Final = 2**15
+LEAST_STEPS: Final = 100.0
+"""Of the grid in a standard deviation, from which the distance to the Gaussian is bounded."""
+
 _REACH: Final = 40.0  # the table's half-width in standard deviations; the rest is below the smallest float64
 
 
@@ -113,9 +116,17 @@ class DiscreteGaussian:
         >>> DiscreteGaussian(std=1.0, grid=2.0**-29).log_ratio_to_gaussian < 2.4e-16
         True
         """
-        ratio = self.std / self.grid
-        if ratio < 100.0:
-            raise PrivacyError(
-                f"std / grid is {ratio:g}; the distance to the Gaussian is bounded for 100 and above"
-            )
-        return _REACH**2 / (24.0 * ratio**2) + 3.0 * math.exp(-2.0 * (math.pi * ratio) ** 2)
+        return log_ratio_to_gaussian(self.std / self.grid)
+
+
+def log_ratio_to_gaussian(steps: float) -> float:
+    """Return :attr:`DiscreteGaussian.log_ratio_to_gaussian` of a law whose std is so many steps of its grid.
+
+    Raises:
+        PrivacyError: fewer than :data:`LEAST_STEPS`, where the constants are not proved.
+    """
+    if steps < LEAST_STEPS:
+        raise PrivacyError(
+            f"std / grid is {steps:g}; the distance to the Gaussian is bounded for {LEAST_STEPS:g} and above"
+        )
+    return _REACH**2 / (24.0 * steps**2) + 3.0 * math.exp(-2.0 * (math.pi * steps) ** 2)

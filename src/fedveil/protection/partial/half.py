@@ -68,8 +68,8 @@ class Half:
         return np.rint(values / self.grid).astype(np.int64)
 
 
-def finest_encrypted(std: float, largest: float, silos: int) -> float:
-    """Return the finest step, a power of two, with which encrypted sums have room for numbers with noise.
+def step_with_room(std: float, largest: float, silos: int) -> float:
+    """Return the finest step with which encrypted sums have room for numbers with noise.
 
     Args:
         std: of the noise of one number.
@@ -79,8 +79,7 @@ def finest_encrypted(std: float, largest: float, silos: int) -> float:
     Raises:
         CryptoError: so many silos that no useful sum fits.
     """
-    most = CkksParameters(silos=silos).limit
-    return math.ldexp(1.0, math.ceil(math.log2((largest + NOISE_REACH * std) / most)))
+    return (largest + NOISE_REACH * std) / CkksParameters(silos=silos).limit
 
 
 WHOLE_NUMBERS: Final = Half(largest=2.0**52)

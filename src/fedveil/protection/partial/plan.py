@@ -75,8 +75,9 @@ class PartialPlan:
         if self.hidden_limit > room:
             raise ProtocolError(
                 f"encrypted sums hold values of up to {self.hidden_limit} grid units from at most "
-                f"{self.silos * room // self.hidden_limit} silos, not from {self.silos}; take less noise under "
-                "encryption, or none (he_noise = 0, which guarantees readers nothing), or secure aggregation"
+                f"{self.silos * room // self.hidden_limit} silos, not from {self.silos}; take fewer silos, a "
+                "smaller bound of what a silo sends (with weights by records all users may be in one), or secure "
+                "aggregation"
             )
 
     @cached_property
