@@ -42,7 +42,7 @@ def figure_10(seed: int) -> Iterator[tuple[str, Values]]:
 
 def figure_11(seed: int) -> Iterator[tuple[str, Values]]:
     """10,000 artificial records in three silos: by parameters with 20 users, and by users with 16 parameters."""
-    for parameters in (16, 64, 256):
+    for parameters in (16, 30, 58, 107):
         yield f"{parameters} parameters, 20 users", _artificial(parameters, 20, seed)
     for users in (10, 40):
         yield f"16 parameters, {users} users", _artificial(16, users, seed)
