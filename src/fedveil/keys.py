@@ -131,8 +131,8 @@ def check_ranges(stage: Any) -> None:
             continue
         one = isinstance(value, number) and not isinstance(value, bool)
         if not (one and math.isfinite(value) and all(holds(value) for holds in limits)):
-            kind_of_it = "" if one else f", not a value of {type(value).__name__}"
-            raise CompositionError(f"{name} = {value}: {wanted} is needed{kind_of_it}")
+            instead = "" if one else f", not a value of {type(value).__name__}"
+            raise CompositionError(f"{name} = {value}: {wanted} is needed{instead}")
 
 
 def limits_of(hint: Any) -> list[str]:

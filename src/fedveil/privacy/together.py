@@ -84,7 +84,7 @@ def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: st
     if len(kinds) > 1:
         told = ", ".join(sorted(f"{unit} ({adjacency.value})" for unit, adjacency in kinds))
         raise ConfigError(f"the runs protect different things, so no one epsilon covers them: {told}")
-    by_ids = _check_users(paths, statements) and len(paths) > 1
+    by_ids = _some_by_ids(paths, statements) and len(paths) > 1
     deltas = {one.delta for one in statements}
     if delta is None and len(deltas) > 1:
         raise ConfigError(
@@ -128,24 +128,21 @@ def _statement(folder: Path) -> Statement:
     return Statement.from_json(read_json(path, RunFolderError))
 
 
-def _check_users(folders: Sequence[Path], statements: Sequence[Statement]) -> bool:
+def _some_by_ids(folders: Sequence[Path], statements: Sequence[Statement]) -> bool:
     """Return whether any run's users are told apart by ids; all on the catalogue must allot one data set alike.
 
     Raises:
         ConfigError: they do not; or a run of training has no experiment, so that nobody knows.
     """
     found: list[dict[str, Any]] = []
-    by_ids = False
     for folder, statement in zip(folders, statements, strict=True):
         path = folder / "experiment.toml"
         if statement.released == "statistics" and not path.exists():
-            by_ids = True
             continue  # of tables alone
         document = read_toml(path)
         with reading(path, RunFolderError):
             data = document.get("data", {})
             if ":" in data.get("name", ":"):  # tables, and what was handed over: their records have ids
-                by_ids = True
                 continue
             own = {key: data.get(key) for key in ("name", "n_users", "allocation")}
             found.append({**own, "seed": data.get("seed", document.get("seed"))})
@@ -156,7 +153,7 @@ def _check_users(folders: Sequence[Path], statements: Sequence[Statement]) -> bo
             "another, and no one epsilon covers them; give all of them one data.name, data.seed, data.n_users and "
             "data.allocation"
         )
-    return by_ids
+    return len(found) < len(folders)
 
 
 def _grid_loss(statement: Statement) -> float:
