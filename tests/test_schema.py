@@ -205,6 +205,9 @@ def test_dates_have_bounds_in_order_and_a_whole_format(tmp_path: Path) -> None:
         ),
         ("%d.%m.%Y", "%d.%m.%Y %d", "features.born: format: no text is read by it; use marks of Python's"),
         ("%d.%m.%Y", "%-d.%m.%Y %d", "features.born: format: no text is read by it; use marks of Python's"),
+        ("%d.%m.%Y", "%d.%m.%Y %b", "features.born: format: %b beside %d, %m and %Y names the day twice"),
+        ("%d.%m.%Y", "%d.%m.%Y %j", "features.born: format: %j beside %d, %m and %Y names the day twice"),
+        ("%d.%m.%Y", "%z%d.%m.%Y", "features.born: format: a digit may not follow %z directly"),
         ("2000-01-01", '"later"', "features.born.upper: must be"),
     ):
         with pytest.raises(DataError) as refused:

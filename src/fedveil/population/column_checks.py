@@ -9,6 +9,7 @@ import numpy as np
 
 from fedveil.errors import DataError
 from fedveil.foreign import foreign
+from fedveil.population.cell_values import MARKS_IN_DATES, whole_number
 
 CHUNK: Final = 1 << 22
 """Values looked at together, so that a memory-mapped table is never in memory whole."""
@@ -16,6 +17,9 @@ CHUNK: Final = 1 << 22
 
 _LARGEST_BOUND: Final = 3.4e38
 """By size: float32 holds it."""
+
+_NAMES_A_DAY_AGAIN: Final = frozenset({"%b", "%B", "%c", "%G", "%j", "%U", "%V", "%W", "%x"})
+"""Marks that say a second time which day, month or year it is: a text could name two dates."""
 
 
 def check_bounds(lower: float, upper: float) -> None:
@@ -45,6 +49,12 @@ def check_date_format(written: str) -> None:
         )
     if not {"%d", "%m", "%Y"} <= set(marks):
         raise ValueError("format must have a day %d, a month %m and a year %Y")
+    if again := sorted(_NAMES_A_DAY_AGAIN & set(marks)):
+        raise ValueError(f"format: {again[0]} beside %d, %m and %Y names the day twice; leave it out")
+    if re.search(rf"%z(\d|%[{''.join(MARKS_IN_DATES)}])", written):
+        raise ValueError(
+            "format: a digit may not follow %z directly, whose length varies; write a blank between them"
+        )
     try:
         datetime.strptime(datetime(2001, 2, 3, tzinfo=UTC).strftime(written), written)
     except (ValueError, re.error):
@@ -70,11 +80,14 @@ def check_spellings(also: Mapping[str, str] | None, declared: Sequence[str]) -> 
 def check_not_missing(column: str, declared: Sequence[str], missing_values: Sequence[str]) -> None:
     """Return if no declared value or spelling is a missing value too: its cells would be missing without a word.
 
+    Whole numbers are compared by value: a program may write ``1`` as ``1.0``.
+
     Raises:
         ValueError: names column and value, which are the public schema's.
     """
+    numbers = {whole_number(one) for one in missing_values} - {None}
     for one in declared:
-        if one in missing_values:
+        if one in missing_values or whole_number(one) in numbers:
             raise ValueError(
                 f"column '{foreign(column)}': '{foreign(one)}' is declared, and is one of missing_values, so that its "
                 "cells would be missing; leave it out of one of them"

@@ -23,7 +23,7 @@ from fedveil.errors import DataError, meant
 from fedveil.population.identities import numbered
 from fedveil.population.records import Groups, pairs_of
 from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
-from fedveil.population.table_reader import TableReader
+from fedveil.population.table_reader import EVENTS, TableReader
 from fedveil.population.tables import check_own, own_numbers, silo_numbers
 
 
@@ -151,7 +151,7 @@ def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] |
     if isinstance(target, Label) and target.column == name:
         return target.classes
     if isinstance(target, Survival) and target.event == name:
-        return ("0", "1")
+        return EVENTS
     if (isinstance(target, Amount) and target.column == name) or (
         isinstance(target, Survival) and target.time == name
     ):

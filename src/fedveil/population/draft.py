@@ -17,10 +17,11 @@ from tomlkit.items import InlineTable, Table
 from fedveil.errors import DataError, meant
 from fedveil.files import LARGEST_FILE, read_content
 from fedveil.foreign import foreign
+from fedveil.population.cell_values import day_of, number_of
 from fedveil.population.outcomes import named_like_an_outcome, told_by
 from fedveil.population.schema import EPOCH, MISSING_VALUES, SILO, Format
 from fedveil.population.table_file import DELIMITERS, open_table
-from fedveil.population.table_reader import TableReader, day_of, number_of
+from fedveil.population.table_reader import TableReader
 
 USER_NAMES: Final = (
     "user",

@@ -156,6 +156,7 @@ class Date(_Part):
 class Category(_Part):
     """A categorical feature, one 0/1 feature per declared category.
 
+    A whole number is matched by its value: ``1.0`` is ``1`` (:class:`fedveil.population.cell_values.DeclaredValues`).
     A value that is not declared is an error, or all zeros. A missing value is an error, or all zeros, or all
     zeros with a last feature that is 1 ("indicator"). ``also`` names other spellings, each with the category that it
     stands for. ``absent`` is as that of :class:`Number`.

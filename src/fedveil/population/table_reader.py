@@ -6,7 +6,6 @@ Records are counted from 1, without the header, in every error. No error repeats
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
@@ -18,9 +17,13 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from fedveil.errors import DataError
 from fedveil.foreign import foreign
+from fedveil.population.cell_values import DeclaredValues, day_of, number_of, whole_number, without_fraction
 from fedveil.population.records import Targets
-from fedveil.population.schema import EPOCH, Category, Date, Feature, Label, Number, Schema, Survival
+from fedveil.population.schema import Category, Date, Feature, Label, Number, Schema, Survival
 from fedveil.population.table_file import EXCEL_CELL, REPLACED, LackingColumnsError, open_table, without_days
+
+EVENTS: Final = ("0", "1")
+"""Declared values of a survival event: censored, and ended with the event."""
 
 _ISO: Final = "%Y-%m-%d"
 
@@ -75,7 +78,7 @@ class TableReader:
         self._missing_values = pa.array(missing_values, pa.string())
         self._decimal = decimal
         numbers = self.parsed(self._missing_values)
-        self._missing_numbers = numbers.filter(pc.is_finite(numbers))
+        self._missing_numbers = numbers.filter(pc.invert(pc.is_nan(numbers)))
         self._binned, self._spellings = binned, spellings
         self._invalid: dict[str, Bool[np.ndarray, "n"]] = {}
 
@@ -137,6 +140,8 @@ class TableReader:
     def identities(self, column: str) -> list[str]:
         """Return the ids of a user or silo column as text; strings and integers are ids, nothing else.
 
+        A whole number has no fraction of zeros (:func:`without_fraction`): ``7.0`` is 7, and ``07`` is another id.
+
         Raises:
             DataError: a missing id, or a column (of an Excel file: a cell) of another type.
         """
@@ -148,11 +153,23 @@ class TableReader:
             self._refuse(~fit, column, "ids are text or whole numbers below 2^53")
         elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
             raise DataError(f"{self._path}, column '{column}': ids are text or whole numbers, not {kind}")
-        cells, missing = self.text(column)
+        ids = self.ids(column)
+        missing = np.array([one is None for one in ids], dtype=np.bool_)
         self._refuse(missing, column, "the id is missing; every record needs one")
-        unknown = pc.fill_null(pc.match_substring(cells, REPLACED), False)  # two of them may be two people
-        self._refuse(np.asarray(unknown, dtype=np.bool_), column, "the id has bytes that are no text")
-        return [str(cell) for cell in cells.to_pylist()]
+        unknown = np.array(
+            [REPLACED in (one or "") for one in ids], dtype=np.bool_
+        )  # two of them may be two people
+        self._refuse(unknown, column, "the id has bytes that are no text, or a line break")
+        return [str(one) for one in ids]
+
+    def ids(self, column: str) -> list[str | None]:
+        """Return the cells of a user or silo column as ids, None where a cell holds none; no cell is refused."""
+        cells, missing = self.text(column)
+        found = [
+            None if gone else self._plain(one) for one, gone in zip(cells.to_pylist(), missing, strict=True)
+        ]
+        nothing = frozenset(self._missing_values.to_pylist())
+        return [None if one in nothing else one for one in found]
 
     def targets(self, schema: Schema) -> Targets:
         """Return labels, numbers, or (event, time)."""
@@ -160,8 +177,7 @@ class TableReader:
         if isinstance(target, Label):
             return self._classes(target)
         if isinstance(target, Survival):
-            event, time = self._required(target.event), self._required(target.time)
-            self._count((event != 0) & (event != 1), target.event, "the event must be 0 or 1")
+            event, time = self._event(target.event), self._required(target.time)
             self._count(time < 0, target.time, "the time must not be negative")
             return np.stack((event, time), axis=1).astype(np.float32)
         values = self._required(target.column)
@@ -210,6 +226,13 @@ class TableReader:
         found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
         return found
 
+    def _event(self, column: str) -> Int64[np.ndarray, "n"]:
+        place, missing = self.places(column, EVENTS)
+        self._count(missing, column, "the target is missing")
+        self._count((place < 0) & ~missing, column, "the event must be 0 or 1")
+        found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
+        return found
+
     def _required(self, column: str) -> Float64[np.ndarray, "n"]:
         values, missing = self._numbers(column)
         self._count(missing, column, "the target is missing")
@@ -220,14 +243,42 @@ class TableReader:
     def places(
         self, column: str, declared: Sequence[str]
     ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-        """Place of every cell in a declared list, -1 where it is not in it; and which cells are missing."""
+        """Return the place of every cell in a declared list, -1 where it is not in it; and which cells are missing.
+
+        A cell is matched by its text. A text that nobody declared is matched by its value, as a whole number or a
+        truth value (:class:`DeclaredValues`); this holds for missing values too.
+        """
         cells, missing = self.text(column)
-        place = pc.index_in(cells, pa.array(declared, pa.string()))
-        if also := self._spellings.get(column):
-            meant = pa.array([declared.index(one) for one in also.values()], pa.int32())
-            place = pc.coalesce(place, meant.take(pc.index_in(cells, pa.array(also, pa.string()))))
+        meant = {one: place for place, one in enumerate(declared)}
+        meant |= {one: meant[other] for one, other in self._spellings.get(column, {}).items()}
+        place = pa.array(list(meant.values()), pa.int32()).take(
+            pc.index_in(cells, pa.array(list(meant), pa.string()))
+        )
+        rest = pc.and_(pc.is_null(place), pa.array(~missing))
+        if pc.any(rest).as_py():
+            other = pc.unique(cells.filter(rest))
+            by_value, gone = self._by_value(other.to_pylist(), meant)
+            at = pc.index_in(cells, other)
+            place = pc.coalesce(place, by_value.take(at))
+            missing = missing | np.asarray(pc.fill_null(pc.and_(rest, gone.take(at)), False), dtype=np.bool_)
         found = pc.fill_null(place, -1).to_numpy(zero_copy_only=False)
         return np.where(missing, -1, found).astype(np.int64), missing
+
+    def _by_value(self, cells: Sequence[str], declared: Mapping[str, int]) -> tuple[pa.Array, pa.Array]:
+        """Return the places of texts by their values, null where there is none; and which of them are missing values.
+
+        A value that is both declared and missing is neither.
+        """
+        found = DeclaredValues(declared, self._decimal)
+        missing = {whole_number(one, self._decimal) for one in self._missing_values.to_pylist()} - {None}
+        places = [found.place(one) for one in cells]
+        gone = [whole_number(one, self._decimal) in missing for one in cells]
+        kept = [None if is_gone else place for place, is_gone in zip(places, gone, strict=True)]
+        lost = [is_gone and place is None for place, is_gone in zip(places, gone, strict=True)]
+        return pa.array(kept, pa.int32()), pa.array(lost, pa.bool_())
+
+    def _plain(self, cell: str) -> str:
+        return without_fraction(cell, self._decimal)
 
     def _numbers(self, column: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Values of a numeric column, 0 where missing; and which are missing."""
@@ -255,8 +306,16 @@ class TableReader:
         else:
             text, missing = self.text(column)
             coded = text.dictionary_encode()
-            days = pa.array([day_of(one, written) for one in coded.dictionary.to_pylist()], pa.int32())
-            days = days.take(coded.indices)
+            plain = [
+                self._plain(one) for one in coded.dictionary.to_pylist()
+            ]  # 20200131.0 is written for 20200131
+            found = [day_of(one, written) for one in coded.dictionary.to_pylist()]
+            found = [
+                day_of(one, written) if day is None else day for one, day in zip(plain, found, strict=True)
+            ]
+            days = pa.array(found, pa.int32()).take(coded.indices)
+            gone = pc.is_in(pa.array(plain, pa.string()), self._missing_values).take(coded.indices)
+            missing = missing | np.asarray(pc.fill_null(gone, False), dtype=np.bool_)
             if cells.type == EXCEL_CELL:
                 days = pc.coalesce(cells.field("day").cast(pa.int32()), days)
         missing = missing | np.asarray(pc.is_in(days, self._missing_days(written)), dtype=np.bool_)
@@ -327,19 +386,3 @@ class TableReader:
             raise DataError(
                 f"{self._path}, record {record} (the header not counted), column '{column}': {problem}"
             )
-
-
-def number_of(cell: str | None) -> float | None:
-    """A cell as a number, None if it is none; ``1_0`` is Python's, and no table's."""
-    try:
-        return None if cell is None or "_" in cell else float(cell)
-    except ValueError:
-        return None
-
-
-def day_of(cell: str, written: str) -> int | None:
-    """A cell's day since 1970-01-01, None if it is no date of this format."""
-    try:
-        return datetime.strptime(cell, written).date().toordinal() - EPOCH.toordinal()
-    except ValueError:
-        return None

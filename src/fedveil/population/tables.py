@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import read_content, reading
+from fedveil.population.cell_values import without_fraction
 from fedveil.population.identities import AS_TEXT, keys_of, numbered
 from fedveil.population.records import Population, Records, TableSource, Targets, Task
 from fedveil.population.refused import of_tables
@@ -233,7 +234,8 @@ def check_own(
         DataError: names the first record that is not.
     """
     assert schema.silo is not None
-    _refuse_first(path, schema.silo, rows[[where != name for where in silos]], f"is not of silo '{name}'")
+    own = without_fraction(name, schema.format.decimal)
+    _refuse_first(path, schema.silo, rows[[where != own for where in silos]], f"is not of silo '{name}'")
 
 
 def own_numbers(
@@ -256,7 +258,7 @@ def own_numbers(
         DataError: a list that is none of n_users, or a user without a number, named by record.
     """
     known = range(schema.n_users) if users is None else users
-    number = {str(who): place for place, who in enumerate(known)}
+    number = {without_fraction(str(who), schema.format.decimal): place for place, who in enumerate(known)}
     if len(number) != len(known) or len(number) > schema.n_users:
         raise DataError(
             f"{len(known)} users are listed, {len(number)} of them different; the schema has {schema.n_users}, "
@@ -386,8 +388,12 @@ def silo_numbers(
     """Silo names and the silo number of every record; a file that is a silo's is one without a record too."""
     known = sorted({path.stem for path in files} if schema.silo is None else set(names))
     silos = tuple(known) if schema.silos is None else schema.silos
+    decimal = schema.format.decimal
+    plain = silos if schema.silo is None else [without_fraction(silo, decimal) for silo in silos]
+    number = {silo: place for place, silo in enumerate(plain)}
+    if len(number) < len(silos):
+        raise DataError("silos: the schema lists a silo twice")
     for silo in known:
-        if silo not in silos:
+        if silo not in number:
             raise DataError(f"silo '{silo}' is not among the silos of the schema: {', '.join(silos)}")
-    number = {silo: place for place, silo in enumerate(silos)}
     return silos, np.array([number[name] for name in names], dtype=np.int32)

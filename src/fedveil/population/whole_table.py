@@ -17,7 +17,7 @@ from jaxtyping import UInt64
 
 from fedveil.population.columns import Column, Numbers, State, joined, numbers_of, places_of
 from fedveil.population.schema import Category, Date, Feature, Label, Schema, Survival
-from fedveil.population.table_reader import TableReader
+from fedveil.population.table_reader import EVENTS, TableReader
 from fedveil.population.tables import check_files
 
 
@@ -66,8 +66,8 @@ def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
         for name in schema.columns:
             text, missing = reader.text(name)
             texts[name].append(pc.if_else(pa.array(missing), None, text))
-        user += texts[schema.user][-1].to_pylist()
-        silo += [path.stem] * reader.n_records if schema.silo is None else texts[schema.silo][-1].to_pylist()
+        user += reader.ids(schema.user)
+        silo += [path.stem] * reader.n_records if schema.silo is None else reader.ids(schema.silo)
         for name, found in parts.items():
             column = _column(schema, reader, name)
             otherwise[name] += _other_case(column, texts[name][-1], _declared(schema, name))
@@ -100,11 +100,9 @@ def _column(schema: Schema, reader: TableReader, name: str) -> Column:
 
 
 def _as_runs_read(schema: Schema, name: str, found: Numbers) -> Numbers:
-    """Count as invalid what a run refuses: infinities, events that are not 0 or 1, times below 0."""
+    """Count as invalid what a run refuses: infinities, and times below 0."""
     values, target = found.values, schema.target
     wrong = ~np.isfinite(values)
-    if isinstance(target, Survival) and name == target.event:
-        wrong |= (values != 0) & (values != 1)
     if isinstance(target, Survival) and name == target.time:
         wrong |= values < 0
     state = np.where((found.state == State.VALID) & wrong, State.INVALID, found.state).astype(np.int8)
@@ -117,6 +115,8 @@ def _declared(schema: Schema, name: str) -> tuple[str, ...]:
     if isinstance(feature, Category):
         return feature.categories
     target = schema.target
+    if isinstance(target, Survival) and name == target.event:
+        return EVENTS
     return target.classes if isinstance(target, Label) and name == target.column else ()
 
 
