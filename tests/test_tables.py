@@ -417,7 +417,7 @@ def test_declared_silos_are_there_without_records_too_and_no_others(tmp_path: Pa
 def test_files_that_are_no_such_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.csv cannot be read"):
         read_tables(schema(), [tmp_path / "none.csv"])
-    with pytest.raises(DataError, match=r"a table is a \.csv, a \.parquet or an Excel file"):
+    with pytest.raises(DataError, match=r"a table is a \.csv \(\.txt, \.tsv\), a \.parquet or an Excel file"):
         read_tables(schema(), [tmp_path / "table.sav"])
     short = write(tmp_path / "short.csv", [("p", "n")], ("patient", "hospital"))
     with pytest.raises(DataError, match=r"has no columns 'sick', 'age', 'sex'; it has: patient, hospital$"):
@@ -445,8 +445,8 @@ def test_requests_that_cannot_be_are_refused(tmp_path: Path) -> None:
         read_tables(schema(), [path], test_share=1.0)
 
 
-@pytest.mark.parametrize("cell", ['"0', 'a "quoted word', '"two\nlines"', '"two\rlines"'])
-def test_a_cell_that_goes_on_in_the_next_line_is_refused_by_its_line(cell: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cell", ['"0', 'a "quoted word'])
+def test_a_mark_that_is_not_closed_is_refused_by_its_line(cell: str, tmp_path: Path) -> None:
     """Otherwise one person's cell would decide which records of others there are."""
     path = tmp_path / "t.csv"
     rows = [",".join(row) for row in ROWS]
@@ -522,7 +522,7 @@ def test_a_file_is_read_as_the_schema_says_it_is_written(tmp_path: Path) -> None
         DataError,
         match=r"byte 34 is not utf-8; convert the file, or declare .* in the schema: format.encoding",
     ):
-        read_tables(schema(), [path])
+        read_tables(schema(format={"delimiter": ";"}), [path])
 
 
 def test_dates_are_days_between_declared_bounds(tmp_path: Path) -> None:

@@ -260,10 +260,11 @@ def write_table(table: pa.Table, path: Path, keep: Collection[str] = ()) -> None
     Raises:
         DataError: another suffix, or it cannot be written.
     """
-    if path.suffix not in (".parquet", ".csv"):
+    suffix = path.suffix.lower()
+    if suffix not in (".parquet", ".csv"):
         raise DataError(f"{path}: a table is written as .parquet or .csv")
     with writing(path, DataError):
-        if path.suffix == ".parquet":
+        if suffix == ".parquet":
             pa_parquet.write_table(table, path)
         else:
             pa_csv.write_csv(_without_formulas(table, keep), path)

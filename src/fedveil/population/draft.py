@@ -20,7 +20,7 @@ from fedveil.foreign import foreign
 from fedveil.population.cell_values import day_of, number_of
 from fedveil.population.outcomes import named_like_an_outcome, told_by
 from fedveil.population.schema import EPOCH, MISSING_VALUES, SILO, Format
-from fedveil.population.table_file import DELIMITERS, open_table
+from fedveil.population.table_file import DELIMITERS, TEXT, open_table
 from fedveil.population.table_reader import TableReader
 
 USER_NAMES: Final = (
@@ -195,7 +195,7 @@ def guess_format(path: Path) -> Format:
     UTF-8 unless the file is not, then UTF-16 by its mark or cp1252; the delimiter that is most frequent in the header;
     a decimal comma where the delimiter is another and some cell is a number with one.
     """
-    if path.suffix != ".csv":
+    if path.suffix.lower() not in TEXT:
         return Format()
     content = read_content(path, DataError, largest=LARGEST_FILE)
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"

@@ -10,17 +10,17 @@ from datetime import date
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
-from jaxtyping import Int64, UInt8
 
 from fedveil.errors import ConfigError, DataError, meant
 from fedveil.files import LARGEST_FILE, check_file, read_content
 from fedveil.foreign import foreign
+from fedveil.population.csv_lines import CsvLines
 from fedveil.population.schema import Format
 
 EXCEL: Final = (".xlsx", ".xls", ".ods")
@@ -28,21 +28,20 @@ EXCEL_CELL: Final = pa.struct([("text", pa.string()), ("day", pa.date32()), ("id
 """A cell of an Excel file: its text, its day if it is a date, and whether it may be an id, being text or a whole number
 that Excel holds exactly. Each is a function of the cell alone, whatever else its column holds."""
 
-REPLACED: Final = "\ufffd"
-"""What stands in a cell for bytes that are no text."""
-
 DELIMITERS: Final = ",;\t|"
 """Those that CSV files usually have."""
 
 _Pick: TypeAlias = Callable[[list[str]], list[str]]
 """From the columns that a file has to those that are read."""
 
-_READ: Final = (".csv", ".parquet", *EXCEL)
+REPLACED: Final = "\ufffd"
+"""What stands in a cell for bytes that are no text."""
+
+TEXT: Final = (".csv", ".txt", ".tsv")
+"""Endings of a CSV file's name."""
+
+_PARQUET: Final = ".parquet"
 _USUAL: Final = Format()
-_QUOTE, _NEWLINE, _RETURN = b'"\n\r'
-_WHOLE: Final = (
-    "write a cell in one line, and one with a mark inside of it between marks, the inner one twice"
-)
 
 _REASONS: Final = tuple(
     re.compile(pattern)
@@ -85,7 +84,7 @@ def open_table(
     """Read these columns of a table (None: all of them).
 
     Args:
-        path: a ``.csv``, ``.parquet``, ``.xlsx``, ``.xls`` or ``.ods`` file.
+        path: a ``.csv``, ``.txt``, ``.tsv``, ``.parquet``, ``.xlsx``, ``.xls`` or ``.ods`` file, in any case.
         columns: by name, without the blanks around it; each must be there once.
         written: how a CSV or Excel file is written.
         tolerant: whether bytes of a CSV file that are no text are read as U+FFFD, so that they are invalid in their
@@ -99,19 +98,25 @@ def open_table(
         DataError: no such file, another format, or columns that are missing (named, with those the file has).
         ConfigError: an Excel file, and nothing is installed that reads it.
     """
-    if path.suffix not in _READ:
-        raise DataError(f"{path}: a table is a .csv, a .parquet or an Excel file ({', '.join(EXCEL)})")
+    suffix = path.suffix.lower()
+    if suffix not in (*TEXT, _PARQUET, *EXCEL):
+        raise DataError(
+            f"{path}: a table is a .csv (.txt, .tsv), a .parquet or an Excel file ({', '.join(EXCEL)})"
+        )
     pick = partial(_required_columns, path, columns=columns, may_lack=may_lack)
     try:
-        if path.suffix == ".parquet":
+        if suffix == _PARQUET:
             check_file(path, DataError)
             return _completed(_parquet(path, pick), columns)
         content = read_content(path, DataError, largest=LARGEST_FILE)
-        if path.suffix in EXCEL:
+        if suffix in EXCEL:
             return _completed(_excel(path, pick, written), columns)
-        text = _in_utf8(path, content, written.encoding, tolerant)
+        text, wrong = _in_utf8(path, content, written.encoding, tolerant)
         _check_delimiter(path, text, columns, written.delimiter)
-        return _completed(_csv(path, _whole_lines(path, text, written.delimiter), pick, written), columns)
+        table = _csv(path, text, pick, written)
+        if wrong is not None and _has_replaced(table):
+            raise wrong
+        return _completed(table, columns)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
@@ -138,16 +143,17 @@ def _completed(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
 
 
 def _csv(path: Path, content: bytes, pick: _Pick, written: Format) -> pa.Table:
+    lines = CsvLines(path, content, written.delimiter)
+    parsing = pa_csv.ParseOptions(delimiter=written.delimiter, newlines_in_values=lines.check())
     try:
-        return _parsed(content, pick, written)
+        return _parsed(content, pick, parsing)
     except pa.ArrowInvalid as error:
         if _UNEVEN in str(error):
-            _refuse_uneven(path, content, written.delimiter)
+            lines.refuse_uneven()
         raise
 
 
-def _parsed(content: bytes, pick: _Pick, written: Format) -> pa.Table:
-    parsing = pa_csv.ParseOptions(delimiter=written.delimiter)
+def _parsed(content: bytes, pick: _Pick, parsing: pa_csv.ParseOptions) -> pa.Table:
     # A copy in Arrow's own memory: its threads let go of it last, and of Python's they would abort a process that ends.
     held = pa.array([content], pa.large_binary()).buffers()[2]
     with pa_csv.open_csv(pa.BufferReader(held), parse_options=parsing) as reader:
@@ -166,88 +172,33 @@ def _named(present: Sequence[str], pick: _Pick) -> dict[str, str]:
     return {one: present[names.index(one)] for one in pick(names)}
 
 
-def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> bytes:
-    """Return a text's bytes in UTF-8, as Arrow reads them."""
+def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> tuple[bytes, DataError | None]:
+    """Return a text's bytes in UTF-8, as Arrow reads them, and the error to raise if a column with wrong bytes is read.
+
+    In UTF-8 such bytes are in their own cell, and do no harm where nobody reads it.
+    """
     marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # in the header, which is public
     wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
     if tolerant and (wide or not marked):
-        return content.decode(encoding, errors="replace").encode()
+        return content.decode(encoding, errors="replace").encode(), None
+    usual = encoding.lower().replace("_", "-") in ("utf-8", "utf8", "ascii")
     try:
-        if encoding.lower().replace("_", "-") not in ("utf-8", "utf8", "ascii"):
-            return content.decode(encoding).encode()
-        content.decode()
-        return content
+        text = content.decode() if usual else content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise DataError(
+        wrong = DataError(
             f"{path}: byte {error.start} is not {encoding}; convert the file, or declare the encoding that all files "
             "have in the schema: format.encoding (latin-1, cp1252, utf-16, ...)"
-        ) from None
-
-
-def _whole_lines(path: Path, content: bytes, delimiter: str) -> bytes:
-    """Return the content if every line of it is whole: a mark opens a cell at its start or closes it at its end.
-
-    A cell that goes on in the next line would make one record of many, or, where a reader takes the file in blocks,
-    many of one, by where it stands: one person's cell would decide which records of others there are. The number of
-    marks in a line does not tell: readers take a mark inside of a cell for a letter, and the next one for an opening.
-    Of the marks of a line, the 1st, 3rd, ... open and the 2nd, 4th, ... close; a doubled mark closes and opens again.
-
-    Raises:
-        DataError: a line that is not whole, by its number.
-    """
-    if _QUOTE not in content:
-        return content
-    byte = np.frombuffer(content, dtype=np.uint8)
-    ends = _ends(byte)
-    marks = np.flatnonzero(byte == _QUOTE)
-    lines = np.searchsorted(ends, marks)
-    odd = np.flatnonzero(np.bincount(lines) % 2)
-    if len(odd):
-        _refuse_line(path, content, ends, int(odd[0]), f"an odd number of quotation marks; {_WHOLE}")
-    border = np.array([_NEWLINE, _RETURN, _QUOTE, *delimiter.encode()], dtype=np.uint8)
-    start = len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0
-    opening, closing = marks[0::2], marks[1::2]
-    opens = (opening == start) | np.isin(byte[opening - 1], border)
-    closes = (closing == len(byte) - 1) | np.isin(byte[np.minimum(closing + 1, len(byte) - 1)], border)
-    inside = np.flatnonzero(~(opens & closes))
-    if len(inside):
-        _refuse_line(
-            path, content, ends, int(lines[2 * inside[0]]), f"a quotation mark inside of a cell; {_WHOLE}"
         )
-    return content
+        if marked or not usual:
+            raise wrong from None
+        return content.decode(errors="replace").encode(), wrong
+    return content if usual else text.encode(), None
 
 
-def _refuse_uneven(path: Path, content: bytes, delimiter: str) -> None:
-    """Refuse the first line that has more or fewer cells than the header.
-
-    Empty lines are none to the reader. As every line is whole, a delimiter behind an odd number of marks is a letter.
-    """
-    byte = np.frombuffer(content, dtype=np.uint8)
-    ends, found = _ends(byte), np.flatnonzero(byte == ord(delimiter))
-    borders = found[np.searchsorted(np.flatnonzero(byte == _QUOTE), found) % 2 == 0]
-    cells = 1 + np.bincount(np.searchsorted(ends, borders), minlength=len(ends) + 1)
-    lines = np.flatnonzero(np.diff(ends, prepend=-1, append=len(byte)) > 1)
-    uneven = lines[cells[lines] != cells[lines[0]]]
-    if len(uneven):
-        there, needed = int(cells[uneven[0]]), int(cells[lines[0]])
-        problem = (
-            f"it has {there} cell{'s' * (there > 1)}, and the header {needed}; write every cell, empty ones too, and "
-            f"one with {delimiter!r}, the delimiter, inside of it between quotation marks"
-        )
-        _refuse_line(path, content, ends, int(uneven[0]), problem)
-
-
-def _ends(byte: UInt8[np.ndarray, " n"]) -> Int64[np.ndarray, " e"]:
-    """Return where lines end: every ending is one, as it is for the reader, and ``CR LF`` is two."""
-    return np.flatnonzero((byte == _NEWLINE) | (byte == _RETURN))
-
-
-def _refuse_line(
-    path: Path, content: bytes, ends: Int64[np.ndarray, " e"], index: int, problem: str
-) -> NoReturn:
-    before = content[: int(ends[index - 1]) + 1] if index else b""
-    line = before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n") + 1
-    raise DataError(f"{path}, line {line}: {problem}")
+def _has_replaced(table: pa.Table) -> bool:
+    """Return whether a column that is read, or its name, has bytes that are no text."""
+    named = any(REPLACED in name for name in table.column_names)
+    return named or any(pc.any(pc.match_substring(column, REPLACED)).as_py() for column in table.columns)
 
 
 def _parquet(path: Path, pick: _Pick) -> pa.Table:

@@ -159,7 +159,7 @@ class TableReader:
         unknown = np.array(
             [REPLACED in (one or "") for one in ids], dtype=np.bool_
         )  # two of them may be two people
-        self._refuse(unknown, column, "the id has bytes that are no text, or a line break")
+        self._refuse(unknown, column, "the id has bytes that are no text")
         return [str(one) for one in ids]
 
     def ids(self, column: str) -> list[str | None]:

@@ -1,0 +1,128 @@
+"""Lines and records of a CSV file's text, checked before a reader takes it.
+
+Errors name lines, and repeat nothing of them.
+"""
+
+from pathlib import Path
+from typing import Final, NoReturn
+
+import numpy as np
+from jaxtyping import Bool, Int64, UInt8
+
+from fedveil.errors import DataError
+
+_QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+_BOM: Final = b"\xef\xbb\xbf"
+_WHOLE: Final = "write a mark inside of a cell twice, and the cell between marks"
+
+
+class CsvLines:
+    """Where the lines and records of a CSV text end, by its quotation marks.
+
+    Of the marks of a file, the 1st, 3rd, ... open a cell or a part of it, and the 2nd, 4th, ... close it; a doubled
+    mark closes and opens again. What is between them belongs to a cell: delimiters, and line breaks.
+
+    Args:
+        path: what errors call the file.
+        content: the text in UTF-8.
+        delimiter: between two cells; one ASCII character.
+    """
+
+    def __init__(self, path: Path, content: bytes, delimiter: str) -> None:
+        self._path, self._content, self._delimiter = path, content, delimiter
+        self._byte: UInt8[np.ndarray, " n"] = np.frombuffer(content, dtype=np.uint8)
+        self._marks = np.flatnonzero(self._byte == _QUOTE)
+        self._breaks = np.flatnonzero((self._byte == _NEWLINE) | (self._byte == _RETURN))
+        self._delimiters = np.flatnonzero(self._byte == ord(delimiter))
+        self._inner: Bool[np.ndarray, " b"] = self._is_inside(self._breaks)
+
+    def check(self) -> bool:
+        """Return whether a cell goes on in the next line; refuse a text whose marks do not say what its records are.
+
+        Where a mark is missing, one person's cell would decide which records of others there are. So a mark must open
+        a cell at its start and close it at its end. And of the lines of one record at least one must have fewer cells
+        than the header: if each would be a record without the marks, the marks may be wrong.
+
+        Raises:
+            DataError: a mark elsewhere, or records that may be several; names the line.
+        """
+        if not len(self._marks):
+            return False
+        self._check_marks()
+        if not self._inner.any():
+            return False
+        self._check_records()
+        return True
+
+    def refuse_uneven(self) -> None:
+        """Refuse the first record that has more or fewer cells than the header; empty lines are none to the reader.
+
+        Raises:
+            DataError: names its line.
+        """
+        ends = self._breaks[~self._inner]
+        borders = self._delimiters[~self._is_inside(self._delimiters)]
+        cells = 1 + np.bincount(np.searchsorted(ends, borders), minlength=len(ends) + 1)
+        records = np.flatnonzero(np.diff(ends, prepend=-1, append=len(self._byte)) > 1)
+        uneven = records[cells[records] != cells[records[0]]]
+        if len(uneven):
+            there, needed = int(cells[uneven[0]]), int(cells[records[0]])
+            self._refuse(
+                int(ends[uneven[0] - 1]) + 1,
+                f"it has {there} cell{'s' * (there > 1)}, and the header {needed}; write every cell, empty ones too, "
+                f"and one with {self._delimiter!r}, the delimiter, inside of it between quotation marks",
+            )
+
+    def _check_marks(self) -> None:
+        """Refuse the first mark that does not open a cell at its start or close it at its end."""
+        byte, last = self._byte, len(self._byte) - 1
+        border = np.array([_NEWLINE, _RETURN, _QUOTE, *self._delimiter.encode()], dtype=np.uint8)
+        start = len(_BOM) if self._content.startswith(_BOM) else 0
+        opening, closing = self._marks[0::2], self._marks[1::2]
+        opens = (opening == start) | np.isin(byte[opening - 1], border)
+        closes = (closing == last) | np.isin(byte[np.minimum(closing + 1, last)], border)
+        wrong = np.flatnonzero(~(opens[: len(closes)] & closes))
+        if not len(wrong) and len(opening) == len(closing):
+            return
+        index = wrong[0] if len(wrong) else len(closing)
+        cells = np.flatnonzero(
+            np.append(True, opening[1:] != closing[: len(opening) - 1] + 1)
+        )  # no doubled mark
+        place = int(opening[cells[np.searchsorted(cells, index, side="right") - 1]])
+        line = np.searchsorted(self._breaks, [place])
+        odd = np.count_nonzero(np.searchsorted(self._breaks, self._marks) == line) % 2
+        self._refuse(
+            place,
+            f"{'an odd number of quotation marks' if odd else 'a quotation mark inside of a cell'}; {_WHOLE}",
+        )
+
+    def _check_records(self) -> None:
+        """Refuse the first record over several lines each of which may be a record."""
+        ends = self._breaks[~self._inner]
+        borders = self._delimiters[~self._is_inside(self._delimiters)]
+        needed = np.count_nonzero(np.searchsorted(ends, borders) == 0)
+        starts = np.append(0, self._breaks + 1)
+        inside_lines = np.bincount(np.searchsorted(self._breaks, self._delimiters), minlength=len(starts))
+        record = np.append(0, np.cumsum(~self._inner))
+        empty = np.diff(self._breaks, prepend=-1, append=len(self._byte)) <= 1
+        fewer = np.bincount(record, weights=(inside_lines < needed) & ~empty)
+        several = np.bincount(record, weights=~empty) > 1
+        doubtful = np.flatnonzero(several & (fewer == 0))
+        if len(doubtful):
+            place = int(starts[np.searchsorted(record, doubtful[0])])
+            self._refuse(
+                place,
+                "a cell goes on in the next line, and each of these lines has as many cells as the header, so that a "
+                "quotation mark may be wrong; write the cell in one line",
+            )
+
+    def _is_inside(self, places: Int64[np.ndarray, " k"]) -> Bool[np.ndarray, " k"]:
+        """Return which places are between an opening and a closing mark."""
+        inside: Bool[np.ndarray, " k"] = np.searchsorted(self._marks, places) % 2 == 1
+        return inside
+
+    def _refuse(self, place: int, problem: str) -> NoReturn:
+        """Raise the error of the line of a place."""
+        before = self._content[:place]
+        line = before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n") + 1
+        raise DataError(f"{self._path}, line {line}: {problem}")
