@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from fedveil.population.columns import Column, Places, State
-from fedveil.population.identities import alike, numbered, tells_who
+from fedveil.population.identities import alike, numbered, rounded, tells_who
 from fedveil.population.outcomes import BY_CHANCE, named_like_an_outcome, repeats, tells_every_class, told_by
 from fedveil.population.schema import Amount, Category, Date, Label, Number, Schema, Survival
 from fedveil.population.whole_table import WholeTable
@@ -102,9 +102,17 @@ def of_people(tables: WholeTable, people: set[str]) -> Iterator[Finding]:
             bears_on="guarantee",
             where=user,
             found=f"{sum(map(len, forms))} ids differ only in how they are written (leading zeros, case, blanks, "
-            f"marks) and may belong to {len(forms)}",
+            f"marks, exponents) and may belong to {len(forms)}",
             effect="each spelling counts as a person of its own, so someone with k spellings is protected only as a "
             "group of k people is; write every id in one way, at every silo",
+        )
+    if several := rounded(people):
+        yield Finding(
+            bears_on="guarantee",
+            where=user,
+            found=f"ids in exponent notation, as 1E+12, in which programs round large numbers: {len(several)}",
+            effect="several people may have been written as one of them, and one person elsewhere as a whole number: "
+            "export the ids again, as text",
         )
     if len(people) > tables.schema.n_users:
         yield Finding(

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Final
 
 import numpy as np
@@ -20,26 +21,85 @@ holds the ids is warned (:func:`alike`)."""
 MOST_USERS: Final = 100_000_000
 """What |U| may be, wherever it is declared: what is kept for each user then fits a machine's memory."""
 
-_SEPARATORS: Final = re.compile(r"[\s\-_./]+")
+_SEPARATORS: Final = re.compile(r"[\s\-_.,/'\"]+")
 _FRACTION: Final = re.compile(r"\.0+$")
+_THOUSANDS: Final = re.compile(r"[1-9][0-9]{0,2}(?:[,' ][0-9]{3})+(?:\.0+)?")
+_EXPONENT: Final = re.compile(r"[0-9](?:[.,][0-9]+)?[eE]\+?[0-9]{1,2}")
+_LEADING_ZEROS: Final = re.compile(r"(?<![0-9.,])0+(?=[0-9])")
+_ROUNDED: Final = re.compile(r"[0-9](?:[.,][0-9]+)?[eE]\+[0-9]{2}")
 _FEWEST: Final = 10
 """People of whom a feature that has another number for each is no chance."""
+
+
+class _PlainCharacters(dict[int, str | None]):
+    """What each character becomes where ids are compared, for :meth:`str.translate`: made when it is first met.
+
+    Characters that are not shown are left out; dashes, apostrophes, quotation marks, blanks and digits of all kinds are
+    the ASCII ones; letters of other alphabets that look like Latin ones are those.
+    """
+
+    def __missing__(self, code: int) -> str | None:
+        character = chr(code)
+        kind, digit = unicodedata.category(character), unicodedata.decimal(character, None)
+        plain: str | None = character
+        if digit is not None:
+            plain = str(digit)
+        elif (kind in ("Cf", "Cc") and not character.isspace()) or character in _UNSEEN:
+            plain = None
+        elif kind == "Pd" or character in "\u2212\u02d7\u2043":
+            plain = "-"
+        elif kind in ("Pi", "Pf") or character in _APOSTROPHES:
+            plain = "'"
+        elif character.isspace():
+            plain = " "
+        return self.setdefault(code, plain)
+
+
+_APOSTROPHES: Final = "'`\u00b4\u02b9\u02bb\u02bc\u02c8\u02ca\u02cb\u2032\u2035\u201a\u201e\ua78c\uff07"
+_UNSEEN: Final = "\u034f\u115f\u1160\u2800\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10)))
+_LETTERS: Final = str.maketrans(
+    "АВЕЅІЈКМНОРСТУХаеѕіјорсухΑΒΕΖΗΙΚΜΝΟΡΤΥΧο",
+    "ABESIJKMHOPCTYXaesijopcyxABEZHIKMNOPTYXo",
+)
+_PLAIN: Final = _PlainCharacters(_LETTERS)  # type: ignore[arg-type]
+
+
+def _form(who: str) -> str:
+    """Return an id without what people and programs vary when they write it."""
+    plain = unicodedata.normalize("NFKC", who.translate(_PLAIN)).strip(" '\"")
+    if _THOUSANDS.fullmatch(plain):
+        plain = re.sub("[,' ]", "", plain)
+    elif _EXPONENT.fullmatch(plain):
+        plain = f"{Decimal(plain.replace(',', '.')):f}"
+    plain = _LEADING_ZEROS.sub("", _FRACTION.sub("", plain))
+    form = _SEPARATORS.sub("", plain).casefold()
+    return form.lstrip("0") or form or who
 
 
 def alike(ids: Iterable[str]) -> list[set[str]]:
     """Return the ids that differ from one another in their form alone, each group of them together.
 
-    The form is what people vary when they write an id: case, width, accents' encoding, blanks, marks, leading zeros,
-    and the ".0" of a whole number that a program took for a real one.
+    The form is what people and programs vary when they write an id: case, width, accents' encoding, blanks and
+    characters that are not shown, dashes, apostrophes and other marks, leading zeros, separators of thousands, an
+    exponent, letters of another alphabet that look the same, and the ".0" of a whole number that a program took for a
+    real one.
 
-    >>> [sorted(group) for group in alike(["7", "007", "P-1", "p1", "8", "8.0", "80"])]
-    [['007', '7'], ['P-1', 'p1'], ['8', '8.0']]
+    >>> [sorted(group) for group in alike(["7", "007", "P-1", "p1", "8", "8.0", "80", "1,000", "1E+03"])]
+    [['007', '7'], ['P-1', 'p1'], ['8', '8.0'], ['1,000', '1E+03']]
     """
     forms: dict[str, set[str]] = {}
     for who in ids:
-        plain = _SEPARATORS.sub("", _FRACTION.sub("", unicodedata.normalize("NFKC", who))).casefold()
-        forms.setdefault(plain.lstrip("0") or plain, set()).add(who)
+        forms.setdefault(_form(who), set()).add(who)
     return [written for written in forms.values() if len(written) > 1]
+
+
+def rounded(ids: Iterable[str]) -> set[str]:
+    """Return the ids in the exponent notation in which programs write, and round, large numbers.
+
+    >>> sorted(rounded(["1.23457E+12", "1e+05", "12E5", "1E3", "e+05"]))
+    ['1.23457E+12', '1e+05']
+    """
+    return {who for who in ids if _ROUNDED.fullmatch(who.strip())}
 
 
 def numbered(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
