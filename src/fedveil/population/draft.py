@@ -17,7 +17,17 @@ from tomlkit.items import InlineTable, Table
 from fedveil.errors import DataError, meant
 from fedveil.files import LARGEST_FILE, read_content
 from fedveil.foreign import foreign
-from fedveil.population.cell_values import day_of, number_of
+from fedveil.population.cell_values import day_of, whole_number
+from fedveil.population.draft_target import (
+    MOST_CATEGORIES,
+    almost_numbers,
+    distinct,
+    guess_label,
+    guess_survival,
+    label_target,
+    numbers,
+    survival_target,
+)
 from fedveil.population.outcomes import named_like_an_outcome, told_by
 from fedveil.population.schema import EPOCH, MISSING_VALUES, SILO, Format
 from fedveil.population.table_file import DELIMITERS, TEXT, open_table
@@ -39,10 +49,6 @@ USER_NAMES: Final = (
 
 SILO_NAMES: Final = ("silo", "hospital", "site", "center", "centre", "bank", "organisation", "organization")
 LABEL_NAMES: Final = ("label", "target", "class", "outcome", "y")
-NEGATIVE: Final = frozenset({"no", "n", "false", "negative", "neg", "none", "absent", "nein", "non"})
-"""The first of two classes, where only one of them is such a word: the second is the one that is predicted."""
-
-MOST_CATEGORIES = 20
 _FEWEST: Final = 2
 """Categories of which something can be learned."""
 
@@ -50,9 +56,6 @@ LEAST_IN_PATTERN: Final = 4
 """Columns of one beginning and one declaration for which the draft writes a pattern."""
 
 _DATES: Final = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
-_MOST_MARKS: Final = 5
-"""Different texts beside which the numbers of a column are numbers still."""
-
 _NUMBERED: Final = ("", "id", "nr", "no", "number")
 _NO_FEATURE: Final = "being neither a number, a date, nor one of few categories"
 
@@ -78,8 +81,8 @@ def draft_schema(
         path: the sample, a table of any kind that is read.
         user: column of the user; None guesses by name.
         silo: column of the silo; None guesses by name, and none is fine.
-        label: column of the class label; None guesses by name, else takes the last column that can be a target, of
-            those that sound like an outcome first.
+        label: column of the class label; None guesses by name, else takes a time and its event (0 and 1) that are
+            named like them, else the last column that can be a target, of those that sound like an outcome first.
 
     Returns:
         TOML that :func:`read_schema` accepts, with comments.
@@ -101,18 +104,23 @@ def draft_schema(
     guessed = label is None
     label = _chosen(path, names, label, LABEL_NAMES)
     cells = _cells(path, sample, written)
-    label = label or _likely_target({name: cells[name] for name in names if name not in (user, silo)})
+    others = {name: cells[name] for name in names if name not in (user, silo)}
+    survival = None if label else guess_survival(others)
+    time = survival.time if survival is not None and survival.usable else None
+    label = survival.event if survival is not None and survival.usable else label or guess_label(others)
     if label is None or label in (user, silo):
         raise DataError(
             f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: {', '.join(names)}"
         )
-    declared, left_out = _sorted_out([one for one in names if one not in (user, silo, label)], cells, label)
+    declared, left_out = _sorted_out(
+        [one for one in names if one not in (user, silo, label, time)], cells, label
+    )
     patterns = _patterns(declared)
 
     document = tomlkit.document()
     for line in _WARNING.splitlines():
         document.add(tomlkit.comment(line))
-    document.add("n_users", tomlkit.item(len(_distinct(cells[user]))))
+    document.add("n_users", tomlkit.item(len(distinct(cells[user]))))
     document["n_users"].comment("users in the sample; declare the public number of ALL users")
     document.add("user", tomlkit.item(user))
     if silo is not None:
@@ -121,11 +129,17 @@ def draft_schema(
         document.add("listed_columns", tomlkit.item(names).multiline(True))
     if written != Format():
         document.add("format", tomlkit.item(written.model_dump(exclude_defaults=True)))
-    target = _target(label, cells[label])
-    if guessed:
-        target["column"].comment("a guess")
+    if time is not None:
+        target = survival_target(time, label)
+    else:
+        target = label_target(label, cells[label], guessed=guessed)
+        if survival is not None:
+            both = f"{foreign(survival.time)} and {foreign(survival.event)}"
+            target.add(
+                tomlkit.comment(f"survival, with {both}? Write the event as 0 and 1 in the tables first")
+            )
     document.add("target", target)
-    document.add("features", _features(declared, left_out, patterns))
+    document.add("features", _features(declared, left_out, patterns, cells))
     return tomlkit.dumps(document)
 
 
@@ -136,8 +150,17 @@ def _cells(path: Path, sample: pa.Table, written: Format) -> dict[str, pa.Array]
         text, missing = reader.text(name)
         text = pc.if_else(pa.array(missing), None, text)
         comma = written.decimal == "," and _commas(text)
-        cells[name] = pc.replace_substring(text, ",", ".") if comma else text
+        cells[name] = _whole(pc.replace_substring(text, ",", ".") if comma else text)
     return cells
+
+
+def _whole(cells: pa.Array) -> pa.Array:
+    """Return whole numbers without a fraction of zeros or an exponent; other columns as they are."""
+    coded = cells.dictionary_encode()
+    found = [whole_number(one) for one in coded.dictionary.to_pylist()]
+    if None in found:
+        return cells
+    return pa.array([str(one) for one in found], pa.string()).take(coded.indices)
 
 
 def _sorted_out(
@@ -155,38 +178,12 @@ def _sorted_out(
     return declared, left_out
 
 
-def _likely_target(columns: dict[str, pa.Array]) -> str | None:
-    """Return the last column that can be predicted, one that sounds like an outcome before any other."""
-    able = [
-        name
-        for name, cells in columns.items()
-        if 1 < len(_distinct(cells)) <= MOST_CATEGORIES or _numbers(cells) is not None
-    ]
-    return next(
-        reversed([name for name in able if named_like_an_outcome(name)] or able or list(columns)), None
-    )
-
-
 def _nothing(cells: pa.Array) -> str:
     """Why a column is no feature."""
-    values = len(_distinct(cells))
+    values = len(distinct(cells))
     if values < _FEWEST:
         return "it has one value in the whole sample" if values else "it is empty here"
-    return _almost(cells) or _NO_FEATURE
-
-
-def _almost(cells: pa.Array) -> str:
-    """Why a column of numbers and a few marks is left out; empty for any other."""
-    texts = pc.drop_null(cells).to_pylist()
-    marks = sorted({one for one in texts if number_of(one) is None})
-    if (
-        not texts
-        or len(marks) > _MOST_MARKS
-        or 2 * sum(number_of(one) is not None for one in texts) < len(texts)
-    ):
-        return ""
-    named = ", ".join(f"'{foreign(one)}'" for one in marks)
-    return f"a number but for {named}: name these in missing_values and declare `missing`, or set invalid = 'bin'"
+    return almost_numbers(cells) or _NO_FEATURE
 
 
 def guess_format(path: Path) -> Format:
@@ -223,11 +220,11 @@ def _outcome(name: str, cells: pa.Array, labels: pa.Array) -> str:
     """Why a column may not be known before what is predicted; empty where nothing says so."""
     if named_like_an_outcome(name):
         return "its name sounds like an outcome; declare it if it is known BEFORE what is predicted"
-    numbers, values, classes = _numbers(cells), _distinct(cells), _distinct(labels)
-    category = numbers is None or len(values) <= 2
+    found, values, classes = numbers(cells), distinct(cells), distinct(labels)
+    category = found is None or len(values) <= 2
     if len(classes) != 2:
         return ""
-    coded = pc.index_in(cells, pa.array(values, pa.string())) if category else numbers
+    coded = pc.index_in(cells, pa.array(values, pa.string())) if category else found
     read = pc.fill_null(pc.cast(coded, pa.float64()), np.nan).to_numpy(zero_copy_only=False)
     positive = np.asarray(pc.fill_null(pc.equal(labels, classes[1]), False)).astype(np.int64)
     told = told_by(read, positive, category=category)
@@ -257,7 +254,10 @@ def _mark(members: Sequence[str], beginning: str) -> str:
 
 
 def _features(
-    declared: dict[str, dict[str, Any]], left_out: dict[str, str], patterns: dict[str, list[str]]
+    declared: dict[str, dict[str, Any]],
+    left_out: dict[str, str],
+    patterns: dict[str, list[str]],
+    cells: dict[str, pa.Array],
 ) -> Table:
     """Return the table of features, one line each."""
     features = tomlkit.table()
@@ -270,6 +270,8 @@ def _features(
             features.add(key, _inline(feature))
             if twice := _other_cases(feature):
                 features[key].comment(f"{foreign(twice)}: one category? write one, and the others in `also`")
+            if other := _other_format(feature, cells[name]):
+                features[key].comment(f"a guess: all cells of the sample are dates as {other} too")
     return features
 
 
@@ -279,6 +281,15 @@ def _other_cases(feature: dict[str, Any]) -> str:
     for one in feature.get("categories", ()):
         alike.setdefault(one.lower(), []).append(one)
     return "; ".join(" and ".join(same) for same in alike.values() if len(same) > 1)
+
+
+def _other_format(feature: dict[str, Any], cells: pa.Array) -> str:
+    """Return another format in which all cells of a column of dates are dates too; empty where there is none."""
+    if feature["kind"] != "date":
+        return ""
+    others = [one for one in _DATES if one != feature.get("format", _DATES[0])]
+    values = distinct(cells)
+    return next((one for one in others if None not in [day_of(value, one) for value in values]), "")
 
 
 def _inline(feature: dict[str, Any]) -> InlineTable:
@@ -294,36 +305,19 @@ def _chosen(path: Path, names: list[str], asked: str | None, usual: tuple[str, .
     return asked or next((name for name in names if re.sub(r"[\W_]", "", name).lower() in usual), None)
 
 
-def _target(label: str, cells: pa.Array) -> Table:
-    distinct = _distinct(cells)
-    target = tomlkit.table()
-    if 1 < len(distinct) <= MOST_CATEGORIES:
-        target.add("kind", "label")
-        target.add("column", label)
-        target.add(
-            "classes",
-            sorted(distinct, key=lambda one: one.lower() not in NEGATIVE) if len(distinct) == 2 else distinct,
-        )
-    else:
-        target.add("kind", "number")
-        target.add("column", label)
-    return target
-
-
 def _feature(cells: pa.Array) -> dict[str, Any] | None:
     """The declaration of a feature, None where it is neither a number, a date, nor one of few categories."""
-    distinct = _distinct(cells)
-    numbers = _numbers(cells)
+    values, found = distinct(cells), numbers(cells)
     feature: dict[str, Any]
-    if numbers is not None and len(distinct) > 2:
-        extremes = pc.min_max(numbers).as_py()
+    if found is not None and len(values) > 2:
+        extremes = pc.min_max(found).as_py()
         lower, upper = _outward(extremes["min"], math.floor), _outward(extremes["max"], math.ceil)
         feature = {"kind": "number", "lower": lower, "upper": upper}
         missing = "middle"
-    elif len(distinct) > 2 and (dates := _dates(cells)):
+    elif len(values) > 2 and (dates := _dates(cells)):
         feature, missing = dates, "middle"
-    elif _FEWEST <= len(distinct) <= MOST_CATEGORIES:
-        feature, missing = {"kind": "category", "categories": distinct}, "zero"
+    elif _FEWEST <= len(values) <= MOST_CATEGORIES:
+        feature, missing = {"kind": "category", "categories": values}, "zero"
     else:
         return None
     return feature | ({"missing": missing} if cells.null_count else {})
@@ -331,11 +325,11 @@ def _feature(cells: pa.Array) -> dict[str, Any] | None:
 
 def _dates(cells: pa.Array) -> dict[str, Any] | None:
     """The declaration of a column of dates, in the first format that all cells have."""
-    distinct = _distinct(cells)
+    values = distinct(cells)
     for written in _DATES:
-        days = [day_of(one, written) for one in distinct]
+        days = [day_of(one, written) for one in values]
         known = [day for day in days if day is not None]
-        if len(known) == len(distinct):
+        if len(known) == len(values):
             first, last = (EPOCH + timedelta(days=end(known)) for end in (min, max))
             feature = {
                 "kind": "date",
@@ -344,20 +338,6 @@ def _dates(cells: pa.Array) -> dict[str, Any] | None:
             }
             return feature | ({} if written == _DATES[0] else {"format": written})
     return None
-
-
-def _numbers(cells: pa.Array) -> pa.Array | None:
-    """The finite numbers that all cells are, or None."""
-    try:
-        numbers = pc.cast(cells, pa.float64())
-    except pa.ArrowInvalid:
-        return None
-    return numbers if pc.all(pc.is_finite(numbers)).as_py() else None
-
-
-def _distinct(cells: pa.Array) -> list[str]:
-    """Distinct values, sorted."""
-    return sorted(pc.drop_null(pc.unique(cells)).to_pylist())
 
 
 def _outward(bound: float, rounding: Callable[[float], int]) -> float:

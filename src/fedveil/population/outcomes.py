@@ -25,7 +25,10 @@ _WORDS: Final = frozenset(
     {
         "alive",
         "autopsy",
+        "cens",
+        "censor",
         "censored",
+        "censoring",
         "dead",
         "death",
         "deceased",
@@ -36,6 +39,8 @@ _WORDS: Final = frozenset(
         "expired",
         "followup",
         "fup",
+        "fustat",
+        "futime",
         "los",
         "mortality",
         "outcome",
@@ -47,21 +52,84 @@ _WORDS: Final = frozenset(
         "status",
         "survival",
         "survived",
+        "survtime",
+        "tte",
     }
 )
 _TIMES: Final = frozenset({"day", "days", "month", "months", "time", "weeks"})
 _BEFORE: Final = frozenset({"age", "since", "prior", "previous", "before", "baseline", "of", "birth"})
-_PARTS: Final = re.compile(r"[A-Za-z][a-z]*|[A-Z]+")
+_OF_EVENTS: Final = (
+    "event",
+    "cens",
+    "censor",
+    "censored",
+    "censoring",
+    "status",
+    "fustat",
+    "died",
+    "dead",
+    "death",
+    "deceased",
+    "mortality",
+    "relapse",
+    "recurrence",
+    "failure",
+    "arrest",
+)
+_OF_DURATIONS: Final = (
+    "time",
+    "tte",
+    "survtime",
+    "survival",
+    "futime",
+    "followup",
+    "fup",
+    "duration",
+    "days",
+    "day",
+    "weeks",
+    "week",
+    "months",
+    "month",
+    "years",
+)
+_PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Za-z][a-z]*")
 
 
 def named_like_an_outcome(column: str) -> bool:
     """Return whether a column's name sounds like an outcome or a time until it.
 
-    >>> [named_like_an_outcome(name) for name in ("died", "days", "followup_months", "age_days", "gender")]
+    >>> [named_like_an_outcome(name) for name in ("died", "DAYS", "followup_months", "age_days", "gender")]
     [True, True, True, False, False]
     """
     parts = {part.lower() for part in _PARTS.findall(column)}
     return bool(parts & _WORDS) or (bool(parts & _TIMES) and not parts & _BEFORE)
+
+
+def named_like_an_event(column: str) -> int | None:
+    """Return how usual a column's name is for a survival event, 0 for the most usual; None if it is not.
+
+    >>> [named_like_an_event(name) for name in ("event", "cens", "OS_STATUS", "E", "alive")]
+    [0, 1, 5, 16, None]
+    """
+    return _rank(column, _OF_EVENTS, "e")
+
+
+def named_like_a_duration(column: str) -> int | None:
+    """Return how usual a column's name is for the time until an event, 0 for the most usual; None if it is not.
+
+    >>> [named_like_a_duration(name) for name in ("time", "survival_months", "T", "age_years", "T_cells")]
+    [0, 3, 15, None, None]
+    """
+    parts = {part.lower() for part in _PARTS.findall(column)}
+    return None if parts & (_BEFORE - {"of"}) else _rank(column, _OF_DURATIONS, "t")
+
+
+def _rank(column: str, usual: tuple[str, ...], letter: str) -> int | None:
+    if column.lower() == letter:
+        return len(usual)
+    parts = {part.lower() for part in _PARTS.findall(column)}
+    return next((rank for rank, word in enumerate(usual) if word in parts), None)
 
 
 def tells_alone(values: Float64[np.ndarray, "n"], positive: Int64[np.ndarray, "n"]) -> float:
