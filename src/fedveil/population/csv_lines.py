@@ -3,6 +3,7 @@
 Errors name lines, and repeat nothing of them.
 """
 
+from functools import cached_property
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -31,10 +32,24 @@ class CsvLines:
     def __init__(self, path: Path, content: bytes, delimiter: str) -> None:
         self._path, self._content, self._delimiter = path, content, delimiter
         self._byte: UInt8[np.ndarray, " n"] = np.frombuffer(content, dtype=np.uint8)
-        self._marks = np.flatnonzero(self._byte == _QUOTE)
-        self._breaks = np.flatnonzero((self._byte == _NEWLINE) | (self._byte == _RETURN))
-        self._delimiters = np.flatnonzero(self._byte == ord(delimiter))
-        self._inner: Bool[np.ndarray, " b"] = self._is_inside(self._breaks)
+
+    @cached_property
+    def _marks(self) -> Int64[np.ndarray, " m"]:
+        return np.flatnonzero(self._byte == _QUOTE)
+
+    @cached_property
+    def _breaks(self) -> Int64[np.ndarray, " b"]:
+        """Where lines end: every kind of end is one, and ``CR LF`` is two, as for the reader."""
+        return np.flatnonzero((self._byte == _NEWLINE) | (self._byte == _RETURN))
+
+    @cached_property
+    def _delimiters(self) -> Int64[np.ndarray, " d"]:
+        return np.flatnonzero(self._byte == ord(self._delimiter))
+
+    @cached_property
+    def _inner(self) -> Bool[np.ndarray, " b"]:
+        """Which line breaks are inside of a cell."""
+        return self._is_inside(self._breaks)
 
     def check(self) -> bool:
         """Return whether a cell goes on in the next line; refuse a text whose marks do not say what its records are.
@@ -46,7 +61,7 @@ class CsvLines:
         Raises:
             DataError: a mark elsewhere, or records that may be several; names the line.
         """
-        if not len(self._marks):
+        if b'"' not in self._content:
             return False
         self._check_marks()
         if not self._inner.any():
