@@ -103,6 +103,17 @@ def test_one_cell_changes_nobody_elses_features(rule: str, column: str, cell: ob
     assert np.array_equal(beside.targets[:PEOPLE], without.targets)
 
 
+def test_a_missing_target_is_its_own_records_alone(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    with_another("y", np.nan).to_csv(path, index=False)
+    users = [str(one) for one in [*range(100, 112), 7]]
+    read, rows = read_own(schema(invalid="bin"), path, silo=0, name="north", users=users)
+    assert rows.tolist() == list(range(PEOPLE))
+    assert read.targets.tolist() == frame()["y"].tolist()
+    with pytest.raises(DataError, match=r"record 13 .* column 'y': the label is missing"):
+        read_own(schema(), path, silo=0, name="north", users=users)
+
+
 def test_counts_are_those_of_the_values(tmp_path: Path) -> None:
     path = tmp_path / "north.csv"
     with_another("smokes", np.nan).to_csv(path, index=False)
