@@ -153,7 +153,7 @@ def trained(prepared: Prepared) -> Float32[Tensor, " d"]:
 
 
 def _values(prepared: Prepared, metrics: dict[str, float | None]) -> Values:
-    guarantee, rounds, found = prepared.guarantee, prepared.experiment.rounds, dict[str, Any](metrics)
+    rounds, found = prepared.experiment.rounds, dict[str, Any](metrics)
     facts = PublicFacts(
         n_silos=prepared.population.n_silos,
         n_users=prepared.population.n_users,
@@ -161,10 +161,10 @@ def _values(prepared: Prepared, metrics: dict[str, float | None]) -> Values:
     )
     try:
         found["epsilon"] = prepared.epsilon_after(rounds)
-        found["epsilon to the server"] = prepared.epsilon_of(guarantee.against(Role.SERVER), rounds)
+        found["epsilon to the server"] = prepared.epsilon_with(Role.SERVER, rounds, ())
         hidden = replace(prepared.method, weights=Weights.by_power(2.0), protection=PrivateWeighting())
-        server = derive(hidden, facts).against(Role.SERVER)
-        found["epsilon to the server, private weights p = 2"] = prepared.epsilon_of(server, rounds)
+        weighted = replace(prepared, guarantee=derive(hidden, facts))
+        found["epsilon to the server, private weights p = 2"] = weighted.epsilon_with(Role.SERVER, rounds, ())
         found["rho"] = noise_to_travel(prepared.method, facts, rounds)
     except FedveilError:
         found["epsilon"] = None

@@ -75,7 +75,8 @@ Clipping = Annotated[
 ]
 _NOISE = (
     'sigma; `"calibrated"` finds the smallest one for which the accountant meets `privacy.epsilon`, `"closed-form"` '
-    "takes it from the theorems of DP-Fed-LS or from Remark 1 of ParaAegis; with `noise_decay`, the noise of the first "
+    'takes it from the theorems of DP-Fed-LS or, with `calibration = "as-published"`, from Remark 1 of ParaAegis, and is '
+    "refused by all other methods; with `noise_decay`, the noise of the first "
     "round is raised so that the whole run meets the target"
 )
 Noise = Annotated[
