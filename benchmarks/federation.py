@@ -63,6 +63,15 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from _over_flower()
 
 
+def smallest() -> Iterator[Row]:
+    """Play short runs of small models in one process."""
+    for protection in ("none", "secure-aggregation"):
+        yield _bytes(protection, features=100)
+    begin = time.perf_counter()
+    _play(4)()
+    yield Row(case="4 silos in one process", unit="s", ours=time.perf_counter() - begin)
+
+
 class World(Unwatched):
     """All parties in one process; counts what passes between them.
 
@@ -171,9 +180,9 @@ def _experiment(protection: str) -> Experiment:
     return parse(document, "benchmark")
 
 
-def _bytes(protection: str) -> Row:
+def _bytes(protection: str, features: int = 10_000) -> Row:
     """Compare the letters with what must pass: the model down, and a sum (or masked sum, and a seed) up."""
-    features, silos = 10_000, 4
+    silos = 4
     with tempfile.TemporaryDirectory() as folder:
         world = _made_up(Path(folder), silos=silos, features=features, protection=protection)
         world.play()

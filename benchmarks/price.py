@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from benchmarks.harness import Row
-from benchmarks.price_cases import POOLED, PROFILE, PriceCell, cells
+from benchmarks.price_cases import COLUMNS, DATA, POOLED, PROFILE, SEEDS, PriceCell, cells
 from fedveil import __version__
 from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.populations import FixedPopulation, Populations
@@ -63,6 +63,20 @@ def rows(quick: bool) -> Iterator[Row]:
         found = [run.values[cell.case.metric] for run in runs]
         mean = float(np.mean([value for value in found if value is not None]))
         yield Row(case=f"{cell.name} ({len(runs)} seeds)", unit=cell.case.metric, ours=mean)
+
+
+def smallest() -> Iterator[Row]:
+    """Play every column once on digits of few users, in few rounds."""
+    digits = DATA[0]
+    few = replace(digits, rounds=2, data={**digits.data, "n_users": 10}, local={**digits.local, "epochs": 1})
+    populations = Populations()
+    for column in (*COLUMNS, *PROFILE):
+        cell = PriceCell(case=few, column=column, epsilon=2.0 if column in PROFILE else None)
+        if column != "longer" and column != "transferred":
+            run = played(cell, SEEDS[0], settings_of(cell), populations)
+            found = run.values[few.metric]
+            assert found is not None, "there are test records"
+            yield Row(case=cell.name, unit=few.metric, ours=found)
 
 
 def in_order(asked: list[PriceCell], most: int | None) -> Iterator[tuple[PriceCell, int]]:
