@@ -1,4 +1,4 @@
-"""Small experiments that play, together, every documented value of every key of an experiment."""
+"""Small experiments and releases that play, together, every documented value of every key."""
 
 from __future__ import annotations
 
@@ -12,16 +12,28 @@ import torch
 from safetensors.torch import save
 
 from fedveil.engine.experiments.experiment import Experiment, merge, parse, parse_assignment
+from fedveil.engine.experiments.release_document import kind_in
+from fedveil.validation import validated
 from tests.documented_values import TEXT, Value, played
 
 BASE: Final[dict[str, Any]] = {
     "name": "values",
     "rounds": 1,
-    "data": {"name": "digits", "n_users": 6, "n_silos": 2},
+    "data": {"name": "digits", "n_users": 3, "n_silos": 2},
     "model": {"name": "linear"},
-    "local": {"learning_rate": 0.1, "batch_size": 256},
+    "local": {"learning_rate": 0.1, "batch_size": 512},
     "trainer": {"name": "loop"},
     "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": 5.0},
+}
+RELEASE: Final[dict[str, Any]] = {
+    "name": "values",
+    "data": {
+        "table": {
+            "schema_file": "label.toml",
+            "files": ["north.csv", "south.csv", "west.csv"],
+        },
+    },
+    "privacy": {"epsilon": 300.0},
 }
 CLIENTS: Final = {"n_silos": None, "allocation": {"law": "clients"}}
 NOISY: Final = {"clip": 1.0, "noise_multiplier": 5.0}
@@ -37,11 +49,12 @@ ELSEWHERE: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One experiment.
+    """One experiment or release.
 
     Attributes:
         name: of the case.
-        changes: laid over :data:`BASE`; a method or data of another name take the place of the base's.
+        changes: laid over :data:`BASE`, or :data:`RELEASE`; a method or data of another name take the place of the
+            base's.
         refused: what the refusal of a documented value says that does not go with the others; "" plays to the end.
         only: the values that a refused case stands for.
         slow: whether it takes seconds.
@@ -56,6 +69,11 @@ class Case:
     alone: bool = False
 
     @property
+    def release(self) -> dict[str, Any] | None:
+        """The document of a release; None for an experiment."""
+        return None if kind_in(self.changes) is None else merge(RELEASE, self.changes)
+
+    @property
     def experiment(self) -> Experiment:
         """The experiment, its paths relative to the folder of the made-up files."""
         base = dict(BASE)
@@ -67,7 +85,10 @@ class Case:
     @property
     def values(self) -> set[Value]:
         """The documented values that it plays."""
-        return set(self.only) if self.refused else played(self.experiment)
+        if self.refused:
+            return set(self.only)
+        kind = kind_in(self.changes)
+        return played(self.experiment if kind is None else validated(kind, self.release, self.name))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The documented values of every key of an experiment, read off its types and registries; and those that one plays.
+"""The documented values of every key of an experiment or of a release, read off types and registries; and those played.
 
 A value is written as the reference has it: the words of a choice, `true` and `false`, a member's name, `none` where a
 key may be left out. Of a range there is `a number`, and each end of it that belongs to it and can be played.
@@ -7,7 +7,7 @@ key may be left out. Of a range there is `a number`, and each end of it that bel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -20,11 +20,14 @@ from torch import Tensor, nn
 
 from fedveil.engine.experiments.choice import Choice, Chosen, Keys, own_keys
 from fedveil.engine.experiments.experiment import Experiment
+from fedveil.engine.experiments.release_document import TableDocument
 from fedveil.keys import Key, keys_of
 from fedveil.local.losses import LOSSES
 from fedveil.local.metrics import METRIC_NAMES
 from fedveil.local.models import MODELS
 from fedveil.registry import find, names
+from fedveil.statistics.inference.request import Inference
+from fedveil.statistics.request import SHOWN, Request
 
 Value = tuple[str, str]
 """A key and one of its values."""
@@ -36,6 +39,7 @@ NAMED: Final = {
     "model.name": (*MODELS, OWN),
     "model.loss": (*LOSSES, OWN),
     "model.metrics": (*METRIC_NAMES, OWN),
+    "statistics.release[ColumnRelease].show": SHOWN,
 }
 """Texts whose values the reference lists."""
 _MOST: Final = 1000
@@ -45,12 +49,18 @@ _MOST: Final = 1000
 @cache
 def documented() -> frozenset[Value]:
     """Return every documented value of every key."""
-    return frozenset(_of_table(Experiment, ""))
+    return frozenset(
+        (*_of_table(Experiment, ""), *_of_tables(Inference, "inference"), *_of_table(Request, "statistics."))
+    )
 
 
-def played(experiment: Experiment) -> set[Value]:
-    """Return the values that an experiment has."""
-    return set(_in_table(experiment, ""))
+def played(document: Experiment | TableDocument) -> set[Value]:
+    """Return the values that an experiment, or a document of a release, has."""
+    if isinstance(document, Experiment):
+        return set(_in_table(document, ""))
+    return set(
+        _in_value(document.table, getattr(document, document.table), _hints(type(document))[document.table])
+    )
 
 
 # --- what is documented ---------------------------------------------------------------------------------------------
@@ -69,12 +79,19 @@ def _of_table(table: type[BaseModel], above: str) -> Iterator[Value]:
         elif isinstance(mark, Keys):
             for one in own_keys(mark.stage):
                 yield from _of_key(one, f"{key}.{one.name}")
-        elif (inner := _section(hint)) is not None:
-            yield from _of_table(inner, f"{key}.")
+        elif _sections(hint):
+            yield from _of_tables(hint, key)
         elif key in NAMED:
             yield from ((key, value) for value in NAMED[key])
         else:
             yield from ((key, value) for value in _labels(hint))
+
+
+def _of_tables(hint: Any, key: str) -> Iterator[Value]:
+    """Yield the values of the tables that a key's value may be, each by its name where there are several."""
+    found = _sections(hint)
+    for table in found:
+        yield from _of_table(table, f"{key}." if len(found) == 1 else f"{key}[{table.__name__}].")
 
 
 def _of_key(one: Key, key: str) -> Iterator[Value]:
@@ -102,7 +119,7 @@ def _labels(hint: Any) -> Iterator[str]:
         yield from map(str, inside)
     elif origin is tuple or hint is tuple:
         yield from (LIST, EMPTY)
-    elif origin is dict or (isinstance(hint, type) and is_dataclass(hint)):
+    elif origin in (dict, Mapping) or (isinstance(hint, type) and is_dataclass(hint)):
         yield TABLE
     else:
         yield from {NoneType: (NONE,), bool: ("true", "false"), int: (NUMBER,), float: (NUMBER,)}.get(
@@ -144,9 +161,11 @@ def _mark(hint: Any) -> Chosen | Keys | None:
     return next((mark for mark in found if mark is not None), None)
 
 
-def _section(hint: Any) -> type[BaseModel] | None:
-    arms = (hint, *get_args(hint))
-    return next((one for one in arms if isinstance(one, type) and issubclass(one, BaseModel)), None)
+def _sections(hint: Any) -> list[type[BaseModel]]:
+    """Return the tables of a document that a value of this type may be, or may hold."""
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return [hint]
+    return [table for one in get_args(hint) for table in _sections(one)]
 
 
 def _tables(hint: Any) -> set[type[Any]]:
@@ -160,7 +179,7 @@ def _tables(hint: Any) -> set[type[Any]]:
 
 
 def _in_table(table: BaseModel, above: str) -> Iterator[Value]:
-    for name in type(table).model_fields:
+    for name, hint in _hints(type(table)).items():
         key, value = f"{above}{name}", getattr(table, name)
         if value is None:
             yield key, NONE
@@ -168,8 +187,8 @@ def _in_table(table: BaseModel, above: str) -> Iterator[Value]:
             yield f"{key}.name", value.name
             for one, given in value.keys.items():
                 yield from _in_key(f"{key}[{value.name}].{one}", given)
-        elif isinstance(value, BaseModel):
-            yield from _in_table(value, f"{key}.")
+        elif _sections(hint):
+            yield from _in_value(key, value, hint)
         elif is_dataclass(value):
             for one in own_keys(type(value)):
                 yield from _in_key(f"{key}.{one.name}", getattr(value, one.name))
@@ -178,6 +197,13 @@ def _in_table(table: BaseModel, above: str) -> Iterator[Value]:
                 yield key, OWN if ":" in text else text
         else:
             yield from _in_key(key, value)
+
+
+def _in_value(key: str, value: Any, hint: Any) -> Iterator[Value]:
+    """Yield the values of a table, or of all tables that a value holds."""
+    for table in value.values() if isinstance(value, Mapping) else (value,):
+        several = len(_sections(hint)) > 1
+        yield from _in_table(table, f"{key}[{type(table).__name__}]." if several else f"{key}.")
 
 
 def _in_key(key: str, value: Any) -> Iterator[Value]:
@@ -195,7 +221,7 @@ def _in_key(key: str, value: Any) -> Iterator[Value]:
         yield end if end in documented() else (key, NUMBER)
     elif isinstance(value, tuple):
         yield key, LIST if value else EMPTY
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         yield key, TABLE
     else:
         yield key, TEXT

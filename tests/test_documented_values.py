@@ -1,4 +1,4 @@
-"""Every documented value of every key of an experiment is played to the end, so that no user is the first to do so.
+"""Every documented value of every key of an experiment or a release is played to the end, before a user does so.
 
 The values are read off the types and registries behind the reference (:mod:`tests.documented_values`), the experiments
 that play them are in :mod:`tests.documented_cases`. A new key, member or word without a case fails the first test.
@@ -14,14 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomlkit
 from PIL import Image
 from scipy.io import savemat
 
+from fedveil.engine.experiments.release_document import kind_in
 from fedveil.engine.run import run
 from fedveil.engine.setup import prepare
 from fedveil.errors import FedveilError
 from fedveil.population.catalogue.files import DataFile, digest_of
 from fedveil.registry import names
+from tests.commands import ended
 from tests.documented_cases import ELSEWHERE, PUBLIC_MODEL, Case, cases
 from tests.documented_values import Value, documented
 from tests.federation_world import small_keys
@@ -36,6 +39,7 @@ user = "who"
 [features]
 age = { kind = "number", lower = 0, upper = 120, missing = "middle" }
 ward = { kind = "category", categories = ["a", "b", "c"] }
+visit = { kind = "number", lower = 0, upper = 9 }
 [target]
 """
 TARGETS = {
@@ -49,11 +53,13 @@ def _write_tables(folder: Path) -> None:
     """Write a test table and those of three hospitals, one record a person, with three schemas."""
     random = np.random.default_rng(0)
     for number, name in enumerate(("north", "south", "west", "test")):
-        lines = ["who,age,ward,sick,cost,years"]
+        lines = ["who,age,ward,sick,cost,years,visit"]
         for who in range(40 * number, 40 * number + 40):
             age, ward = random.uniform(20, 90), "abc"[random.integers(3)]
             sick, cost, years = random.integers(2), random.uniform(0, 100), random.uniform(0.1, 6)
-            lines.append(f"{who},{'' if who % 9 == 0 else round(age)},{ward},{sick},{cost:.1f},{years:.2f}")
+            lines.append(
+                f"{who},{'' if who % 9 == 0 else round(age)},{ward},{sick},{cost:.1f},{years:.2f},{who % 10}"
+            )
         (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
     for name, target in TARGETS.items():
         (folder / f"{name}.toml").write_text(SCHEMA + target)
@@ -85,7 +91,7 @@ def _write_pictures(folder: Path) -> dict[str, tuple[DataFile, ...]]:
     found["svhn"] = tuple(
         _file(folder, f"svhn/{part}.mat", digits(20)) for part in ("train", "extra", "test")
     )
-    pixels = random.integers(0, 256, (8030, 32, 32, 3)).astype(np.uint8)
+    pixels = np.zeros((8030, 32, 32, 3), dtype=np.uint8)
     subset = packed(X=pixels, y=np.arange(8030) % 10)
     found["svhn_subset"] = (_file(folder, "svhn_subset/some.npz", subset),)
     pixels = random.integers(0, 256, (30, 64, 64, 3)).astype(np.uint8)
@@ -150,6 +156,15 @@ def test_a_documented_value_is_played_to_the_end(
     folder, files = world
     if not case.slow:
         small_keys(monkeypatch)
+    if case.release is not None:
+        asked = folder / "asked.toml"
+        asked.write_text(tomlkit.dumps(case.release))
+        kind = kind_in(case.release)
+        assert kind is not None
+        found = ended(kind.command, asked, "--runs", tmp_path)
+        assert (found.code, case.refused in found.err) == (2 if case.refused else 0, True), found.err
+        assert len(list(tmp_path.glob("*/ledger.jsonl"))) == (0 if case.refused else 1)
+        return
     if case.refused:
         with pytest.raises(FedveilError, match=case.refused):
             run(prepare(case.experiment.anchored(folder)), tmp_path, Silent())
