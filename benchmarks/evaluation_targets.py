@@ -108,7 +108,7 @@ def hundredfold(
     make: Callable[[np.random.Generator, int], Any], people: int = 200_000
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return very many people, whose figures are those of the population."""
-    return make(np.random.default_rng(99), people)  # type: ignore[no-any-return]
+    return make(np.random.default_rng(99), people)
 
 
 CASES: dict[str, tuple[Evaluator, Callable[[np.random.Generator, int], Any], Sequence[str]]] = {

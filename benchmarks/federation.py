@@ -39,7 +39,7 @@ from fedveil.flower.coordinator_host.submission import END, Submission, create_r
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.flower.sockets import free_port
-from fedveil.population.records import Population, Records
+from fedveil.population.records import Records
 from fedveil.protection.letter_parts import Model, Relay, Task
 from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.protection.messages import SERVER
@@ -81,7 +81,7 @@ class World(Unwatched):
         shares: what each silo holds; the first one's test table is the coordinator's.
     """
 
-    def __init__(self, folder: Path, experiment: Experiment, shares: Sequence[Population]) -> None:
+    def __init__(self, folder: Path, experiment: Experiment, shares: Sequence[Share]) -> None:
         keys = [IdentityKey.generate() for _ in shares]
         self.key = IdentityKey.generate()
         names = shares[0].silo_names
@@ -124,8 +124,8 @@ class World(Unwatched):
                 self._count(letter, SERVER, silo)
                 self._count(reply, silo, SERVER)
                 self.coordinator.receive(silo, reply)
-        for silo in self.silos:
-            silo.close()
+        for party in self.silos:
+            party.close()
 
     def _count(self, data: bytes, sender: int, recipient: int) -> None:
         key = self.membership.coordinator if sender == SERVER else self.membership.roster[sender]
@@ -236,7 +236,8 @@ def _over_flower() -> Iterator[Row]:
                 lines = (run / "metrics.jsonl").read_text().splitlines()
                 ours = float(np.median([json.loads(line)["seconds"] for line in lines[2:]])) / 2
             finally:
-                for process in (*silos, coordinator):
+                coordinator.terminate()
+                for process in silos:
                     process.terminate()
                 for process in silos:
                     process.wait()

@@ -15,13 +15,12 @@ import torch
 
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.peers import CLIP, plain_loop, synthetic
-from fedveil.local.loop import steps_per_member
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
 from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob
+from fedveil.local.trainer import Cohort, TrainJob, steps_per_member
 from fedveil.population.catalogue import Allocation, catalogue, load
 from fedveil.randomness import ExperimentRandomness
 
