@@ -42,7 +42,6 @@ PUBLIC_MODEL: Final = save({"1.weight": torch.zeros(10, 64), "1.bias": torch.zer
 """The file public.safetensors of the cases."""
 ELSEWHERE: Final = {
     ("model.loss_sha256", TEXT): "tests/test_handed_over.py",  # which only the program writes
-    ("trainer.compile", "true"): "tests/test_run.py",
 }
 """Values that no experiment here has, and where they are tested."""
 

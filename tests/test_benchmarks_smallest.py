@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import harness
+from benchmarks import harness, training
 
 from tests.commands import ended
 from tests.made_up import serve_hospitals
+from tests.processes import SECONDS
 
 ROOT = Path(__file__).parents[1]
 PROCESSES = ("carriers", "ergonomics", "federation_nodes", "rounds")
@@ -56,3 +59,14 @@ def test_the_command_plays_the_smallest_cases(monkeypatch: pytest.MonkeyPatch) -
     refused = ended("bench", "smoothing", "--smallest", "--quick")
     assert refused.code == 2
     assert "--smallest: measures nothing" in refused.err
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_training_compiles_what_it_trains(tmp_path: Path) -> None:
+    """PyTorch's compiler cannot read functions whose shapes are checked, as they are in a process that runs tests."""
+    program = "from benchmarks import training; print(*(row.ours for row in training.compiled(4, 1)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.split()) == len(training.COMPILED)
