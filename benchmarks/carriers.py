@@ -47,8 +47,8 @@ def memory(process: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-def measure(folder: Path, carrier: str, number: int) -> Iterator[Row]:
-    """Yield the figures of a carrier over so many exchanges each."""
+def measure(folder: Path, carrier: str, number: int, longest: float = _LONGEST_PAUSE) -> Iterator[Row]:
+    """Yield the figures of a carrier over so many exchanges each, with pauses up to a length in seconds."""
     made = write_demonstration(folder, port=free_port(), hospitals={"north": 60, "south": 50})
     home, silo = CoordinatorFolder(made.provisioned.coordinator), SiloFolder(made.provisioned.silos[0])
     home.link.settings.model_copy(update={"supernodes": True}).write(home.link / "link.toml")
@@ -62,7 +62,7 @@ def measure(folder: Path, carrier: str, number: int) -> Iterator[Row]:
             exchange(post, node)
             idle = []
             for _ in range(number):
-                time.sleep(pause.uniform(0, _LONGEST_PAUSE))
+                time.sleep(pause.uniform(0, longest))
                 idle.append(exchange(post, node))
             row = [exchange(post, node) for _ in range(number)]
             megabytes = memory(served.carrier.number)
@@ -80,3 +80,10 @@ def rows(quick: bool) -> Iterator[Row]:
     for carrier in CARRIERS:
         with tempfile.TemporaryDirectory() as folder:
             yield from measure(Path(folder) / "demo", carrier, 2 if quick else 10)
+
+
+def smallest() -> Iterator[Row]:
+    """Yield the figures of every carrier over one exchange each, without a pause."""
+    for carrier in CARRIERS:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from measure(Path(folder) / "demo", carrier, 1, 0.0)

@@ -6,7 +6,7 @@ messages for vectors of 10^6 parameters (10^5 with ``quick``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -64,18 +64,16 @@ def decode(one: Codec, message: bytes, length: int) -> np.ndarray:
     return one.decode(message, KeyedStreams(bytes(32)), length=length)
 
 
-def speeds(quick: bool) -> Iterator[Row]:
-    """Millions of parameters a second, and against the loop."""
-    m = 390_000 if quick else 1_950_000
-    few = 1_512
+def speeds(m: int, names: Sequence[str], few: int = 1_512, repeats: int = 5) -> Iterator[Row]:
+    """Millions of parameters a second of m, and against the loop over few of them."""
     x = np.random.default_rng(0).normal(size=m)
-    for name in ("Z1", "Z2", "Z3", "E8") if quick else LATTICES:
+    for name in names:
         one = channel(name)
         encoding, decoding, slow = cpu_seconds(
             partial(encode, one, x),
             partial(decode, one, encode(one, x), m),
             partial(loop, x[:few], name),
-            repeats=5,
+            repeats=repeats,
         )
         for what, seconds in (("encode", encoding), ("decode", decoding)):
             rate = m / seconds / 1e6
@@ -90,7 +88,7 @@ def speeds(quick: bool) -> Iterator[Row]:
         one = gaussian_channel(LAW.std)
         message = encode(one, x * ratio)
         encoding, decoding = cpu_seconds(
-            partial(encode, one, x * ratio), partial(decode, one, message, m), repeats=3
+            partial(encode, one, x * ratio), partial(decode, one, message, m), repeats=min(3, repeats)
         )
         for what, seconds in (("encode", encoding), ("decode", decoding)):
             case = f"{what}, default rule at sd(X)/sigma = {ratio}"
@@ -110,16 +108,15 @@ def gaussian_then_dither(x: np.ndarray, share: float) -> float:
     return bits(Codec(quantizer=LayeredQuantizer(law=law, lattice=lattice("Z1"))), noisy)
 
 
-def sizes(quick: bool) -> Iterator[Row]:
-    """Bits a parameter of every lattice and of the best way found, the information limit as the peer."""
-    m = 100_000 if quick else 1_000_000
+def sizes(m: int, names: Sequence[str], searches: Sequence[int]) -> Iterator[Row]:
+    """Bits a parameter of m on lattices and in the best way found, the information limit as the peer."""
     for ratio in RATIOS:
         x = np.random.default_rng(0).normal(size=m) * ratio
         limit = gaussian_limit(ratio)
         case = f"sd(X)/sigma = {ratio}"
         scalar = bits(channel("Z1"), x)
         yield at_most(f"{case}, Z1, bits a parameter", "bits", scalar, SCALAR_TARGETS[ratio])
-        for name in ("E8",) if quick else LATTICES[1:]:
+        for name in names:
             size = bits(channel(name), x)
             yield Row(
                 case=f"{case}, {name}, bits a parameter",
@@ -138,7 +135,7 @@ def sizes(quick: bool) -> Iterator[Row]:
                     target=1.0,
                     met=size <= scalar,
                 )
-        for search in (2,) if quick or ratio >= 0.5 else (2, 5):
+        for search in searches if ratio < 0.5 else searches[:1]:
             size = bits(channel("E8", adaptive=True, search=search), x)
             yield Row(
                 case=f"{case}, adaptive, search {search}",
@@ -163,5 +160,15 @@ def sizes(quick: bool) -> Iterator[Row]:
 
 def rows(quick: bool) -> Iterator[Row]:
     """Yield every case."""
-    yield from speeds(quick)
-    yield from sizes(quick)
+    if quick:
+        yield from speeds(390_000, ("Z1", "Z2", "Z3", "E8"))
+        yield from sizes(100_000, ("E8",), (2,))
+    else:
+        yield from speeds(1_950_000, LATTICES)
+        yield from sizes(1_000_000, LATTICES[1:], (2, 5))
+
+
+def smallest() -> Iterator[Row]:
+    """Yield the speed of one lattice, and the sizes of another, of a few thousand parameters."""
+    yield from speeds(1_560, ("Z1",), few=24, repeats=1)
+    yield from sizes(1_000, ("E8",), (2,))

@@ -8,7 +8,7 @@ test set, alike for all three. Noise is the system's, so that another run gives 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -29,17 +29,17 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def document(data: str, kind: str, seed: int) -> dict[str, Any]:
+def document(data: str, kind: str, seed: int, rounds: int = ROUNDS, users: int = 1000) -> dict[str, Any]:
     """Return the experiment of one run."""
     method = {"name": "uldp-sgd-w", "clip": 1.0, "power": "main", "learning_rate": 1.5}
     return {
         "name": "correlated",
         "seed": seed,
-        "rounds": ROUNDS,
-        "evaluate_every": ROUNDS,
+        "rounds": rounds,
+        "evaluate_every": rounds,
         "data": {
             "name": data,
-            "n_users": 1000,
+            "n_users": users,
             "n_silos": 5,
             "seed": 0,
             "allocation": {"law": "zipf"},
@@ -52,12 +52,22 @@ def document(data: str, kind: str, seed: int) -> dict[str, Any]:
 
 def rows(quick: bool) -> Iterator[Row]:
     """Train MNIST's linear model on four seeds; with ``quick`` digits on two."""
-    data, populations = ("digits", Populations()) if quick else ("mnist", Populations())
+    yield from compared("digits" if quick else "mnist", SEEDS[:2] if quick else SEEDS)
+
+
+def smallest() -> Iterator[Row]:
+    """Train on digits of few users in few rounds."""
+    yield from compared("digits", SEEDS[:2], rounds=6, users=10)
+
+
+def compared(data: str, seeds: Sequence[int], rounds: int = ROUNDS, users: int = 1000) -> Iterator[Row]:
+    """Train a linear model with each kind of noise on some seeds."""
+    populations = Populations()
     for kind in KINDS:
         found, seconds = [], []
-        for seed in SEEDS[:2] if quick else SEEDS:
+        for seed in seeds:
             before = time.process_time()
-            experiment = parse(document(data, kind, seed), kind)
+            experiment = parse(document(data, kind, seed, rounds, users), kind)
             population = populations.of(experiment.data, experiment.seed)
             prepared = prepare(experiment, FixedPopulation(population))
             metrics = evaluate(prepared, trained(prepared))

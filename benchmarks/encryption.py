@@ -55,7 +55,20 @@ class Cost:
 
 def rows(quick: bool) -> Iterator[Row]:
     """Encrypt ResNet-18 (quick: a tenth of it, scaled) among 10 clients, all and a tenth; then 1 M beside the peer."""
-    length, repeats = (RESNET_18 // 10, 1) if quick else (RESNET_18, 3)
+    yield from _encrypted(RESNET_18 // 10, 1) if quick else _encrypted(RESNET_18, 3)
+    yield from _against_peer(100_000 if quick else 1_000_000)
+    if not quick:
+        yield from _overhead()
+
+
+def smallest() -> Iterator[Row]:
+    """Encrypt few parameters once, and beside the peer."""
+    yield from _encrypted(20_000, 1)
+    yield from _against_peer(1_000)
+
+
+def _encrypted(length: int, repeats: int) -> Iterator[Row]:
+    """Encrypt so many parameters, and scale to those of ResNet-18."""
     scale = RESNET_18 / length
     for share, name in ((1.0, "all of it"), (0.1, "r = 10 %")):
         encrypted = int(share * length)
@@ -78,9 +91,6 @@ def rows(quick: bool) -> Iterator[Row]:
     yield at_most(
         "11.2 M parameters, r = 10 %: a ballot, coded and read", "CPU s", scale * _vote(length, repeats), 1.0
     )
-    yield from _against_peer(100_000 if quick else 1_000_000)
-    if not quick:
-        yield from _overhead()
 
 
 def _overhead() -> Iterator[Row]:

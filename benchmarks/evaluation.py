@@ -38,6 +38,12 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from _bounds(name, users, most, 8 if quick else 25)
 
 
+def smallest() -> Iterator[Row]:
+    """Simulate one area a few times, and split the smallest data set twice."""
+    yield from _area(2000, 1.0, 0.5, 3)
+    yield from _bounds("heart_disease", 20, 0.005, 2)
+
+
 def _area(people: int, epsilon: float, prevalence: float, simulations: int) -> Iterator[Row]:
     """Mean error of the area under the curve, and how often intervals hold these people's and the population's."""
     rng, sd = np.random.default_rng(people), _MULTIPLIERS[epsilon]

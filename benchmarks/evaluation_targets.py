@@ -104,9 +104,11 @@ def of_lifetimes(rng: np.random.Generator, n: int, censored: bool = True) -> tup
     return score[:, None], np.stack((time <= end, np.minimum(time, end)), axis=1).astype(np.float64)
 
 
-def hundredfold(make: Callable[[np.random.Generator, int], Any]) -> tuple[np.ndarray, np.ndarray]:
+def hundredfold(
+    make: Callable[[np.random.Generator, int], Any], people: int = 200_000
+) -> tuple[np.ndarray, np.ndarray]:
     """Return very many people, whose figures are those of the population."""
-    return make(np.random.default_rng(99), 200_000)  # type: ignore[no-any-return]
+    return make(np.random.default_rng(99), people)
 
 
 CASES: dict[str, tuple[Evaluator, Callable[[np.random.Generator, int], Any], Sequence[str]]] = {
@@ -141,12 +143,21 @@ def coverage(
 
 def rows(quick: bool) -> Iterator[Row]:
     """Simulate every kind of target, a thousand times; quick takes thirty."""
-    simulations = 30 if quick else 1000
+    yield from simulated(30 if quick else 1000, 2000)
+
+
+def smallest() -> Iterator[Row]:
+    """Simulate every kind of target once."""
+    yield from simulated(1, 1000)
+
+
+def simulated(simulations: int, n: int) -> Iterator[Row]:
+    """Simulate every kind of target on n people."""
     spread = 200 * math.sqrt(0.95 * 0.05 / simulations)
     for case in CASES:
         for epsilon, sd in _MULTIPLIERS.items():
-            for name, (here, there) in coverage(case, simulations, 2000, sd).items():
-                label = f"{case}, N = 2000, epsilon {epsilon:g}, {name}"
+            for name, (here, there) in coverage(case, simulations, n, sd).items():
+                label = f"{case}, N = {n}, epsilon {epsilon:g}, {name}"
                 for of, held in (("these people", 100 * here), ("the population", 100 * there)):
                     met = held >= 95 - 2 - spread
                     yield Row(case=f"{label}: coverage, {of}", unit="%", ours=held, met=met)

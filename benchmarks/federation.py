@@ -39,7 +39,7 @@ from fedveil.flower.coordinator_host.submission import END, Submission, create_r
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.flower.sockets import free_port
-from fedveil.population.records import Population, Records
+from fedveil.population.records import Records
 from fedveil.protection.letter_parts import Model, Relay, Task
 from fedveil.protection.masking.masked_sums import MaskedSums
 from fedveil.protection.messages import SERVER
@@ -63,6 +63,15 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from _over_flower()
 
 
+def smallest() -> Iterator[Row]:
+    """Play short runs of small models in one process."""
+    for protection in ("none", "secure-aggregation"):
+        yield _bytes(protection, features=100)
+    begin = time.perf_counter()
+    _play(4)()
+    yield Row(case="4 silos in one process", unit="s", ours=time.perf_counter() - begin)
+
+
 class World(Unwatched):
     """All parties in one process; counts what passes between them.
 
@@ -72,7 +81,7 @@ class World(Unwatched):
         shares: what each silo holds; the first one's test table is the coordinator's.
     """
 
-    def __init__(self, folder: Path, experiment: Experiment, shares: Sequence[Population]) -> None:
+    def __init__(self, folder: Path, experiment: Experiment, shares: Sequence[Share]) -> None:
         keys = [IdentityKey.generate() for _ in shares]
         self.key = IdentityKey.generate()
         names = shares[0].silo_names
@@ -115,8 +124,8 @@ class World(Unwatched):
                 self._count(letter, SERVER, silo)
                 self._count(reply, silo, SERVER)
                 self.coordinator.receive(silo, reply)
-        for silo in self.silos:
-            silo.close()
+        for party in self.silos:
+            party.close()
 
     def _count(self, data: bytes, sender: int, recipient: int) -> None:
         key = self.membership.coordinator if sender == SERVER else self.membership.roster[sender]
@@ -171,9 +180,9 @@ def _experiment(protection: str) -> Experiment:
     return parse(document, "benchmark")
 
 
-def _bytes(protection: str) -> Row:
+def _bytes(protection: str, features: int = 10_000) -> Row:
     """Compare the letters with what must pass: the model down, and a sum (or masked sum, and a seed) up."""
-    features, silos = 10_000, 4
+    silos = 4
     with tempfile.TemporaryDirectory() as folder:
         world = _made_up(Path(folder), silos=silos, features=features, protection=protection)
         world.play()
@@ -227,7 +236,8 @@ def _over_flower() -> Iterator[Row]:
                 lines = (run / "metrics.jsonl").read_text().splitlines()
                 ours = float(np.median([json.loads(line)["seconds"] for line in lines[2:]])) / 2
             finally:
-                for process in (*silos, coordinator):
+                coordinator.terminate()
+                for process in silos:
                     process.terminate()
                 for process in silos:
                     process.wait()

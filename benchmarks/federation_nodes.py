@@ -33,13 +33,23 @@ _LONGEST_SECONDS = 1500.0
 def rows(quick: bool) -> Iterator[Row]:
     """Measure; see the module's text."""
     for silos in (4,) if quick else (10, 25, 50, 100, 200):
-        with tempfile.TemporaryDirectory() as folder:
-            found = _measure(Path(folder), silos)
-        place = Place(plot="silos", curve="coordinator's memory, MB", x=silos)
-        yield Row(case=f"{silos} silos", unit="rounds/min", ours=found.rounds_per_minute)
-        yield Row(case=f"{silos} silos, coordinator's memory", unit="MB", ours=found.megabytes, place=place)
-        yield Row(case=f"{silos} silos, coordinator's CPU", unit="s/round", ours=found.cpu_seconds)
-        yield Row(case=f"{silos} silos, their own CPU together", unit="s/round", ours=found.silos_seconds)
+        yield from _measured(silos)
+
+
+def smallest() -> Iterator[Row]:
+    """Measure two silos."""
+    yield from _measured(2)
+
+
+def _measured(silos: int) -> Iterator[Row]:
+    """Measure so many silos."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = _measure(Path(folder), silos)
+    place = Place(plot="silos", curve="coordinator's memory, MB", x=silos)
+    yield Row(case=f"{silos} silos", unit="rounds/min", ours=found.rounds_per_minute)
+    yield Row(case=f"{silos} silos, coordinator's memory", unit="MB", ours=found.megabytes, place=place)
+    yield Row(case=f"{silos} silos, coordinator's CPU", unit="s/round", ours=found.cpu_seconds)
+    yield Row(case=f"{silos} silos, their own CPU together", unit="s/round", ours=found.silos_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,11 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from large_over_flower(10_000, 3)
 
 
+def smallest() -> Iterator[Row]:
+    """Play two rounds of a small made-up model in one process."""
+    yield _bytes("made up, d = 11, ring-LWE", _experiment(2, _RING), _made_up(10, silos=2, users=2))
+
+
 def _experiment(rounds: int, protection: dict[str, object], **data: object) -> Experiment:
     document = {
         "name": str(protection["name"]),

@@ -37,8 +37,9 @@ from fedveil.engine.populations import FixedPopulation, Populations
 from fedveil.engine.releases.run_evaluation import evaluate
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.local.metrics import accuracy
+from fedveil.population.catalogue import data_set
 from fedveil.population.catalogue.files import store
-from fedveil.population.catalogue.heart_disease import HEART_DISEASE, HOSPITALS, hospitals, normalised
+from fedveil.population.catalogue.heart_disease import HOSPITALS, hospitals, normalised
 from fedveil.privacy.accounting import epsilon, make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, SelfComposedEvent
@@ -199,7 +200,7 @@ PROFILED: Final = tuple(replace(USER_LEVEL[0], column=column) for column in (*PR
 def mean_of_centres(prepared: Prepared, model: Float32[Tensor, " d"]) -> float:
     """Return FLamby's metric: the mean of the centres' accuracies, each normalised by its own training rows."""
     source = store(prepared.experiment.data.folder)
-    found = hospitals([source.path(file) for file in HEART_DISEASE.files(source)])
+    found = hospitals([source.path(file) for file in data_set("heart_disease").files(source)])
     return float(
         np.mean(
             [
@@ -257,6 +258,15 @@ def rows(quick: bool) -> Iterator[Row]:
             target=cell.goal,
             met=mean >= cell.goal,
         )
+
+
+def smallest() -> Iterator[Row]:
+    """Count the claim of the smallest centre, and play one cell once."""
+    populations = Populations()
+    for cell, seed in ((claims()[HOSPITALS.index("switzerland")], None), (USER_LEVEL[0], SEEDS[0])):
+        for name, value in _run(cell, seed, populations).values.items():
+            if value is not None:
+                yield Row(case=cell.name, unit=name, ours=value)
 
 
 def _run(cell: Claim | UserLevel, seed: int | None, populations: Populations) -> Run:

@@ -1,8 +1,9 @@
 """What every benchmark shares: one row of a result, medians of alternating runs, and memory of a fresh
 process.
 
-A benchmark is a module ``benchmarks.NAME`` with a docstring and ``rows(quick: bool) -> Iterator[Row]``;
-with ``quick`` it ends within a minute. ``fedveil bench NAME --json`` prints :func:`report`.
+A benchmark is a module ``benchmarks.NAME`` with a docstring and two functions. ``rows(quick: bool) -> Iterator[Row]``
+ends within a minute with ``quick``. ``smallest() -> Iterator[Row]`` plays the kinds of cases in their smallest size, as
+the tests do. ``fedveil bench NAME --json`` prints :func:`report`.
 """
 
 from __future__ import annotations
@@ -145,17 +146,18 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def load(name: str) -> Callable[[bool], Iterator[Row]]:
-    """Return ``rows`` of the benchmark with this name.
+def load(name: str, *, quick: bool, smallest: bool = False) -> Iterator[Row]:
+    """Return the rows of the benchmark with this name, measured as they are asked for.
 
     Raises:
         ModuleNotFoundError: there is no such benchmark.
     """
-    rows: Callable[[bool], Iterator[Row]] = importlib.import_module(f"benchmarks.{name}").rows
+    module = importlib.import_module(f"benchmarks.{name}")
+    rows: Iterator[Row] = module.smallest() if smallest else module.rows(quick)
     return rows
 
 
-def report(name: str, rows: Iterable[Row], *, quick: bool) -> dict[str, object]:
+def report(name: str, rows: Iterable[Row], *, quick: bool, smallest: bool = False) -> dict[str, object]:
     """Return what ``fedveil bench NAME --json`` prints.
 
     Every row goes to standard error as soon as it is measured: a benchmark that breaks off loses none. ``load`` is how
@@ -167,4 +169,5 @@ def report(name: str, rows: Iterable[Row], *, quick: bool) -> dict[str, object]:
         print(json.dumps(asdict(row)), file=sys.stderr, flush=True)
         measured.append(asdict(row))
     described = {**machine(), "fedveil": fedveil.__version__, "load": load}
-    return {"schema_version": 2, "name": name, "quick": quick, "machine": described, "rows": measured}
+    sizes = {"quick": quick} | ({"smallest": True} if smallest else {})
+    return {"schema_version": 2, "name": name, **sizes, "machine": described, "rows": measured}

@@ -178,6 +178,13 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from simulated(itertools.islice(cells(), 2) if quick else cells(), 12 if quick else SIMULATIONS)
 
 
+def smallest() -> Iterator[Row]:
+    """Simulate one cell of two families once."""
+    grid = {"covariates": 3, "grid": (0.0, 2.0, 5.0)}
+    two = (Cell("linear", 1000, 9.0, 0.5, {"cut": 2.0}), Cell("survival", 1000, 9.0, 0.5, grid))
+    yield from simulated(two, 1)
+
+
 def simulated(asked: Iterable[Cell], runs: int, folder: Path | None = None) -> Iterator[Row]:
     """Simulate cells so many times each; what a folder has of them is taken from there, and what it lacks put there."""
     if folder is not None:

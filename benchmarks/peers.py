@@ -29,7 +29,7 @@ def _plain_cox(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (event * (scores.logcumsumexp(0) - scores)).mean()
 
 
-PLAIN_LOSSES = {
+PLAIN_LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cross_entropy": functional.cross_entropy,
     "binary_cross_entropy": _plain_logistic,
     "cox": _plain_cox,

@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from benchmarks.harness import Row
-from benchmarks.price_cases import POOLED, PROFILE, PriceCell, cells
+from benchmarks.price_cases import COLUMNS, DATA, POOLED, PROFILE, SEEDS, PriceCell, cells
 from fedveil import __version__
 from fedveil.engine.experiments.experiment import parse
 from fedveil.engine.populations import FixedPopulation, Populations
@@ -63,6 +63,20 @@ def rows(quick: bool) -> Iterator[Row]:
         found = [run.values[cell.case.metric] for run in runs]
         mean = float(np.mean([value for value in found if value is not None]))
         yield Row(case=f"{cell.name} ({len(runs)} seeds)", unit=cell.case.metric, ours=mean)
+
+
+def smallest() -> Iterator[Row]:
+    """Play every column once on digits of few users, in few rounds."""
+    digits = DATA[0]
+    few = replace(digits, rounds=2, data={**digits.data, "n_users": 10}, local={**digits.local, "epochs": 1})
+    populations = Populations()
+    for column in (*COLUMNS, *PROFILE):
+        cell = PriceCell(case=few, column=column, epsilon=2.0 if column in PROFILE else None)
+        if column != "longer" and column != "transferred":
+            run = played(cell, SEEDS[0], settings_of(cell), populations)
+            found = run.values[few.metric]
+            assert found is not None, "there are test records"
+            yield Row(case=cell.name, unit=few.metric, ours=found)
 
 
 def in_order(asked: list[PriceCell], most: int | None) -> Iterator[tuple[PriceCell, int]]:
@@ -153,7 +167,7 @@ def trained(prepared: Prepared) -> Float32[Tensor, " d"]:
 
 
 def _values(prepared: Prepared, metrics: dict[str, float | None]) -> Values:
-    guarantee, rounds, found = prepared.guarantee, prepared.experiment.rounds, dict[str, Any](metrics)
+    rounds, found = prepared.experiment.rounds, dict[str, Any](metrics)
     facts = PublicFacts(
         n_silos=prepared.population.n_silos,
         n_users=prepared.population.n_users,
@@ -161,10 +175,10 @@ def _values(prepared: Prepared, metrics: dict[str, float | None]) -> Values:
     )
     try:
         found["epsilon"] = prepared.epsilon_after(rounds)
-        found["epsilon to the server"] = prepared.epsilon_of(guarantee.against(Role.SERVER), rounds)
+        found["epsilon to the server"] = prepared.epsilon_with(Role.SERVER, rounds, ())
         hidden = replace(prepared.method, weights=Weights.by_power(2.0), protection=PrivateWeighting())
-        server = derive(hidden, facts).against(Role.SERVER)
-        found["epsilon to the server, private weights p = 2"] = prepared.epsilon_of(server, rounds)
+        weighted = replace(prepared, guarantee=derive(hidden, facts))
+        found["epsilon to the server, private weights p = 2"] = weighted.epsilon_with(Role.SERVER, rounds, ())
         found["rho"] = noise_to_travel(prepared.method, facts, rounds)
     except FedveilError:
         found["epsilon"] = None

@@ -82,7 +82,8 @@ def _levels(case: DataCase, epsilon: float | None, results: Results) -> list[flo
 
 def _losses(name: str, levels: Sequence[float | None]) -> str:
     """Return the line of a row; a level that has not been run leaves what is beside it open."""
-    told = [name, *("" if None in pair else f"{pair[1] - pair[0]:+.3f}" for pair in pairwise(levels))]
+    pairs = pairwise(levels)
+    told = [name, *("" if one is None or other is None else f"{other - one:+.3f}" for one, other in pairs)]
     return f"| {' | '.join([*told, f'{levels[0]:.3f}', f'{levels[-1]:.3f}'])} |"
 
 
@@ -139,7 +140,7 @@ def _row(cell: PriceCell, results: Results) -> str | None:
         return None
     metric, last = cell.case.metric, runs[0].values
     base = _runs(PriceCell(case=cell.case, column="published", epsilon=cell.epsilon), results)
-    told = [cell.column if cell.epsilon is None else f"{cell.column}, at epsilon {cell.epsilon:g}"]
+    told = [str(cell.column) if cell.epsilon is None else f"{cell.column}, at epsilon {cell.epsilon:g}"]
     other = _values(base, metric)
     mine = _values(runs, metric)
     told += [
@@ -208,9 +209,9 @@ def plot(results: Results) -> str:
         f'<rect width="760" height="{height}" fill="white"/>',
     ]
     for place, (column, colour) in enumerate(_COLOURS.items()):
-        x = 14 + 83 * place
+        x = 14.0 + 83 * place
         lines.append(
-            f'<circle cx="{x}" cy="16" r="5" fill="{colour}"/><text x="{x + 9}" y="20">{column}</text>'
+            f'<circle cx="{x:g}" cy="16" r="5" fill="{colour}"/><text x="{x + 9:g}" y="20">{column}</text>'
         )
     for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
         x = _x(value)

@@ -63,6 +63,15 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _deep(length=11_200_000, largest_count=16, target=None)
 
 
+def smallest() -> Iterator[Row]:
+    """Play a silo's rounds for few users, a few coordinates and small counts."""
+    plan = plan_of(users=2, length=2, largest_count=6)
+    silo = Silo.of(plan, PaillierKeyHolder(plan, key()), paillier_evaluator)
+    yield Row(case="2 users, 2 parameters: first round", unit="CPU s", ours=timed(silo.first)[1])
+    yield Row(case="2 users, 2 parameters: of all parties", unit="CPU s", ours=_whole(plan))
+    yield from _deep(users=2, length=20, largest_count=4, target=None)
+
+
 def _unit() -> float:
     modulus = mpz(secrets.randbits(6144)) | 1
     value = mpz(secrets.randbits(6143))
@@ -170,8 +179,8 @@ def _network() -> Row:
     )
 
 
-def _deep(*, length: int, largest_count: int, target: float | None) -> Iterator[Row]:
-    plan = plan_of(users=100, length=length, largest_count=largest_count, silos=4, unit=GRID)
+def _deep(*, length: int, largest_count: int, target: float | None, users: int = 100) -> Iterator[Row]:
+    plan = plan_of(users=users, length=length, largest_count=largest_count, silos=4, unit=GRID)
     holder = RlweKeyHolder(plan)
     silo = Silo.of(plan, holder, RlweEvaluator)
     _, loading = timed(silo.load)
@@ -179,14 +188,14 @@ def _deep(*, length: int, largest_count: int, target: float | None) -> Iterator[
     size = sum(map(len, blocks))
     chosen = holder.parameters
     case = (
-        f"ring-LWE, {length:,} parameters, 100 users, N_max {largest_count} (N = {chosen.ring.degree}, "
+        f"ring-LWE, {length:,} parameters, {users} users, N_max {largest_count} (N = {chosen.ring.degree}, "
         f"{chosen.plain_count} primes of {chosen.plain_bits} bits)"
     )
     met = None if target is None else stepping <= target
     yield Row(
         case=f"{case}: a silo's round, flooding included", unit="CPU s", ours=stepping, target=target, met=met
     )
-    yield Row(case=f"{case}: taking 100 fresh weights", unit="CPU s", ours=loading)
+    yield Row(case=f"{case}: taking {users} fresh weights", unit="CPU s", ours=loading)
     yield Row(case=f"{case}: what a silo sends", unit="MB", ours=size / 1e6)
     holder.begin()
     holder.add(blocks)

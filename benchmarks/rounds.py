@@ -15,7 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -74,13 +74,31 @@ data = {{ name = "mnist", n_silos = 5, n_users = 10000, allocation = {{ law = "z
 
 def rows(quick: bool) -> Iterator[Row]:
     """Compare the first two cases in 5 pairs, or all in 9; without another checkout, measure our own."""
+    some = {case: CASES[case] for case in list(CASES)[: 2 if quick else None]}
+    yield from _compared(some, 5 if quick else 9)
+
+
+def smallest() -> Iterator[Row]:
+    """Play two rounds on digits of few users, once."""
+    case = CASES["digits, 100 users"]
+    for long, short in (
+        ("rounds = 30", "rounds = 2"),
+        ("n_users = 100", "n_users = 10"),
+        ("epochs = 10", "epochs = 1"),
+    ):
+        case = case.replace(long, short)
+    yield from _compared({"digits, 10 users": case}, 1)
+
+
+def _compared(cases: Mapping[str, str], turns: int) -> Iterator[Row]:
+    """Play cases so many times, in turn with another checkout where there is one."""
     other = os.environ.get("FEDVEIL_OTHER")
-    for case in list(CASES)[: 2 if quick else None]:
+    for case, text in cases.items():
         with ExitStack() as stack:
-            ours = stack.enter_context(_player(Path.cwd(), case))
-            peer = None if other is None else stack.enter_context(_player(Path(other), case))
+            ours = stack.enter_context(_player(Path.cwd(), text))
+            peer = None if other is None else stack.enter_context(_player(Path(other), text))
             pairs = []
-            for turn in range(5 if quick else 9):
+            for turn in range(turns):
                 first, second = (ours, peer) if turn % 2 == 0 else (peer, ours)
                 spent = {id(one): _round_of(one) for one in (first, second) if one is not None}
                 pairs.append((spent[id(ours)], None if peer is None else spent[id(peer)]))
@@ -97,11 +115,11 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 @contextmanager
-def _player(checkout: Path, case: str) -> Iterator[subprocess.Popen[str]]:
+def _player(checkout: Path, text: str) -> Iterator[subprocess.Popen[str]]:
     """Return a process that has prepared a case, and has played it once."""
     paths = {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     player = Path(__file__).with_name("rounds_player.py")
-    command = [sys.executable, "-P", str(player), CASES[case]]  # -P: this folder's modules hide others
+    command = [sys.executable, "-P", str(player), text]  # -P: this folder's modules hide others
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | paths) as process:
         _round_of(process)

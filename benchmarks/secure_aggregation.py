@@ -37,9 +37,16 @@ def rows(quick: bool) -> Iterator[Row]:
     yield _noise(10**6)
 
 
-def _keystream() -> Row:
+def smallest() -> Iterator[Row]:
+    """Aggregate a thousand coordinates."""
+    yield _keystream(2**17 // 8, repeats=1)
+    yield from _round(1_000)
+    yield _noise(1_000)
+
+
+def _keystream(count: int = 10**6, repeats: int = 9) -> Row:
     """Masks of 20 keys; what bounds them is OpenSSL's ChaCha20 on this core, into a buffer that is never read."""
-    words, keys = np.zeros(10**6, dtype="<u8"), [os.urandom(32) for _ in range(_SILOS)]
+    words, keys = np.zeros(count, dtype="<u8"), [os.urandom(32) for _ in range(_SILOS)]
     length = 2**17
     zeros, buffer = bytes(length), bytearray(length)
 
@@ -50,11 +57,12 @@ def _keystream() -> Row:
                 stream.update_into(zeros, buffer)
 
     masks = [(key, True) for key in keys]
-    seconds, alone = cpu_seconds(lambda: apply_masks_(words, masks), cipher_alone, repeats=9)
+    seconds, alone = cpu_seconds(lambda: apply_masks_(words, masks), cipher_alone, repeats=repeats)
     rate = _SILOS * words.nbytes / seconds / 1e9
     ceiling = _SILOS * (words.nbytes // length * length) / alone / 1e9
+    words_of = "10^6" if count == 10**6 else f"{count:,}"
     return Row(
-        case="keystream and addition per peer, 10^6 words of 64 bits; peer: ChaCha20 alone, the ceiling",
+        case=f"keystream and addition per peer, {words_of} words of 64 bits; peer: ChaCha20 alone, the ceiling",
         unit="GB/s",
         ours=rate,
         peer=ceiling,

@@ -77,6 +77,13 @@ def rows(quick: bool) -> Iterator[Row]:
     )
 
 
+def smallest() -> Iterator[Row]:
+    """Play two rounds of three clients in this process, and the kernels of one batch."""
+    found = played("linear", 3, 2, cohort=2)
+    yield Row(case="linear, 3 clients: a round", unit="CPU s", ours=found["rounds"][-1])
+    yield Row(case="cnn: a batch's convolutions and poolings", unit="CPU s", ours=kernel_seconds(1))
+
+
 def _ours(model: str, clients: int, rounds: int) -> dict[str, Any]:
     """Run in a fresh process, like the peer."""
     return _run([sys.executable, "-m", "benchmarks.simulation", model, str(clients), str(rounds)])
@@ -133,10 +140,8 @@ def kernel_seconds(repeats: int = 200) -> float:
     return cpu_seconds(batch, repeats=repeats)[0]
 
 
-def main() -> None:
-    """Play rounds of DP-Fed-LS and print their CPU seconds, and memory, as JSON."""
-    name, clients, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
+def played(name: str, clients: int, rounds: int, cohort: int = COHORT) -> dict[str, Any]:
+    """Play rounds of DP-Fed-LS; return their CPU seconds, and memory."""
     random = np.random.default_rng(0)
     user = np.repeat(np.arange(clients, dtype=np.int32), RECORDS)
     records = Records(
@@ -146,7 +151,7 @@ def main() -> None:
         user=user,
     )
     groups = records.by_silo_user()
-    cohort = Cohort.of(
+    held = Cohort.of(
         records, groups=groups, n_silos=1, scale=Affine(factor=1 / 255), device=torch.device("cpu")
     )
     task = Task(model=network(name), loss=load_loss("cross_entropy"))
@@ -158,12 +163,12 @@ def main() -> None:
         noise_multiplier=1.0,
         smoothing=1.0,
         client_sampling="uniform",
-        client_sampling_rate=COHORT / clients,
+        client_sampling_rate=cohort / clients,
     )
     setting = Setting(
         method=method,
-        trainer=choose_trainer(task, local, cohort=cohort),
-        cohort=cohort,
+        trainer=choose_trainer(task, local, cohort=held),
+        cohort=held,
         weights=method.weights.of(groups, 1, clients),
         n_users=clients,
         shapes=tuple(tuple(shape) for shape in task.layout.shapes),
@@ -181,20 +186,23 @@ def main() -> None:
         )
         model, *_ = play_round(turn)
         seconds.append(time.process_time() - before)
-    steps = COHORT * local.count(RECORDS)
     table = records.features.nbytes + records.targets.nbytes + 2 * user.nbytes
-    print(
-        json.dumps(
-            {
-                "rounds": seconds,
-                "kernels": steps * kernel_seconds() if name == "cnn" else None,
-                "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                "table": table,
-                "clients": clients,
-                "parameters": task.dimension,
-            }
-        )
-    )
+    return {
+        "rounds": seconds,
+        "steps": cohort * local.count(RECORDS),
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "table": table,
+        "clients": clients,
+        "parameters": task.dimension,
+    }
+
+
+def main() -> None:
+    """Print what the rounds that are asked for cost, as JSON."""
+    torch.set_num_threads(1)
+    found = played(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    kernels = found["steps"] * kernel_seconds() if sys.argv[1] == "cnn" else None
+    print(json.dumps(found | {"kernels": kernels}))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,17 @@ _MOST_TIMES_TRANSFORMS = 2.0
 
 def rows(quick: bool) -> Iterator[Row]:
     """Smooth float32 vectors of 10^6 (and 10^8) values; the target is at most twice the two transforms."""
-    for size, repeats in [(10**6, 5)] if quick else [(10**6, 5), (10**8, 2)]:
+    yield from compared([(10**6, 5)] if quick else [(10**6, 5), (10**8, 2)])
+
+
+def smallest() -> Iterator[Row]:
+    """Smooth a thousand values."""
+    yield from compared([(1_000, 1)])
+
+
+def compared(sizes: list[tuple[int, int]]) -> Iterator[Row]:
+    """Smooth vectors of these sizes, each so many times."""
+    for size, repeats in sizes:
         values = torch.randn(size)
         ours, peer = cpu_seconds(
             lambda values=values: smooth(values, 1.0),  # type: ignore[misc]

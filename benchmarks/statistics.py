@@ -6,7 +6,7 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -49,6 +49,13 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from evaluation_targets.rows(quick)
 
 
+def smallest() -> Iterator[Row]:
+    """Release over the smallest data set twice, and draw one curve of few people."""
+    yield next(_codes())
+    yield from _against_central(2, (("heart_disease", 20),))
+    yield from _curves(1, (1000,))
+
+
 def _codes() -> Iterator[Row]:
     """Noise of leading sums under each strategy, in standard deviations."""
     for size, target in ((64, 2.2), (256, 2.7), (1024, 3.1)):
@@ -59,9 +66,12 @@ def _codes() -> Iterator[Row]:
             yield at_most(f"{kind}, {size} bins: noise of leading sums, rms", "sd", found, most)
 
 
-def _against_central(repeats: int) -> Iterator[Row]:
+def _against_central(
+    repeats: int,
+    data: Sequence[tuple[str, int]] = (("heart_disease", 300), ("creditcard", 2000), ("tcga_brca", 400)),
+) -> Iterator[Row]:
     """Root mean square error of histograms over silos, over that of one central discrete Gaussian."""
-    for name, users in (("heart_disease", 300), ("creditcard", 2000), ("tcga_brca", 400)):
+    for name, users in data:
         population = load(name, allocation=Allocation(), n_users=users)
         features = population.train.features.reshape(len(population.train), -1)[:, :4].astype(np.float64)
         names = tuple(f"x{place}" for place in range(features.shape[1]))
@@ -143,12 +153,12 @@ def histograms(names: tuple[str, ...], bins: int, kind: Kind) -> Layout:
     )
 
 
-def _curves(simulations: int) -> Iterator[Row]:
+def _curves(simulations: int, people: Sequence[int] = (1000, 5000)) -> Iterator[Row]:
     """Coverage of Kaplan-Meier curves, pointwise and as a band; errors beside those of lifelines on the same people."""
     grid = tuple(np.linspace(0, 5, 13).tolist())
     truth = np.exp(-((np.array(grid[1:]) / 6.5) ** 1.2))
     strategy = Strategy("prefix", len(grid))
-    for n in (1000, 5000):
+    for n in people:
         for epsilon, multiplier in _MULTIPLIERS.items():
             rng, sd = np.random.default_rng(n), multiplier * math.sqrt(2)
             inside, at, errors, peers = 0, [], [], []
@@ -166,10 +176,7 @@ def _curves(simulations: int) -> Iterator[Row]:
                 low, high = found.band()
                 inside += bool(((low <= truth[:k]) & (truth[:k] <= high)).all())
                 points = [found.point(place) for place in range(k)]
-                at += [
-                    one.low <= true <= one.high  # type: ignore[operator]
-                    for one, true in zip(points, truth, strict=False)
-                ]
+                at += [one.low <= true <= one.high for one, true in zip(points, truth, strict=False)]
                 errors.append(found.survival - truth[:k])
                 peer = KaplanMeierFitter().fit(left, happened)
                 peers.append(peer.survival_function_at_times(np.array(grid[1:]) - 1e-9).to_numpy() - truth)

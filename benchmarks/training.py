@@ -44,12 +44,9 @@ def rows(quick: bool) -> Iterator[Row]:
     """Yield speed, compiled speed, memory and published rounds; ``quick`` takes fewer pairs and leaves out the long."""
     torch.set_num_threads(1)
     pairs, repeats = (200, 3) if quick else (PAIRS, 5)
-    for model, (named, target) in MODELS.items():
-        ours, peer = cpu_seconds(vectorised(model, pairs), plain(model, pairs), repeats=repeats)
-        yield compared(f"vectorised: {named}", "pairs/s", pairs / ours, pairs / peer, target)
-    for model, target in {} if quick else COMPILED.items():
-        ours, peer = cpu_seconds(vectorised(model, pairs, True), plain(model, pairs), repeats=repeats)
-        yield compared(f"compiled: {MODELS[model][0]}", "pairs/s", pairs / ours, pairs / peer, target)
+    yield from side_by_side(pairs, repeats)
+    if not quick:
+        yield from compiled(pairs, repeats)
     for model, (named, _) in MODELS.items():
         for count in (pairs,) if quick else (pairs, 4 * pairs):
             megabytes = extra_peak_megabytes(vectorised, model, count)
@@ -57,6 +54,26 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from training_linear.rows(quick)
     if not quick and any(entry.name == "mnist" and entry.present for entry in catalogue()):
         yield from _published_rounds()
+
+
+def smallest() -> Iterator[Row]:
+    """Yield the speed of few pairs."""
+    yield from side_by_side(4, 1)
+    yield from training_linear.smallest()
+
+
+def side_by_side(pairs: int, repeats: int) -> Iterator[Row]:
+    """Yield the speed of every model, its pairs trained side by side."""
+    for model, (named, target) in MODELS.items():
+        ours, peer = cpu_seconds(vectorised(model, pairs), plain(model, pairs), repeats=repeats)
+        yield compared(f"vectorised: {named}", "pairs/s", pairs / ours, pairs / peer, target)
+
+
+def compiled(pairs: int, repeats: int) -> Iterator[Row]:
+    """Yield the speed of compiled models."""
+    for model, target in COMPILED.items():
+        ours, peer = cpu_seconds(vectorised(model, pairs, True), plain(model, pairs), repeats=repeats)
+        yield compared(f"compiled: {MODELS[model][0]}", "pairs/s", pairs / ours, pairs / peer, target)
 
 
 def _published_rounds() -> Iterator[Row]:

@@ -6,7 +6,7 @@ steps per second. Cases of real data need their files in the folder that FEDVEIL
 where those are missing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,13 +15,12 @@ import torch
 
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.peers import CLIP, plain_loop, synthetic
-from fedveil.local.loop import steps_per_member
 from fedveil.local.losses import load_loss
 from fedveil.local.models import build_model
 from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalSgd
 from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob
+from fedveil.local.trainer import Cohort, TrainJob, steps_per_member
 from fedveil.population.catalogue import Allocation, catalogue, load
 from fedveil.randomness import ExperimentRandomness
 
@@ -67,13 +66,7 @@ PUBLISHED = [
 def rows(quick: bool) -> Iterator[Row]:
     """Yield the synthetic cases, then the published settings; ``quick`` leaves out MNIST."""
     torch.set_num_threads(1)
-    repeats = 3 if quick else 7
-    cohort = synthetic(PAIRS)
-    task = _task("cross_entropy", 10, (28, 28))
-    for epochs, target, sample in ((2, 40.0, 200), (50, 300.0, 20)):
-        ours, peer = _rates(task, LocalSgd(learning_rate=0.1, epochs=epochs), cohort, sample, repeats)
-        named = f"softmax regression 784 to 10, {PAIRS:,} pairs, {epochs} epochs"
-        yield compared(named, "steps/s", ours, peer, target)
+    yield from _synthetic(PAIRS, ((2, 40.0, 200), (50, 300.0, 20)), 3 if quick else 7)
     present = {entry.name for entry in catalogue() if entry.present}
     for case in PUBLISHED:
         if case.name not in present or (quick and case.name == "mnist"):
@@ -93,6 +86,20 @@ def rows(quick: bool) -> Iterator[Row]:
         yield compared(named, "steps/s", ours, peer, None)
         steps = int(steps_per_member(case.local, cohort, torch.arange(len(cohort.groups))).sum())
         yield at_most(f"{named}: a round", "CPU-s", steps / ours, case.cpu_seconds)
+
+
+def smallest() -> Iterator[Row]:
+    """Yield a synthetic case of few pairs."""
+    yield from _synthetic(4, ((2, 40.0, 2),), 1)
+
+
+def _synthetic(pairs: int, cases: Sequence[tuple[int, float, int]], repeats: int) -> Iterator[Row]:
+    """Yield the rates of a softmax regression for (epochs, target, sample of the peer)."""
+    cohort, task = synthetic(pairs), _task("cross_entropy", 10, (28, 28))
+    for epochs, target, sample in cases:
+        ours, peer = _rates(task, LocalSgd(learning_rate=0.1, epochs=epochs), cohort, sample, repeats)
+        named = f"softmax regression 784 to 10, {pairs:,} pairs, {epochs} epochs"
+        yield compared(named, "steps/s", ours, peer, target)
 
 
 def _task(loss: str, outputs: int, shape: tuple[int, ...]) -> Task:

@@ -95,7 +95,7 @@ class Silo:
 
 def contributions(rng: np.random.Generator, plan: WeightingPlan) -> np.ndarray:
     """Return (m, d) contributions within the plan's norm."""
-    limit = plan.norm_limit // math.isqrt(plan.length) - 1
+    limit = plan.norm_limit // math.ceil(math.sqrt(plan.length)) - 1
     dtype = np.int64 if plan.norm_limit >= 2**31 else np.int32
     return rng.integers(-limit, limit + 1, (plan.users, plan.length), dtype=dtype)
 

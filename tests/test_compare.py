@@ -13,7 +13,7 @@ from fedveil.errors import RunFolderError
 from fedveil.report.compare import Comparison, compare
 from fedveil.report.page import report_page
 from fedveil.report.run_data import load_run
-from fedveil.report.tradeoff import page, traded
+from fedveil.report.tradeoff import Traded, front, line_labels, page, traded, write_tradeoff
 from fedveil.report.variant import Spread
 from tests.report_folders import statement, write_run
 from tests.runs import json_lines
@@ -30,14 +30,17 @@ def seeds(
 
 def plotted(comparison: Comparison, title: str) -> list[dict[str, Any]]:
     """The traces of the figure with this title."""
+    return traces(comparison.page(), title)
+
+
+def traces(html: str, title: str) -> list[dict[str, Any]]:
+    """The traces of a page's figure with this title."""
     found = re.search(
-        rf"<h3>{re.escape(title)}</h3>.*?<script type=\"application/json\">(.*?)</script>",
-        comparison.page(),
-        re.DOTALL,
+        rf"<h3>{re.escape(title)}</h3>.*?<script type=\"application/json\">(.*?)</script>", html, re.DOTALL
     )
     assert found is not None
-    traces: list[dict[str, Any]] = json.loads(found[1])["data"]
-    return traces
+    drawn: list[dict[str, Any]] = json.loads(found[1])["data"]
+    return drawn
 
 
 def test_seeds_of_one_experiment_are_averaged(tmp_path: Path) -> None:
@@ -221,3 +224,164 @@ def test_accuracy_is_shown_against_the_bytes_sent(tmp_path: Path) -> None:
     assert lines[0]["x"] == [0.25, 0.5, 0.75, 1.0]
     assert lines[1]["x"] == [1.0, 2.0, 3.0, 4.0]
     assert "bits per parameter" in comparison.page()
+
+
+# --- against a key --------------------------------------------------------------------------------------------------
+
+
+def swept(folder: Path, name: str, settings: str, bests: list[float]) -> list[Traded]:
+    """Return runs of one point, a seed each, as the page of `method.clip` reads them."""
+    return [traded(run, "method.clip") for run in seeds(folder, name, bests, settings=settings)]
+
+
+def test_a_page_of_a_key_has_a_line_for_each_combination_of_the_other_settings(tmp_path: Path) -> None:
+    """One mean over the other axis, methods included, said of neither method what a clip does."""
+    runs = [
+        run
+        for name, sign in (("uldp-avg", 1), ("uldp-sgd", -1))
+        for rounds in (10, 20)
+        for clip in ("0.5", "1.0")
+        for run in swept(
+            tmp_path,
+            f"{name}-{rounds}-{clip}",
+            f"rounds = {rounds}\n[method]\nname = '{name}'\nclip = {clip}\n",
+            [0.5 + sign * float(clip) * rounds / 100, 0.5],
+        )
+    ]
+    html = page(runs, "method.clip")
+    lines = {one["name"]: one for one in traces(html, "test accuracy against method.clip")}
+    assert list(lines) == [
+        f"method.name={name}, rounds={rounds}" for name in ("uldp-avg", "uldp-sgd") for rounds in (10, 20)
+    ]
+    for label, drawn in lines.items():
+        assert drawn["x"] == ["0.5", "1.0"]
+        for clip, mean in zip(drawn["x"], drawn["y"], strict=True):
+            of_line = [
+                run.metrics["accuracy"]
+                for run, own in zip(runs, line_labels(runs, "method.clip"), strict=True)
+                if own == label and run.value == clip
+            ]
+            assert len(of_line) == 2
+            assert mean == pytest.approx(statistics.fmean(of_line), rel=1e-12)
+    assert len({(one["line"]["color"], one["line"]["dash"]) for one in lines.values()}) == 4
+    assert html.count("One line for each combination of the other settings") == 3
+    assert "<th>other settings</th>" in re.sub(r"<th [^>]*>", "<th>", html)
+
+
+def test_a_page_of_one_key_has_one_line_over_seeds(tmp_path: Path) -> None:
+    runs = [
+        run
+        for clip in ("1.0", "0.5", "10.0")
+        for run in swept(tmp_path, f"avg-{clip}", f"[method]\nclip = {clip}\n", [0.5, float(clip) / 20])
+    ]
+    html = page(runs, "method.clip")
+    (drawn,) = traces(html, "test accuracy against method.clip")
+    assert (drawn["name"], drawn["x"]) == ("test accuracy", ["0.5", "1.0", "10.0"])
+    assert "other settings" not in html
+
+
+@pytest.mark.parametrize(
+    ("key", "documents", "labels"),
+    [
+        pytest.param(
+            "local.batch_size",
+            [
+                "[local]\nbatch_size = 8\n[trainer]\nname = 'span'",
+                "[local]\nbatch_size = 64\n[trainer]\nname = 'loop'",
+            ],
+            ["", ""],
+            id="a trainer that the run chose",
+        ),
+        pytest.param(
+            "local.batch_size",
+            [
+                f"[local]\nbatch_size = {size}\n[trainer]\nname = '{name}'"
+                for name in ("loop", "vmap")
+                for size in (8, 64)
+            ],
+            ["trainer.name=loop", "trainer.name=loop", "trainer.name=vmap", "trainer.name=vmap"],
+            id="a trainer that is swept",
+        ),
+        pytest.param(
+            "method.name",
+            ["[method]\nname = 'uldp-avg'", "[method]\nname = 'uldp-avg-w'\npower = 1.0"],
+            ["", ""],
+            id="keys that a method brings",
+        ),
+        pytest.param(
+            "method.name",
+            ["[method]\nname = 'uldp-sgd'", "[method]\nname = 'uldp-avg'\n[local]\nepochs = 2"],
+            ["", ""],
+            id="local training that a method brings",
+        ),
+        pytest.param(
+            "method.name",
+            ["[method]\nname = 'uldp-avg'\nclip = 0.5", "[method]\nname = 'uldp-avg-w'\nclip = 1.0"],
+            ["method.clip=0.5", "method.clip=1.0"],
+            id="another value of a key of both methods",
+        ),
+        pytest.param(
+            "data.allocation.law",
+            [
+                "[data]\nname = 'digits'",
+                "[data.allocation]\nlaw = 'uniform'\nmain_share = 0.8\n[data]\nname = 'digits'",
+            ],
+            ["", ""],
+            id="a table that is left out",
+        ),
+        pytest.param(
+            "rounds",
+            ["rounds = 1", "rounds = 2\n[server.average]\nname = 'tail'"],
+            ["no server.average.name", "server.average.name=tail"],
+            id="a table that one run alone has",
+        ),
+        pytest.param(
+            "method.clip",
+            ["[method]\nclip = 0.5", "[method]\nclip = 1.0\nlattice = 'Z1'"],
+            ["no method.lattice", "method.lattice=Z1"],
+            id="a key that one run alone has",
+        ),
+        pytest.param(
+            "seed",
+            ["[method]\nclip = 0.5", "[method]\nclip = 1.0"],
+            ["method.clip=0.5", "method.clip=1.0"],
+            id="seeds",
+        ),
+    ],
+)
+def test_what_follows_from_the_key_makes_no_line_of_its_own(
+    key: str, documents: list[str], labels: list[str], tmp_path: Path
+) -> None:
+    runs = [
+        traded(write_run(tmp_path / str(number), name=f"run-{number}", settings=f"{text}\n"), key)
+        for number, text in enumerate(documents)
+    ]
+    assert line_labels(runs, key) == labels
+    assert page(runs, key)
+
+
+def test_a_key_that_a_run_leaves_out_with_its_table_is_drawn_as_left_out(tmp_path: Path) -> None:
+    """A sweep over data.allocation.law=zipf,uniform ran to its end and was then refused its page: zipf is left out."""
+    usual = write_run(tmp_path / "0", name="a", settings="[data]\nname = 'digits'\n")
+    other = write_run(
+        tmp_path / "1", name="b", settings="[data]\nname = 'digits'\nallocation.law = 'uniform'\n"
+    )
+    written = write_tradeoff([usual, other, usual], "data.allocation.law", tmp_path / "page.html")
+    (drawn,) = traces(written.read_text(), "test accuracy against data.allocation.law")
+    assert drawn["x"] == ["left out", "uniform"]
+    for folders, key in (
+        ([usual], "data.allocation.law"),
+        ([usual, other], "data.n_silos"),
+        ([usual, other], "no"),
+    ):
+        with pytest.raises(RunFolderError, match=rf"no key {key}"):
+            write_tradeoff(folders, key, tmp_path / "page.html")
+
+
+def test_a_smaller_error_is_better_and_runs_may_have_other_metrics() -> None:
+    runs = [
+        Traded(run=name, value=name, metrics=metrics, seconds=1.0, mebibytes=None)
+        for name, metrics in (("a", {"mae": 1.0}), ("b", {"mae": 2.0}), ("c", {"auc": 0.5}))
+    ]
+    assert [run.run for run in front(runs, "mae", "seconds")] == ["a"]
+    assert "Not beaten: a (rounds = a)" in page(runs, "rounds")

@@ -75,8 +75,9 @@ Clipping = Annotated[
 ]
 _NOISE = (
     'sigma; `"calibrated"` finds the smallest one for which the accountant meets `privacy.epsilon`, `"closed-form"` '
-    "takes it from the theorems of DP-Fed-LS or from Remark 1 of ParaAegis; with `noise_decay`, the noise of the first "
-    "round is raised so that the whole run meets the target"
+    'takes it from the theorems of DP-Fed-LS or, with `calibration = "as-published"`, from Remark 1 of ParaAegis, and '
+    "is refused by all other methods; with `noise_decay`, the noise of the first round is raised so that the whole run "
+    "meets the target"
 )
 Noise = Annotated[
     float, Field(ge=0, allow_inf_nan=False, description=_NOISE), found("calibrated", "closed-form")

@@ -69,7 +69,8 @@ class PrivateWeighting(ProtectionStage):
     """The server learns the sum weighted by n_su / N_u, and nobody a count that is not its own (ULDP-FL, Protocol 1).
 
     Attributes:
-        n_max: N_max, the largest number of records of a user that counts; a silo counts at most N_max / |S| of them.
+        n_max: N_max, the largest number of records of a user that counts; a silo counts at most N_max / |S| of
+            them, so it is |S| or more.
         cipher: "paillier", or "rlwe" (ring-LWE) for models of many parameters and a small N_max.
         key_bits: size of a Paillier modulus.
         private_sampling: users are sampled by oblivious transfer, so that the server does not learn who was drawn.

@@ -129,7 +129,7 @@ def _pairs(
     """Algorithms 3 and 4, each pair weighted 1/|S|."""
     bound = bound_of(clip)
     return Method(
-        name="uldp-avg",
+        name="uldp-sgd" if local.one_gradient else "uldp-avg",
         contribution=SiloUserContribution(),
         sampler=PoissonUsers(rate=user_sampling_rate) if user_sampling_rate < 1 else Everyone(),
         local=local,
@@ -148,7 +148,7 @@ def uldp_sgd(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None)
 
     The guarantee is that of uldp-avg.
     """
-    return streamed(replace(pairs, name="uldp-sgd"), correlated, rounds)
+    return streamed(pairs, correlated, rounds)
 
 
 @variant_of(uldp_sgd)

@@ -18,7 +18,7 @@ from fedveil.report import comparison_plots
 from fedveil.report.document import PRIVATE, Section, document, figures, joined, notice, table, write_document
 from fedveil.report.drawing import Curve, show, show_delta, show_epsilon, words
 from fedveil.report.run_data import RunData, load_run
-from fedveil.report.variant import ComparisonRow, Spread, Variant
+from fedveil.report.variant import ComparisonRow, Spread, Variant, settings_of
 
 _OF_ONE_RUN: Final = (
     "ε is that of one run (one seed) of the variant, whose privacy.json has the whole statement. All these runs on the "
@@ -190,7 +190,7 @@ def _variants(runs: Sequence[RunData]) -> tuple[Variant, ...]:
     """Group runs by experiment; variants of one name are told apart by the settings in which they differ."""
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[RunData]] = {}
     for run in runs:
-        settings = tuple(sorted(_settings(run.experiment).items()))
+        settings = tuple(sorted(settings_of(run.experiment).items()))
         groups.setdefault((run.variant, settings), []).append(run)
     variants: list[Variant] = []
     for (name, settings), members in groups.items():
@@ -203,21 +203,6 @@ def _variants(runs: Sequence[RunData]) -> tuple[Variant, ...]:
         label = f"{name} ({', '.join(parts)})" if parts else name
         variants.append(Variant(label=label, runs=tuple(members), colour=len(variants)))
     return tuple(variants)
-
-
-def _settings(experiment: JsonObject, path: str = "") -> dict[str, str]:
-    """Every setting by its dotted key, but for the experiment's name and all seeds."""
-    settings: dict[str, str] = {}
-    for key, value in experiment.items():
-        if key == "seed" or f"{path}{key}" == "name":
-            continue
-        if key == "insecure_seed":  # its value is a seed, but its presence changes the guarantee
-            settings[f"{path}{key}"] = "given"
-        elif isinstance(value, Mapping):
-            settings |= _settings(value, f"{path}{key}.")
-        else:
-            settings[f"{path}{key}"] = str(value)
-    return settings
 
 
 def _warnings(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:

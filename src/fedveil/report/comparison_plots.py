@@ -1,11 +1,23 @@
 """The plots that lay runs beside one another: variants, planned budgets, and the values of a swept key."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import plotly.graph_objects as go
 
-from fedveil.report.drawing import Curve, Plot, band, blank, endings, label_text, line, log_y, show, words
+from fedveil.report.drawing import (
+    Curve,
+    Plot,
+    band,
+    blank,
+    dash_of,
+    endings,
+    label_text,
+    line,
+    log_y,
+    show,
+    words,
+)
 
 
 def compared_by_round(curves: Sequence[Curve], metric: str) -> Plot:
@@ -87,13 +99,35 @@ def planned(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", "log
     )
 
 
-def against_key(points: Sequence[tuple[str, float]], key: str, y: str) -> Plot:
-    """What one measure does as a key is swept: its mean at every value."""
+def against_key(
+    lines: Mapping[str, Sequence[tuple[str, float]]], values: Sequence[str], key: str, y: str
+) -> Plot:
+    """One measure against a swept key: its mean at every value, one line for each combination of the other settings.
+
+    Args:
+        lines: the points (value of the key, mean) of each line, by label; a line without points keeps its colour.
+        values: all values of the key, in their order on the axis.
+        key: the swept key.
+        y: what is measured.
+    """
     figure = blank(x=key, y=y)
-    line(figure, 0, name=y, points=[(label_text(value), mean) for value, mean in points])
-    figure.update_traces(mode="lines+markers").update_xaxes(type="category")
-    alt = f"A line from {show(points[0][1])} at {points[0][0]} to {show(points[-1][1])} at {points[-1][0]}."
-    return Plot(figure=figure, title=f"{y} against {key}", alt=alt, caption="Mean over runs of one value.")
+    drawn = [(index, label, points) for index, (label, points) in enumerate(lines.items()) if points]
+    for index, label, points in drawn:
+        shown = [(label_text(value), mean) for value, mean in points]
+        line(figure, index, name=label or y, points=shown, dash=dash_of(index))
+    figure.update_traces(mode="lines+markers")
+    figure.update_xaxes(
+        type="category", categoryorder="array", categoryarray=[label_text(one) for one in values]
+    )
+    alt = " ".join(
+        f"A line{f' ({label})' if label else ''} from {show(points[0][1])} at {points[0][0]}"
+        f" to {show(points[-1][1])} at {points[-1][0]}."
+        for _, label, points in drawn
+    )
+    caption = "Mean over runs that differ in their seeds alone."
+    if len(drawn) > 1:
+        caption = f"One line for each combination of the other settings. {caption}"
+    return Plot(figure=figure, title=f"{y} against {key}", alt=alt, caption=caption)
 
 
 def pareto(points: Sequence[tuple[float, float, str, bool]], *, x: str, y: str) -> Plot:

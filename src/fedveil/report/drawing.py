@@ -164,6 +164,11 @@ def line(
     )
 
 
+def dash_of(index: int) -> str:
+    """Return the dash of a line: lines beyond the palette repeat its colours in another dash."""
+    return DASHES[(index // len(PALETTE)) % len(DASHES)]
+
+
 def ribbon(
     figure: go.Figure,
     index: int,
@@ -198,8 +203,7 @@ def band(figure: go.Figure, curve: Curve) -> None:
         around = zip(points, curve.std, strict=True)
         edges = [(x, mean - std, mean + std) for (x, mean), std in around]
         ribbon(figure, curve.colour, name=None, points=edges, opacity=0.16)
-    dash = DASHES[(curve.colour // len(PALETTE)) % len(DASHES)]
-    line(figure, curve.colour, name=curve.label, points=points, dash=dash)
+    line(figure, curve.colour, name=curve.label, points=points, dash=dash_of(curve.colour))
 
 
 def endings(curves: Sequence[Curve]) -> str:

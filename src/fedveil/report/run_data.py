@@ -34,7 +34,7 @@ _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 EVEN = 0.7
 """Accuracy of always giving the same answer beyond which accuracy does not lead."""
 
-_BETTER = {"accuracy": 1, "balanced_accuracy": 1, "auc": 1, "c_index": 1, "r2": 1, "mae": -1, "loss": -1}
+DIRECTION = {"accuracy": 1, "balanced_accuracy": 1, "auc": 1, "c_index": 1, "r2": 1, "mae": -1, "loss": -1}
 """Whether more of a metric is better (1) or less (-1)."""
 
 _RELEASES = ("statistics.toml", "inference.toml")
@@ -93,9 +93,9 @@ class RunData:
         """Return whether the last evaluated model beats the best constant answer; None where nobody can say."""
         last = next((row.test[metric] for row in reversed(self.rounds) if metric in row.test), math.nan)
         constant = self.baseline.get(metric, math.nan)
-        if metric not in _BETTER or math.isnan(last) or math.isnan(constant):
+        if metric not in DIRECTION or math.isnan(last) or math.isnan(constant):
             return None
-        return _BETTER[metric] * (last - constant) > 0
+        return DIRECTION[metric] * (last - constant) > 0
 
 
 def load_run(folder: Path) -> RunData:

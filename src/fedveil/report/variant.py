@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from fedveil.engine.run_folder.documents import RoundRow
+from fedveil.engine.run_folder.documents import JsonObject, RoundRow
 from fedveil.privacy.claims import Role
 from fedveil.privacy.statement import Statement
 from fedveil.report.drawing import Curve, show
@@ -157,6 +157,21 @@ class Variant:
             adjacency=statements[0].adjacency.value,
             accountant=statements[0].accountant,
         )
+
+
+def settings_of(experiment: JsonObject, path: str = "") -> dict[str, str]:
+    """Return every setting by its dotted key, without the experiment's name and all seeds."""
+    settings: dict[str, str] = {}
+    for key, value in experiment.items():
+        if key == "seed" or f"{path}{key}" == "name":
+            continue
+        if key == "insecure_seed":  # its value is a seed, but its presence changes the guarantee
+            settings[f"{path}{key}"] = "given"
+        elif isinstance(value, Mapping):
+            settings |= settings_of(value, f"{path}{key}.")
+        else:
+            settings[f"{path}{key}"] = str(value)
+    return settings
 
 
 def _to_server(statement: Statement) -> float:

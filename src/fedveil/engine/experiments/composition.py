@@ -201,8 +201,9 @@ class Composition:
         check_beside(self.beside, guarantee)
         refuse_shared(experiment.privacy, guarantee.against(_counted(method)))
         others = other_documents(experiment.privacy, guarantee.adjacency)
-        accountant = make_accountant(experiment.privacy.accountant, guarantee.adjacency)
-        budget = Budget(epsilon=epsilon, delta=experiment.privacy.delta, accountant=accountant)
+        budget = Budget(
+            epsilon=epsilon, delta=experiment.privacy.delta, accountant=self.accountant(guarantee)
+        )
 
         def spent(noise_multiplier: float) -> float:
             method = self.method(noise_multiplier)
