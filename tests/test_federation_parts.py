@@ -291,13 +291,16 @@ def test_whether_training_has_ended_by_its_budget_is_asked_of_every_charge(
     event = GaussianEvent(noise_multiplier=2.0)
     run = SimpleNamespace(
         evaluation="asked for",
+        before=(),
+        after=(),
+        beside=(),
         experiment=SimpleNamespace(rounds=10, name="run"),
         guarantee=SimpleNamespace(unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE),
         agreed=SimpleNamespace(repeats=repeats),
     )
     given: list[int] = []
     monkeypatch.setattr(
-        "fedveil.federation.parts_due.over_budget", lambda _, number, charges: given.append(charges)
+        "fedveil.federation.parts_due.over_budget", lambda _, number, charges, beside: given.append(charges)
     )
     monkeypatch.setattr(RunFolder, "read_checkpoint", lambda _: SimpleNamespace(round=2))
     charged = [(1, 0), (2, 0)] if repeats else [(1, 0), (1, 1), (2, 0), (2, 1)]

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from fedveil.commands.options import OUT, Json, grouped, tell
-from fedveil.console import print_json, rows_table
+from fedveil.console import delta_text, print_json, rows_table
 from fedveil.engine.planning import Plan, PlanTable, plan_rows, ratio_rows, read_over, travel_rows
 from fedveil.report.plan import write_plan
 
@@ -36,6 +36,12 @@ class Planned:
         list[float] | None, typer.Option("--rate", help="user sampling rate q; may be repeated")
     ] = None
     delta: Annotated[float, typer.Option(min=0, max=1)] = 1e-5
+    allow_large_delta: Annotated[
+        bool,
+        typer.Option(
+            "--allow-large-delta", help="plan a delta of 1 / |U| or more, which protects nobody in particular"
+        ),
+    ] = False
     epsilon: Annotated[
         float | None,
         typer.Option(help="target: find the least sigma for the rounds, or the most rounds for --sigma"),
@@ -88,15 +94,17 @@ def plan_command(
 ) -> None:
     """Calculate what each method would guarantee, from public numbers alone: sigma, epsilon, rounds."""
     planned = asked.plan
+    title = f"{asked.n_users} users, {asked.n_silos} silos"
+    at_delta = f"delta {delta_text(asked.delta, asked.n_users)}"
     if over is not None:
         key, values = read_over(over)
-        title = f"{asked.n_users} users, {asked.n_silos} silos, {parameters} parameters"
+        title += f", {parameters} parameters"
         if key == "ratio":
             found = ratio_rows(asked.n_silos, parameters, values)
             tell(as_json, {"rows": found}, rows_table(found, title=title))
             return
         travel = travel_rows(planned, parameters, [int(value) for value in values])
-        title += f", epsilon {asked.epsilon}, delta {asked.delta:g}"
+        title += f", epsilon {asked.epsilon}, {at_delta}"
         tell(as_json, {"rows": travel.rows, "refused": travel.refused}, rows_table(travel.rows, title=title))
         if not as_json:
             _print_refused(travel)
@@ -111,11 +119,7 @@ def plan_command(
     _print_refused(table)
     keys = ("method", "noise_multiplier", "sampling_rate", "accountant")
     last = {tuple(row[key] for key in keys): row for row in rows}  # rows of more rounds come later
-    OUT.print(
-        rows_table(
-            last.values(), title=f"{asked.n_users} users, {asked.n_silos} silos, delta {asked.delta:g}"
-        )
-    )
+    OUT.print(rows_table(last.values(), title=f"{title}, {at_delta}"))
     OUT.print(f"table and plot over the rounds: {write_plan(rows, page, table.refused)}")
 
 

@@ -26,7 +26,7 @@ from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.travel import noise_to_travel, rounds_by_rule, step_by_rule
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
-from fedveil.privacy.accountant import Accountant
+from fedveil.privacy.accountant import Accountant, explain_large_delta, is_large_delta
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds
 from fedveil.privacy.events import Event, SelfComposedEvent
@@ -52,6 +52,7 @@ class Plan:
         colluding_silos: so many silos together have the noise of the guarantee against them.
         accountant: its name.
         client_sampling_rates: values of tau, the share of the clients in a round of dp-fed; a client is a user.
+        allow_large_delta: whether delta may be 1 / n_users or more.
     """
 
     n_users: int
@@ -68,6 +69,7 @@ class Plan:
     colluding_silos: int
     accountant: str
     client_sampling_rates: tuple[float, ...] = ()
+    allow_large_delta: bool = False
 
     def __post_init__(self) -> None:
         make_accountant(self.accountant)
@@ -75,6 +77,10 @@ class Plan:
             raise ConfigError(f"epsilon = {self.epsilon}: a target must be above 0 and finite")
         if not 0 < self.delta < 1:
             raise ConfigError(f"delta = {self.delta}: must be above 0 and below 1")
+        if is_large_delta(self.delta, self.n_users) and not self.allow_large_delta:
+            raise ConfigError(
+                f"{explain_large_delta(self.delta, self.n_users)}, or, to plan it all the same, --allow-large-delta"
+            )
         for sigma in self.noise_multipliers:
             if not 0 <= sigma < math.inf:
                 raise ConfigError(f"sigma = {sigma}: a finite number >= 0 is needed")

@@ -17,7 +17,8 @@ from fedveil.engine.releases.preprocessing import (
     write_preprocessed,
 )
 from fedveil.engine.releases.release import Release, noisy_sum
-from fedveil.engine.releases.side_releases import Charged, charge, spent_of
+from fedveil.engine.releases.side_releases import charge
+from fedveil.engine.run_budget import release_over_budget
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import BudgetError
@@ -51,7 +52,7 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
         made: NoisySums = () if found is None else found.made
         while len(made) < len(planned.releases):
             due = planned.releases[len(made)]
-            _check_budget(prepared, due, spent_of(ledger, asked.name, prepared.beside))
+            _check_budget(prepared, folder, ledger, due)
             charge(ledger, asked.name, [due], repeats=not prepared.secure)
             table, privacy = _records(prepared, planned, len(made)), asked.privacy.randomness()
             made = (*made, noisy_sum(planned.release(made), table, privacy))
@@ -60,13 +61,12 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
     return prepared
 
 
-def _check_budget(prepared: Prepared, due: Release, spent: Charged) -> None:
-    again = [one for one in spent.beside if prepared.secure and one.name == due.name][:1]
-    needed = prepared.over_budget(1, (*spent.with_due(prepared.beside), *again))
+def _check_budget(prepared: Prepared, folder: RunFolder, ledger: Ledger, due: Release) -> None:
+    needed = release_over_budget(prepared, folder, ledger, repeatable=not prepared.secure, trains=True)
     if needed is not None:
         raise BudgetError(
-            f"{due.name}, what is due after it and one round would bring epsilon to {show_epsilon(needed)}, above the "
-            f"budget of {prepared.experiment.privacy.budget:g}"
+            f"{due.name}, what is due after it and one more round would bring epsilon to {show_epsilon(needed)}, above "
+            f"the budget of {prepared.experiment.privacy.budget:g}"
         )
 
 
