@@ -597,3 +597,18 @@ def test_a_round_leaves_room_for_an_evaluation_that_is_charged_and_not_made(tmp_
     assert outcome.evaluated is not None
     assert outcome.statement.epsilon is not None
     assert outcome.statement.epsilon <= budget
+
+
+def test_what_training_has_begun_on_is_not_released_again_though_the_budget_has_room(tmp_path: Path) -> None:
+    """Fresh noise gives another schema: the folder's records would not be these, which was seen after the charge."""
+    tables(tmp_path)
+    prepared = prepared_in(tmp_path, rounds=4)
+    with pytest.raises(KeyboardInterrupt):
+        run(prepared, tmp_path / "runs", Silent(interrupt_after=2))
+    folder = tmp_path / "runs" / "hospitals"
+    before = read_entries(folder / "ledger.jsonl")
+    for name in LOST:
+        (folder / name).unlink()
+    with pytest.raises(RunFolderError, match=r"preprocessing\.json is lost, .* Nothing was charged"):
+        resume(folder, Silent())
+    assert read_entries(folder / "ledger.jsonl") == before

@@ -45,13 +45,14 @@ def reserved_releases(
 
 
 def release_over_budget(
-    prepared: Prepared, folder: RunFolder, ledger: Ledger, *, repeatable: bool, trains: bool
+    prepared: Prepared, folder: RunFolder, ledger: Ledger, *, repeatable: bool, round_repeatable: bool | None
 ) -> float | None:
     """Return the epsilon that a run needs for its next release beside the rounds if it exceeds the budget; else None.
 
     Args:
-        prepared, folder, ledger, repeatable: as of :func:`reserved_releases`; of a round ``repeatable`` means the same.
-        trains: whether rounds follow. Room for one is reserved then: without it the release would serve nothing.
+        prepared, folder, ledger, repeatable: as of :func:`reserved_releases`.
+        round_repeatable: the same of the next round, for which room is reserved: without it the release would serve
+            nothing. None: no round follows.
     """
     if prepared.experiment.privacy.budget is None:
         return None
@@ -59,8 +60,8 @@ def release_over_budget(
     charged = Counter(entry.round for entry in ledger.entries if entry.run == name)
     checkpoint = folder.read_checkpoint()
     rounds, charges = 0 if checkpoint is None else checkpoint.round, charged.total()
-    if trains and rounds < prepared.experiment.rounds:
+    if round_repeatable is not None and rounds < prepared.experiment.rounds:
         rounds += 1
-        charges += not (repeatable and charged[rounds])
+        charges += not (round_repeatable and charged[rounds])
     beside = reserved_releases(prepared, folder, ledger, repeatable=repeatable)
     return prepared.over_budget(rounds, beside, max(0, charges - rounds))

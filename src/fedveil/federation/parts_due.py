@@ -127,7 +127,8 @@ def _refusal(prepared: Prepared, folder: RunFolder, ledger: Ledger, name: str, *
 
     A coordinator charges each of them once: silos repeat a release that is asked for again, or it is not asked for.
     """
-    needed = release_over_budget(prepared, folder, ledger, repeatable=True, trains=trains)
+    round_repeatable = prepared.agreed.repeats if trains else None
+    needed = release_over_budget(prepared, folder, ledger, repeatable=True, round_repeatable=round_repeatable)
     if needed is None:
         return None
     budget = prepared.experiment.privacy.budget

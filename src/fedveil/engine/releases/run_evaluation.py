@@ -60,7 +60,8 @@ def release_evaluation(
     evaluation, experiment = prepared.evaluation, prepared.experiment
     if evaluation is None or read_evaluated(folder.path) is not None:
         return None
-    needed = release_over_budget(prepared, folder, ledger, repeatable=not prepared.secure, trains=False)
+    repeatable = not prepared.secure
+    needed = release_over_budget(prepared, folder, ledger, repeatable=repeatable, round_repeatable=None)
     if needed is not None:
         return (
             f"the evaluation would bring epsilon to {show_epsilon(needed)}, above the budget of "
