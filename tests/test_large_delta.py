@@ -20,6 +20,7 @@ from fedveil.report.compare import compare
 from fedveil.report.document import statement_claim
 from tests.report_folders import statement, write_run
 from tests.runs import experiment
+from tests.test_python import train
 from tests.test_releases import refusal
 
 REFUSED = r"privacy\.delta = 0\.05 is not below 1 / n_users = 1 / 20: .*privacy\.allow_large_delta = true"
@@ -87,3 +88,14 @@ def test_no_page_shows_such_a_statement_as_good(delta: float, is_good: bool, tmp
     (folders[0] / "privacy.json").write_text(json.dumps(stated(delta).to_json()))
     page = compare(folders).page()
     assert ("δ is not below one over the number of units" in page) != is_good
+
+
+def test_python_refuses_it_too_and_a_result_that_is_allowed_says_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"privacy\.delta = 0\.5 is not below 1 / n_users.*in Python: settings"
+    ):
+        train(tmp_path, delta=0.5)
+    assert list(tmp_path.iterdir()) == []
+    found = train(tmp_path, delta=0.5, settings={"privacy": {"allow_large_delta": True}})
+    assert "delta=0.5 not below 1/" in repr(found)
+    assert any(sentence.startswith("Warning: delta = 0.5") for sentence in found.statement.sentences())
