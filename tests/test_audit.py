@@ -243,6 +243,7 @@ def test_users_without_records_are_canaries_too_so_that_no_refusal_counts_them(t
         tmp_path,
         data={"n_users": 2000, "allocation": {"law": "zipf"}, "n_silos": 2},
         method={"name": "uldp-avg", "client_sampling_rate": None},
+        privacy={"delta": 1e-4},
         rounds=1,
     )
     prepared = prepare(RunFolder.open(folder)[1])

@@ -1,6 +1,7 @@
 """Calibrated values meet their target, and barely."""
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -106,7 +107,9 @@ def test_any_event_can_be_calibrated() -> None:
 def test_impossible_targets_are_refused() -> None:
     nothing = Budget(epsilon=0.0, delta=1e-9, accountant=RdpAccountant())
     small = Budget(epsilon=0.5, delta=DELTA, accountant=RdpAccountant())
-    with pytest.raises(BudgetError, match="larger epsilon or fewer rounds"):
+    with pytest.raises(
+        BudgetError, match=r"met by no noise multiplier: at .* epsilon is 0\.26 .*larger epsilon or delta"
+    ):
         calibrate_noise(lambda s: gaussian_rounds(10, s), nothing)
 
     def drawn(sigma: float) -> Event:
@@ -114,7 +117,9 @@ def test_impossible_targets_are_refused() -> None:
             raise PrivacyError("off the grid")
         return gaussian_rounds(10, sigma)
 
-    with pytest.raises(BudgetError, match=r"epsilon 0\.001 .* more than can be drawn .*fewer rounds"):
+    with pytest.raises(
+        BudgetError, match=r"epsilon 0\.001 .* needs a noise .* than the 100 that .*fewer rounds"
+    ):
         calibrate_noise(drawn, Budget(epsilon=1e-3, delta=DELTA))
     with pytest.raises(BudgetError, match="one round costs epsilon inf"):
         calibrate_rounds(NoGuarantee(reason="no noise"), nothing)
@@ -185,3 +190,88 @@ def test_calibration_counts_the_grid() -> None:
     spent = PldAccountant().epsilon(gaussian_rounds(3, on_grid), DELTA * math.exp(-0.2))
     assert spent == pytest.approx(0.8, rel=1e-3)
     assert on_grid > 1.2 * continuous
+
+
+GRID = [
+    (rounds, epsilon, delta, rate)
+    for rounds in (1, 300, 1000, 5000, 100_000)
+    for epsilon in (0.05, 0.1, 0.5, 1.0, 8.0)
+    for delta in (1e-4, 1e-5, 1e-9)
+    for rate in ((1.0, 0.1) if rounds * delta == 0.01 else (1.0,))
+]
+
+
+@pytest.mark.parametrize("drawn", [1.0 + 1e-3, 1.3, 50.0], ids=["barely", "more", "much-more"])
+def test_whatever_is_feasible_is_found_whatever_lies_beyond_what_can_be_computed(drawn: float) -> None:
+    """A noise that cannot be drawn says nothing of smaller noise: 1,000 rounds at epsilon 0.1 need about 972."""
+    for rounds, target, delta, rate in GRID:
+        least = halved(lambda z: gaussian_delta(math.sqrt(rounds) / z, target) <= delta)  # noqa: B023
+        if rate < 1 and drawn != 1.3:
+            continue
+        limit, floor = least * drawn, least * (0.9 if drawn > 2 else 1e-3)
+
+        def epsilon(z: float) -> float:
+            if not floor <= z <= limit:  # noqa: B023
+                raise PrivacyError("cannot be computed")
+            return budget.accountant.epsilon(gaussian_rounds(rounds, z, rate=rate), budget.delta)  # noqa: B023
+
+        budget = Budget(epsilon=target, delta=delta)
+        noise = least_noise(epsilon, budget)
+        assert epsilon(noise) <= target < epsilon(noise * 0.99)
+        assert rate < 1 or noise == pytest.approx(least, rel=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "target", "name"), [(1000, 0.1, "pld"), (300, 0.05, "pld"), (1000, 0.5, "rdp")]
+)
+def test_a_refused_budget_states_the_noise_that_it_needs(rounds: int, target: float, name: str) -> None:
+    budget = Budget(epsilon=target, delta=DELTA, accountant=make_accountant(name))
+
+    def drawn(z: float) -> float:
+        if z > 100.0:
+            raise PrivacyError("cannot be drawn")
+        return budget.accountant.epsilon(gaussian_rounds(rounds, z), DELTA)
+
+    needed = calibrate_noise(lambda z: gaussian_rounds(rounds, z), budget)
+    with pytest.raises(BudgetError, match=r"more than the 100 that can be drawn exactly") as refused:
+        least_noise(drawn, budget)
+    (said,) = re.findall(r"multiplier of about (\S+) ", str(refused.value))
+    assert float(said) == pytest.approx(needed, rel=0.01)
+
+
+def test_a_number_that_no_noise_has_is_refused_as_it_was() -> None:
+    def never(z: float) -> float:
+        raise PrivacyError(f"no number at {z:g}")
+
+    with pytest.raises(PrivacyError, match=r"no number at 1$"):
+        least_noise(never, Budget(epsilon=1.0, delta=DELTA))
+    with pytest.raises(BudgetError, match="give a finite epsilon"):
+        least_noise(lambda z: 1 / z, Budget(epsilon=math.inf, delta=DELTA))
+
+
+def test_an_epsilon_of_zero_does_not_slow_the_search() -> None:
+    """Noise 0.31 meets epsilon 1, noise 0.5 spends nothing: the logarithm of epsilon has no slope to follow."""
+    asked = []
+
+    def epsilon(z: float) -> float:
+        asked.append(z)
+        return max(0.0, 50.0 * (0.33 - z))
+
+    found = least_noise(epsilon, Budget(epsilon=1.0, delta=0.9))
+    assert found == pytest.approx(0.31, rel=2e-4)
+    assert len(asked) < 35
+
+
+def test_rounds_that_cannot_be_counted_do_not_refuse_those_that_can() -> None:
+    """At delta 3e-12 the accountant counts just below 2,000 sampled rounds; a search by doubling passes that number."""
+    event = PoissonSampledEvent(rate=0.01, event=GaussianEvent(noise_multiplier=100.0))
+    budget = Budget(epsilon=1.0, delta=3e-12)
+
+    def epsilon(rounds: int) -> float:
+        return budget.accountant.epsilon(SelfComposedEvent(event=event, count=rounds), budget.delta)
+
+    rounds = calibrate_rounds(event, budget)
+    assert rounds > 1900
+    assert epsilon(rounds) <= 1.0 < epsilon(rounds + 1)
+    with pytest.raises(PrivacyError, match="numerical error"):
+        epsilon(2048)

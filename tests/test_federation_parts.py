@@ -28,6 +28,7 @@ from fedveil.flower.founding.joining import DraftedPolicy
 from fedveil.flower.founding.provisioning import provision
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.silo_host.guard import open_silo
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.protection.refusals import Code
@@ -291,13 +292,16 @@ def test_whether_training_has_ended_by_its_budget_is_asked_of_every_charge(
     event = GaussianEvent(noise_multiplier=2.0)
     run = SimpleNamespace(
         evaluation="asked for",
+        before=(),
+        after=(),
+        beside=(),
         experiment=SimpleNamespace(rounds=10, name="run"),
         guarantee=SimpleNamespace(unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE),
         agreed=SimpleNamespace(repeats=repeats),
     )
     given: list[int] = []
     monkeypatch.setattr(
-        "fedveil.federation.parts_due.over_budget", lambda _, number, charges: given.append(charges)
+        "fedveil.federation.parts_due.over_budget", lambda _, number, charges, beside: given.append(charges)
     )
     monkeypatch.setattr(RunFolder, "read_checkpoint", lambda _: SimpleNamespace(round=2))
     charged = [(1, 0), (2, 0)] if repeats else [(1, 0), (1, 1), (2, 0), (2, 1)]
@@ -307,3 +311,27 @@ def test_whether_training_has_ended_by_its_budget_is_asked_of_every_charge(
                 ledger.charge(run="run", round=number, attempt=attempt, event=event)
         assert not has_trained(cast(Any, run), RunFolder(tmp_path))
     assert given == asked
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_release_is_asked_for_only_where_what_the_coordinators_ledger_has_leaves_room(
+    tmp_path: Path, room: bool
+) -> None:
+    """Two rounds are charged and nothing is on disk: the release must fit beside them (round 1 is repeated)."""
+    tables(tmp_path, people=PEOPLE)
+    listed(tmp_path / "schema.toml")
+    plain = prepare(parse(ASKED, "test").anchored(tmp_path))
+    assert plain.agreed.repeats
+    needed = plain.epsilon_with(Role.READER, 1, plain.beside, 1)
+    study = Study(tmp_path, privacy={"budget": needed * (1.001 if room else 0.999)})
+    with Ledger(study.run.path / "ledger.jsonl", unit="user") as ledger:
+        for number in (1, 2):
+            ledger.charge(run="hospitals", round=number, attempt=0, event=plain.guarantee.event)
+    (stopped,) = study.play(parts=1)
+    if room:
+        assert stopped is None
+    else:
+        assert "prep/1, what is due after it and one more round would bring epsilon to" in (stopped or "")
+    charged = [entry.run for entry in read_entries(study.run.path / "ledger.jsonl")]
+    assert charged == ["hospitals", "hospitals", *(["hospitals/prep/1"] if room else [])]
+    assert all(study.charges(silo) == ([("/prep/1", 1)] if room else []) for silo in range(3))

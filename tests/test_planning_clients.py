@@ -1,18 +1,20 @@
 """A plan for sampled clients: closed forms beside the accountants, as in Figure S9 of DP-Fed-LS."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedveil.engine.planning import Plan, plan_rows
-from fedveil.errors import ConfigError
+from fedveil.engine.planning import Plan, PlanTable, plan_rows
+from fedveil.errors import ConfigError, PrivacyError
 from fedveil.report.plan import write_plan
 
 
 def plan(
     sigma: float | None, epsilon: float | None = None, accountant: str = "rdp", rounds: int | None = 30
 ) -> list[dict[str, object]]:
-    rows = plan_rows(
+    table = plan_rows(
         Plan(
             n_users=1000,
             n_silos=1000,
@@ -30,7 +32,7 @@ def plan(
             client_sampling_rates=(0.05,),
         )
     )
-    return [row for row in rows if "dp-fed" in str(row["method"])]
+    return [row for row in table.rows if "dp-fed" in str(row["method"])]
 
 
 @pytest.mark.parametrize(("sampling", "theorem"), [("uniform", "theorem 1"), ("poisson", "theorem 2")])
@@ -84,3 +86,72 @@ def test_a_round_beyond_the_budget_leaves_none() -> None:
 def test_a_plan_finds_one_of_three(sigma: float | None, epsilon: float | None, rounds: int | None) -> None:
     with pytest.raises(ConfigError, match="two of epsilon, rounds and sigma"):
         plan(sigma, epsilon=epsilon, rounds=rounds)
+
+
+def planned(**changes: Any) -> PlanTable:
+    """A plan of the methods of pairs, uldp-naive and uldp-group."""
+    keys: dict[str, Any] = {
+        "n_users": 100,
+        "n_silos": 5,
+        "rounds": 50,
+        "noise_multipliers": (),
+        "sampling_rates": (1.0,),
+        "delta": 1e-5,
+        "epsilon": 1.0,
+        "group_sizes": (),
+        "records_per_silo": 1000,
+        "batch_size": 64,
+        "epochs": 1,
+        "colluding_silos": 0,
+        "accountant": "pld",
+    }
+    return plan_rows(Plan(**keys | changes))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "epsilon", "needed"),
+    [(1000, 0.1, 972.4), (300, 0.05, 1000.7), (5000, 0.5, 497.2), (100_000, 1.0, 1179.8)],
+)
+def test_a_feasible_budget_is_planned_though_more_noise_could_not_be_drawn(
+    rounds: int, epsilon: float, needed: float
+) -> None:
+    found = planned(rounds=rounds, epsilon=epsilon)
+    row = [one for one in found.rows if "uldp-avg" in one["method"]][-1]
+    assert row["rounds"] == rounds
+    assert epsilon * 0.99 < row["epsilon"] <= epsilon
+    assert row["noise_multiplier"] == pytest.approx(needed, rel=2e-3)
+
+
+def test_every_row_of_a_plan_stands_alone() -> None:
+    """uldp-naive needs twice the noise that pairs need, which is more than can be drawn: only its row is refused."""
+    found = planned(rounds=1000, epsilon=0.1)
+    assert {row["method"] for row in found.rows} == {"uldp-sgd, uldp-avg, uldp-avg-w"}
+    (refused,) = found.refused
+    assert (refused["method"], refused["rounds"]) == ("uldp-naive", 1000)
+    assert "needs a noise multiplier of about 194" in refused["reason"]
+    beside = planned(
+        noise_multipliers=(5.0, 1e9), epsilon=None, rounds=10, colluding_silos=0, group_sizes=(2, 10**8)
+    )
+    assert {(row["method"], row["noise_multiplier"]) for row in beside.rows} == {
+        (method, 5.0) for method in ("uldp-sgd, uldp-avg, uldp-avg-w", "uldp-naive", "uldp-group-2")
+    }
+    assert any("group size k = 100000000" in row["reason"] for row in beside.refused)
+    few = planned(noise_multipliers=(50.0,), epsilon=None, rounds=3_000_000, sampling_rates=(0.001,))
+    assert {row["rounds"] for row in few.refused} == {3_000_000}
+    assert len({row["rounds"] for row in few.rows if "uldp-avg" in row["method"]}) == 11
+
+
+def test_a_plan_without_any_row_is_refused_for_the_reasons_of_all() -> None:
+    with pytest.raises(PrivacyError, match=r"no row can be planned: uldp-sgd.*uldp-naive: "):
+        planned(noise_multipliers=(1e9,), epsilon=None)
+    with pytest.raises(ConfigError, match="epsilon = inf: a target must be above 0 and finite"):
+        planned(epsilon=math.inf)
+    with pytest.raises(ConfigError, match="delta = nan: must be above 0 and below 1"):
+        planned(delta=math.nan)
+
+
+def test_the_page_of_a_plan_has_the_refused_rows(tmp_path: Path) -> None:
+    found = planned(rounds=1000, epsilon=0.1)
+    page = write_plan(found.rows, tmp_path / "plan.html", found.refused).read_text(encoding="utf-8")
+    assert "Rows that cannot be planned" in page
+    assert "more than the 1832 that can be drawn exactly" in page

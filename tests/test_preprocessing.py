@@ -29,7 +29,7 @@ from fedveil.population.tables import read_tables
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
-from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.local import LocalStatistic, silo_sums
 from fedveil.statistics.preprocessing import LENGTH, Wanted, quantile_of_lengths, refined
@@ -532,7 +532,83 @@ def test_no_repeat_takes_the_room_of_what_is_still_due(
     monkeypatch.setattr("fedveil.engine.releases.run_preprocessing.noisy_sum", killed)
     with pytest.raises(MemoryError):
         run(prepared, tmp_path / "runs", Silent())
-    with pytest.raises(BudgetError, match="due after it and one round would bring epsilon to"):
+    with pytest.raises(BudgetError, match="due after it and one more round would bring epsilon to"):
         resume(tmp_path / "runs" / "hospitals", Silent())
     charged = read_entries(tmp_path / "runs" / "hospitals" / "ledger.jsonl")
     assert [entry.run for entry in charged] == ["hospitals/prep/1"]
+
+
+LOST = ("preprocessing.json", "schema.toml", "checkpoint/state.safetensors")
+
+
+@pytest.mark.parametrize(("evaluates", "seed"), [(False, None), (True, None), (True, 5)])
+def test_a_lost_release_is_charged_again_only_where_all_that_was_charged_leaves_room(
+    tmp_path: Path, evaluates: bool, seed: int | None
+) -> None:
+    """Two rounds are charged: the reserve is them, another one, and every release that is not on disk."""
+    tables(tmp_path)
+    asked: dict[str, Any] = {"evaluation": {}, "data": {"table": {"test_share": 0.5}}} if evaluates else {}
+    asked["rounds"] = 4
+    plain = prepared_in(tmp_path, **asked)
+    spent = plain.epsilon_with(Role.READER, 2, plain.beside)
+    again = (*plain.beside, *plain.before)
+    needed = plain.epsilon_with(Role.READER, 3, again)
+    budget = (needed + max(spent, plain.epsilon_with(Role.READER, 1, again))) / 2
+    assert spent < budget < needed
+    prepared = prepared_in(tmp_path, **asked, privacy={"budget": budget, "insecure_seed": seed})
+    with pytest.raises(KeyboardInterrupt):
+        run(prepared, tmp_path / "runs", Silent(interrupt_after=2))
+    folder = tmp_path / "runs" / "hospitals"
+    before = read_entries(folder / "ledger.jsonl")
+    assert [entry.run for entry in before] == ["hospitals/prep/1", "hospitals", "hospitals"]
+    for name in LOST:
+        (folder / name).unlink()
+    if seed is None:
+        with pytest.raises(
+            BudgetError, match="prep/1, what is due after it and one more round would bring epsilon"
+        ):
+            resume(folder, Silent())
+        assert read_entries(folder / "ledger.jsonl") == before
+    else:  # the same release and the same rounds: no charge is made twice
+        resume(folder, Silent())
+        made = [(entry.run, entry.round, entry.attempt) for entry in read_entries(folder / "ledger.jsonl")]
+        assert len(set(made)) == len(made)
+        assert {attempt for *_, attempt in made} == {0}
+
+
+def test_a_round_leaves_room_for_an_evaluation_that_is_charged_and_not_made(tmp_path: Path) -> None:
+    """Killed between charge and file, the evaluation is charged again: a round that takes its room is not played."""
+    tables(tmp_path)
+    asked: dict[str, Any] = {"evaluation": {}, "rounds": 4, "data": {"table": {"test_share": 0.5}}}
+    plain = prepared_in(tmp_path, **asked)
+    budget = plain.epsilon_with(Role.READER, 3, (*plain.beside, *plain.after)) * 0.999
+    assert plain.epsilon_with(Role.READER, 3, plain.beside) < budget  # were the evaluation not charged again
+    prepared = prepared_in(tmp_path, **asked, privacy={"budget": budget})
+    with pytest.raises(KeyboardInterrupt):
+        run(prepared, tmp_path / "runs", Silent(interrupt_after=2))
+    folder = tmp_path / "runs" / "hospitals"
+    with Ledger(folder / "ledger.jsonl", unit="user") as ledger:
+        for one in plain.after:
+            ledger.charge(run=one.of_run("hospitals"), round=0, attempt=0, event=one.guarantee.event)
+    outcome = resume(folder, Silent())
+    assert outcome.rounds == 2
+    assert outcome.stopped is not None
+    assert "round 3 would bring epsilon" in outcome.stopped
+    assert outcome.evaluated is not None
+    assert outcome.statement.epsilon is not None
+    assert outcome.statement.epsilon <= budget
+
+
+def test_what_training_has_begun_on_is_not_released_again_though_the_budget_has_room(tmp_path: Path) -> None:
+    """Fresh noise gives another schema: the folder's records would not be these, which was seen after the charge."""
+    tables(tmp_path)
+    prepared = prepared_in(tmp_path, rounds=4)
+    with pytest.raises(KeyboardInterrupt):
+        run(prepared, tmp_path / "runs", Silent(interrupt_after=2))
+    folder = tmp_path / "runs" / "hospitals"
+    before = read_entries(folder / "ledger.jsonl")
+    for name in LOST:
+        (folder / name).unlink()
+    with pytest.raises(RunFolderError, match=r"preprocessing\.json is lost, .* Nothing was charged"):
+        resume(folder, Silent())
+    assert read_entries(folder / "ledger.jsonl") == before

@@ -120,7 +120,7 @@ PLAN = Plan(
 
 
 def test_rounds_are_compared_at_one_epsilon() -> None:
-    rows = travel_rows(PLAN, 650, [10, 40])
+    rows = travel_rows(PLAN, 650, [10, 40]).rows
     everyone = [row for row in rows if row["sampling_rate"] == 1]
     assert [row["rounds"] for row in everyone] == [10, 40]
     ten, forty = everyone
@@ -138,7 +138,7 @@ def test_rounds_are_compared_at_one_epsilon() -> None:
 
 
 def test_rounds_make_up_for_the_cap_on_steps_and_weights_for_what_they_shorten() -> None:
-    ten, forty = (row for row in travel_rows(PLAN, 4, [10, 40]) if row["sampling_rate"] == 1)
+    ten, forty = (row for row in travel_rows(PLAN, 4, [10, 40]).rows if row["sampling_rate"] == 1)
     assert ten["step"] == 3.0
     assert ten["rounds_by_rule"] == round(0.25 * 10 / (3 * ten["rho"])) > 10
     assert forty["rounds_by_rule"] == pytest.approx(4 * ten["rounds_by_rule"], abs=2)

@@ -238,7 +238,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
             _metrics(one).get(metric, "-"),
             epsilon_text(one.statement.epsilon),
             _to_server(one.statement),
-            number(one.statement.delta) if guaranteed else "-",
+            delta_text(one.statement.delta, one.statement.units) if guaranteed else "-",
             one.statement.unit if guaranteed else "-",
             str(one.rounds),
             f"{one.seconds:.1f}",
@@ -247,6 +247,14 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     for constant in dict.fromkeys(one for one in constants if one is not None and not math.isnan(one)):
         table.add_row("always the same answer", number(constant), *[""] * 6)
     return table
+
+
+def delta_text(delta: float, units: int | None) -> str:
+    """Return delta, and beside one that promises nothing to any one unit the bound that it breaks."""
+    from fedveil.privacy.accountant import is_large_delta  # takes seconds to import
+
+    large = units is not None and is_large_delta(delta, units)
+    return f"{number(delta)} (not below 1 / {units})" if large else number(delta)
 
 
 def _metrics(outcome: Outcome) -> dict[str, str]:

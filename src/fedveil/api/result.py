@@ -74,6 +74,8 @@ class Result:
             f"{name}={'none' if value is None else f'{value:.4g}'}" for name, value in self.metrics.items()
         )
         bound = f"epsilon={show_epsilon(self.statement.epsilon)} for one {self.statement.unit}"
+        if self.statement.has_large_delta:
+            bound += f", delta={self.statement.delta:g} not below 1/{self.statement.units}"
         return f"Result({bound}, {found}, rounds={self.rounds}, folder='{self.folder}')"
 
     @cached_property

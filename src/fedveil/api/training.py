@@ -68,7 +68,8 @@ def train(
         rounds: T, the number of rounds.
         epsilon: the target at ``delta``. The smallest noise multiplier is found for which all rounds stay within it.
             None if the method is given its ``noise_multiplier``, or adds no noise.
-        delta: by how much a probability may change beyond the factor e^epsilon; choose it below 1 / n_users.
+        delta: by how much a probability may change beyond the factor e^epsilon; choose it well below 1 / n_users. From
+            there on it is refused, unless ``settings`` say ``{"privacy": {"allow_large_delta": True}}``.
         loss: a name, a loss of ``torch.nn``, or a function (outputs, targets) -> one term for each record. None takes
             cross-entropy, squared error or Cox's partial likelihood, by the task and the model's outputs.
         metrics: names, or functions (outputs, targets, weights) -> number, computed on the test records. They carry no

@@ -55,11 +55,12 @@ def model_card(said: Manifest, statement: Statement) -> str:
 
 
 def _privacy(statement: Statement) -> Section:
-    sentences = statement.sentences()
+    sentences, warning = statement.sentences(), statement.delta_warning
     return Section(
         identifier="privacy",
         title="Privacy statement",
         body=paragraphs(sentences[:1])
+        + (EMPTY if warning is None else notice(warning, kind="warning"))
         + parties(statement)
         + folded("The whole statement", bullets(sentences[1:])),
     )

@@ -13,7 +13,15 @@ from fedveil.commands.data import print_report
 from fedveil.commands.figures import print_rows, print_statement
 from fedveil.commands.options import MOST_SEEDS, OUT, Code, Json, Listed, Runs, Source, grouped
 from fedveil.commands.released import go_on, kind_of
-from fedveil.console import epsilon_text, observer, outcome_table, print_json, rows_table, transposed_table
+from fedveil.console import (
+    delta_text,
+    epsilon_text,
+    observer,
+    outcome_table,
+    print_json,
+    rows_table,
+    transposed_table,
+)
 from fedveil.engine.advice import advice_of
 from fedveil.engine.experiments.experiment import Experiment, parse_assignment
 from fedveil.engine.experiments.study import Selection, Study, load_study
@@ -203,6 +211,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "rounds": experiment.rounds,
         "noise of bounds": None if prepared.preprocessing is None else prepared.preprocessing.noise,
         "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
+        "delta": experiment.privacy.delta,
         "epsilon": stated[0],
         "to server": stated[1],
         "within budget": within,
@@ -219,7 +228,9 @@ def _shown(rows: list[dict[str, Any]], budgets: list[float | None]) -> list[dict
         for row, budget in zip(rows, budgets, strict=True)
     ]
     told = [
-        row | {"to server": epsilon_text(row["to server"]), "within budget": fit}
+        row
+        | {"delta": delta_text(row["delta"], row["users"])}
+        | {"to server": epsilon_text(row["to server"]), "within budget": fit}
         for row, fit in zip(rows, fits, strict=True)
     ]
     return [{key: value for key, value in row.items() if key not in unasked} for row in told]

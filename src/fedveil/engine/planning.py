@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.engine.run_folder.folder import Row, finite
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.local.steps import LocalSgd
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
@@ -25,7 +26,7 @@ from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.travel import noise_to_travel, rounds_by_rule, step_by_rule
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
-from fedveil.privacy.accountant import Accountant
+from fedveil.privacy.accountant import Accountant, explain_large_delta, is_large_delta
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds
 from fedveil.privacy.events import Event, SelfComposedEvent
@@ -51,6 +52,7 @@ class Plan:
         colluding_silos: so many silos together have the noise of the guarantee against them.
         accountant: its name.
         client_sampling_rates: values of tau, the share of the clients in a round of dp-fed; a client is a user.
+        allow_large_delta: whether delta may be 1 / n_users or more.
     """
 
     n_users: int
@@ -67,10 +69,18 @@ class Plan:
     colluding_silos: int
     accountant: str
     client_sampling_rates: tuple[float, ...] = ()
+    allow_large_delta: bool = False
 
     def __post_init__(self) -> None:
-        if self.epsilon is not None and not self.epsilon > 0:
-            raise ConfigError(f"epsilon = {self.epsilon}: a target must be above 0")
+        make_accountant(self.accountant)
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise ConfigError(f"epsilon = {self.epsilon}: a target must be above 0 and finite")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"delta = {self.delta}: must be above 0 and below 1")
+        if is_large_delta(self.delta, self.n_users) and not self.allow_large_delta:
+            raise ConfigError(
+                f"{explain_large_delta(self.delta, self.n_users)}, or, to plan it all the same, --allow-large-delta"
+            )
         for sigma in self.noise_multipliers:
             if not 0 <= sigma < math.inf:
                 raise ConfigError(f"sigma = {sigma}: a finite number >= 0 is needed")
@@ -106,42 +116,99 @@ class _Planned:
         return self.build(clip=1.0, noise_multiplier=sigma, **self.keys)
 
 
-def plan_rows(plan: Plan) -> list[Row]:
+@dataclass(frozen=True, kw_only=True)
+class PlanTable:
+    """The rows of a plan, and why others are missing: every row stands alone.
+
+    Attributes:
+        rows: method, setting, number of rounds and what they cost.
+        refused: the same keys with a ``reason`` instead of the cost, for rows that have no number.
+        left_out: names of the methods that the plan's accountant has no bound for.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    refused: list[Row] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    _errors: list[FedveilError] = field(default_factory=list)
+
+    @contextmanager
+    def attempting(self, row: Row) -> Iterator[None]:
+        """Note a row as refused if the block raises an error of the plan's own."""
+        try:
+            yield
+        except FedveilError as error:
+            self._errors.append(error)
+            self.refused.append({**row, "reason": str(error)})
+
+    def checked(self) -> PlanTable:
+        """Return the table.
+
+        Raises:
+            FedveilError: no row has a number; the first refusal, with those of the other rows.
+        """
+        if self.rows or not self._errors:
+            return self
+        reasons = dict.fromkeys(f"{row['method']}: {row['reason']}" for row in self.refused)
+        first = self._errors[0]
+        raise type(first)(
+            str(first) if len(self.refused) == 1 else "no row can be planned: " + "; ".join(reasons)
+        )
+
+
+def plan_rows(plan: Plan) -> PlanTable:
     """Return one row per method, setting and number of rounds, for the table and the plot.
 
     With a target epsilon the noise multiplier is the least one that keeps all T rounds within it, or, where sigma is
-    given, T is the most rounds that stay within it (0 where one round is too much). A method whose event the
-    accountant does not support is left out (see :func:`unsupported`). So is what the grid of the noise costs, which
+    given, T is the most rounds that stay within it (0 where one round is too much) and that the accountant can count. A
+    method whose event the accountant does not support is left out. So is what the grid of the noise costs, which
     depends on the model: a run's statement adds it, 1e-8 to 5e-8 for 100 rounds of 10^5 parameters and 10 silos.
+
+    Raises:
+        FedveilError: no row has a number.
     """
-    rows = []
+    found = PlanTable()
     for planned in _methods(plan):
-        if not _supported(plan, planned):
-            continue
-        for sigma in _noise_multipliers(plan, planned):
-            method = planned.method(sigma)
-            numerical = _accountant(plan, method)
-            event = _event(plan, method)
-            most = _most_rounds(plan, numerical, event)
-            row: Row = {
-                "method": planned.label,
-                "noise_multiplier": sigma,
-                "rounds": 0,
-                "users": plan.n_users,
-            }
-            row["sampling_rate"] = planned.rate
-            if most == 0:
-                rows.append({**row, "epsilon": 0.0, "accountant": plan.accountant})
-            for rounds in _ladder(most) if most else ():
-                row["rounds"] = rounds
-                spent = SelfComposedEvent(event=event, count=rounds)
-                epsilon = finite(numerical.epsilon(spent, plan.delta))
-                rows.append({**row, "epsilon": epsilon, "accountant": plan.accountant})
-                rows.extend({**row, **closed} for closed in _closed_forms(plan, method, sigma, rounds))
-    return rows
+        with found.attempting(_row(plan, planned, None)):
+            if not _supported(plan, planned):
+                found.left_out.append(planned.label)
+                continue
+            for sigma in _noise_multipliers(plan, planned):
+                with found.attempting(_row(plan, planned, sigma)):
+                    _add_ladder(found, plan, planned, sigma)
+    return found.checked()
 
 
-def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]:
+def _row(plan: Plan, planned: _Planned, sigma: float | None) -> Row:
+    """Return the keys of a row but for its cost; what is to be found is None."""
+    return {
+        "method": planned.label,
+        "noise_multiplier": sigma,
+        "rounds": plan.rounds,
+        "users": plan.n_users,
+        "sampling_rate": planned.rate,
+    }
+
+
+def _add_ladder(found: PlanTable, plan: Plan, planned: _Planned, sigma: float) -> None:
+    """Add the rows of one method and noise to a table: numbers of rounds up to the most."""
+    method, row = planned.method(sigma), _row(plan, planned, sigma)
+    numerical, event = _accountant(plan, method), _event(plan, method)
+    most = _most_rounds(plan, numerical, event)
+    if most == 0:
+        found.rows.append({**row, "rounds": 0, "epsilon": 0.0, "accountant": plan.accountant})
+    for rounds in _ladder(most) if most else ():
+        at: Row = {**row, "rounds": rounds}
+        with found.attempting(at):  # the accountant may count fewer rounds than are asked for
+            spent = SelfComposedEvent(event=event, count=rounds)
+            epsilon = finite(numerical.epsilon(spent, plan.delta))
+            found.rows.append({**at, "epsilon": epsilon, "accountant": plan.accountant})
+            form = method.closed_form
+            if form is not None:  # Theorem 1 (uniform) or 2 (Poisson) of DP-Fed-LS
+                bound = finite(form.epsilon(rounds, sigma, plan.delta))
+                found.rows.append({**at, "epsilon": bound, "accountant": form.name})
+
+
+def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> PlanTable:
     """Return one row per sampling rate and number of rounds: how much noise a run of pairs has beside its way.
 
     At a target epsilon: the noise multiplier z that T rounds need, the noise-to-travel ratio rho, the step that the
@@ -162,6 +229,7 @@ def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]
 
     Raises:
         ConfigError: no target epsilon, or a number of rounds or parameters below 1.
+        FedveilError: no row has a number.
     """
     if plan.epsilon is None:
         raise ConfigError("--over rounds=...: rounds are compared at one epsilon; give --epsilon")
@@ -169,31 +237,38 @@ def travel_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> list[Row]
         raise ConfigError("--over rounds=...: rounds and --parameters are whole numbers of at least 1")
     public = PublicFacts(n_silos=plan.n_silos, n_users=plan.n_users, dimension=parameters)
     kept = math.sqrt(effective_dimensions(parameters, 1.0)[1] / parameters)
-    rows = []
+    found = PlanTable()
     for pairs in _pairs(plan):
         for number in rounds:
             at = replace(plan, rounds=number, noise_multipliers=())
-            (sigma,) = _noise_multipliers(at, pairs)
-            ratio = noise_to_travel(pairs.method(sigma), public, number)
-            step = step_by_rule(ratio)
-            rows.append(
-                {
-                    "rounds": number,
-                    "sampling_rate": pairs.rate,
-                    "noise_multiplier": sigma,
-                    "rho": ratio,
-                    "rho_by_records": ratio * math.sqrt(plan.n_silos),
-                    "rho_uniform": ratio * plan.n_silos,
-                    "step": step,
-                    "way": step * number,
-                    "noise": step * number * ratio,
-                    "noise_smoothed": step * number * ratio * kept,
-                    "rounds_by_rule": rounds_by_rule(number, ratio),
-                    "smoothed_by_rule": ratio >= SMOOTHED_FROM,
-                    "mebibytes_up": 8 * parameters * plan.n_silos * number / 2**20,
-                }
-            )
-    return rows
+            with found.attempting(_row(at, pairs, None)):
+                found.rows.append(_travel_row(at, pairs, public, kept))
+    return found.checked()
+
+
+def _travel_row(plan: Plan, pairs: _Planned, public: PublicFacts, kept: float) -> Row:
+    """Return one row of :func:`travel_rows`; ``kept`` is the share of the noise that smoothing leaves."""
+    number, parameters = plan.rounds, public.dimension
+    assert number is not None, "travel_rows gives it"
+    assert parameters is not None, "travel_rows gives it"
+    (sigma,) = _noise_multipliers(plan, pairs)
+    ratio = noise_to_travel(pairs.method(sigma), public, number)
+    step = step_by_rule(ratio)
+    return {
+        "rounds": number,
+        "sampling_rate": pairs.rate,
+        "noise_multiplier": sigma,
+        "rho": ratio,
+        "rho_by_records": ratio * math.sqrt(plan.n_silos),
+        "rho_uniform": ratio * plan.n_silos,
+        "step": step,
+        "way": step * number,
+        "noise": step * number * ratio,
+        "noise_smoothed": step * number * ratio * kept,
+        "rounds_by_rule": rounds_by_rule(number, ratio),
+        "smoothed_by_rule": ratio >= SMOOTHED_FROM,
+        "mebibytes_up": 8 * parameters * plan.n_silos * number / 2**20,
+    }
 
 
 def ratio_rows(n_silos: int, parameters: int, ratios: Sequence[float]) -> list[Row]:
@@ -242,23 +317,9 @@ def read_over(text: str) -> tuple[str, tuple[float, ...]]:
         ) from None
 
 
-def unsupported(plan: Plan) -> list[str]:
-    """Return the names of the methods that the plan's accountant has no bound for."""
-    return [planned.label for planned in _methods(plan) if not _supported(plan, planned)]
-
-
 def _supported(plan: Plan, planned: _Planned) -> bool:
     method = planned.method(1.0)
     return _accountant(plan, method).supports(_event(plan, method))
-
-
-def _closed_forms(plan: Plan, method: Method, sigma: float, rounds: int) -> list[Row]:
-    """Return what Theorem 1 (uniform) or 2 (Poisson) shows for a method over sampled clients."""
-    form = method.closed_form
-    if form is None:
-        return []
-    epsilon = form.epsilon(rounds, sigma, plan.delta)
-    return [{"epsilon": finite(epsilon), "accountant": form.name}]
 
 
 def _accountant(plan: Plan, method: Method) -> Accountant:

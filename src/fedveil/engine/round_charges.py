@@ -8,6 +8,7 @@ from typing import Final
 from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.side_releases import spent_of
 from fedveil.engine.rounds.attempts import Absences, RetryPolicy
+from fedveil.engine.run_budget import reserved_releases
 from fedveil.engine.run_folder.documents import SCHEMA_VERSION, FailedAttempt, read_lines
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared
@@ -29,7 +30,7 @@ def over_budget(
         prepared: what runs.
         number: the round.
         charges: how often the ledger will have been charged with it; None: once a round.
-        beside: the releases beside the rounds, as often as they are charged; None: each once.
+        beside: the releases beside the rounds, as often as they are or will be charged; None: each once.
     """
     again = 0 if charges is None else charges - number
     needed = prepared.over_budget(number, prepared.beside if beside is None else beside, again)
@@ -77,8 +78,9 @@ class RoundCharges:
         charged, prepared, number = self._charged, self._prepared, self._number
         if charged > self._spent_before + self._released:
             return
-        spent = spent_of(self._ledger, prepared.experiment.name, prepared.beside)
-        reason = over_budget(prepared, number, spent.charges + 1, spent.with_due(prepared.beside))
+        charges = spent_of(self._ledger, prepared.experiment.name, ()).charges
+        beside = reserved_releases(prepared, self._folder, self._ledger, repeatable=not prepared.secure)
+        reason = over_budget(prepared, number, charges + 1, beside)
         if reason:
             raise BudgetError(reason)
         event = prepared.guarantee.of_round(prepared.guarantee.event, number, again=charged > 0)

@@ -183,6 +183,7 @@ def prepare(
     populations = populations or Populations()
     evaluation, preprocessing = _beside(experiment, populations)
     population = populations.of(experiment.data, experiment.seed)
+    experiment.privacy.check_delta(population.n_users)
     if task is None:
         experiment, begin = beginning(experiment)
         task = task_of(experiment, population, begin)

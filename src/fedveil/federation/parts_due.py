@@ -20,6 +20,7 @@ from fedveil.engine.releases.side_releases import BESIDE, spent_of
 from fedveil.engine.round_charges import over_budget
 from fedveil.engine.run import Outcome, last_checkpoint
 from fedveil.engine.run import conclude as conclude_run
+from fedveil.engine.run_budget import release_over_budget, reserved_releases
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared
 from fedveil.errors import RunFolderError
@@ -27,6 +28,7 @@ from fedveil.federation.audit.released_sums import EVALUATING
 from fedveil.federation.release_rounds import DueRelease, no_model, phase_of
 from fedveil.files import read_json, reading
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.statement import show_epsilon
 from fedveil.protection.letter_parts import Phase
 from fedveil.statistics.evaluation.evaluated import FILE
 from fedveil.statistics.stored import NoisySum, NoisySums
@@ -116,7 +118,22 @@ def due_before(prepared: Prepared, folder: RunFolder) -> DueRelease[PartEnding] 
         keep=lambda one: write_preprocessed(folder, planned.preprocessed(experiment, (*made, one))),
         conclude=lambda reason, _: PartEnding(folder=folder.path, stopped=reason),
         model=prepared.task.initial().cpu().numpy() if release.of_model else no_model(),
+        refusal=lambda ledger: _refusal(prepared, folder, ledger, release.name, trains=True),
     )
+
+
+def _refusal(prepared: Prepared, folder: RunFolder, ledger: Ledger, name: str, *, trains: bool) -> str | None:
+    """Return why the budget does not allow to charge a release beside the rounds; None if it does.
+
+    A coordinator charges each of them once: silos repeat a release that is asked for again, or it is not asked for.
+    """
+    round_repeatable = prepared.agreed.repeats if trains else None
+    needed = release_over_budget(prepared, folder, ledger, repeatable=True, round_repeatable=round_repeatable)
+    if needed is None:
+        return None
+    budget = prepared.experiment.privacy.budget
+    follows = ", what is due after it and one more round" if trains else " and what is due after it"
+    return f"{name}{follows} would bring epsilon to {show_epsilon(needed)}, above the budget of {budget:g}"
 
 
 def evaluating(folder: RunFolder) -> NoisySums:
@@ -151,8 +168,9 @@ def has_trained(prepared: Prepared, folder: RunFolder) -> bool:
         return True
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         charges = spent_of(ledger, prepared.experiment.name, ()).charges
+        beside = reserved_releases(prepared, folder, ledger, repeatable=True)
     due = charges == checkpoint.round or not prepared.agreed.repeats
-    return over_budget(prepared, number, charges + due) is not None
+    return over_budget(prepared, number, charges + due, beside) is not None
 
 
 def due_after(prepared: Prepared, folder: RunFolder, *, again: bool = False) -> DueRelease[Outcome] | None:
@@ -186,6 +204,7 @@ def due_after(prepared: Prepared, folder: RunFolder, *, again: bool = False) -> 
         ),
         model=model.cpu().numpy(),
         made=whole,
+        refusal=lambda ledger: _refusal(prepared, folder, ledger, release.name, trains=False),
         trained=checkpoint.round,
         charges=(lambda ledger: spent_of(ledger, experiment.name, ()).charges)
         if len(made) == len(evaluation.releases) - 1

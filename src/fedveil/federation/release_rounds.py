@@ -44,6 +44,7 @@ class DueRelease(Generic[EndingT]):
         made: whether its sum is on the disk: its session plays no round then, and has the end of the run signed.
         charges: where the run ends with this release, how often a ledger was charged for rounds of training; None: it
             goes on.
+        refusal: why a ledger may not be charged with it, None if it may; None: no budget but its own bounds it.
     """
 
     release: Release
@@ -58,6 +59,7 @@ class DueRelease(Generic[EndingT]):
     trained: int = 0
     made: bool = False
     charges: Callable[[Ledger], int] | None = None
+    refusal: Callable[[Ledger], str | None] | None = None
 
     def charged(self, ledger: Ledger) -> bool:
         """Return whether a ledger was charged with it."""
@@ -97,7 +99,9 @@ class ReleaseRounds(Generic[EndingT]):
         Where an attempt that is asked for again is another release, it would cost another epsilon: what a release may
         spend is declared.
         """
-        if repeats or not self._due.charged(self._ledger):
+        if not self._due.charged(self._ledger):
+            return None if self._due.refusal is None else self._due.refusal(self._ledger)
+        if repeats:
             return None
         return (
             f"release {self._due.phase.name} was begun before and is charged; under this protection silos that are "

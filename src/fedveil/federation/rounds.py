@@ -22,6 +22,7 @@ from fedveil.engine.rounds.attempts import MOST_ATTEMPTS
 from fedveil.engine.rounds.next_model import next_model
 from fedveil.engine.rounds.turn import draw_users
 from fedveil.engine.run import Outcome, conclude, last_checkpoint, row_of
+from fedveil.engine.run_budget import reserved_releases
 from fedveil.engine.run_folder.folder import Checkpoint, Row, RunFolder
 from fedveil.engine.setup import Prepared
 from fedveil.errors import RunFolderError
@@ -122,7 +123,8 @@ class Rounds:
             repeats: whether an attempt that is asked for again is the same release; else it costs another charge.
         """
         prepared, number = self._prepared, self.number
-        reason = over_budget(prepared, number, self.charges + self._due(repeats))
+        beside = reserved_releases(prepared, self._folder, self._ledger, repeatable=True)
+        reason = over_budget(prepared, number, self.charges + self._due(repeats), beside)
         self._spent = reason is not None
         if reason is None and not repeats and self._attempts == MOST_ATTEMPTS:
             return (

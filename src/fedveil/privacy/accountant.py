@@ -134,6 +134,23 @@ def _check_delta(delta: float) -> None:
         )
 
 
+def is_large_delta(delta: float, units: int) -> bool:
+    """Return whether delta is at least 1 / units: publishing one unit's data, chosen at random, has such a delta.
+
+    >>> is_large_delta(1e-5, 99_999), is_large_delta(1e-5, 100_000)
+    (False, True)
+    """
+    return delta >= 1 / units
+
+
+def explain_large_delta(delta: float, units: int) -> str:
+    """Return why a delta of 1 / units or more is refused, and which would do."""
+    return (
+        f"delta = {delta:g} is not below 1 / n_users = 1 / {units}: publishing the data of one user, chosen at random, "
+        f"has such a delta. Give a delta well below {1 / units:.3g}"
+    )
+
+
 @lru_cache(maxsize=256)  # a run asks for the same before a round, after it, for each party and at its end
 def epsilon_on_grid(accountant: Accountant, event: Event, delta: float, loss: float) -> float:
     """Return the epsilon of an event whose noise lies on a grid.

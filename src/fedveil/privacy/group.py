@@ -45,6 +45,7 @@ from fedveil.privacy.events import (
 from fedveil.privacy.renyi import OPACUS_ORDERS, Conversion, sampled_gaussian_rdp
 
 _LEAST_PROBABILITY = 1e-20
+_MOST_COUNTS = 1_000_000
 
 Silos = tuple[tuple[float, int], ...]
 """(rate, steps) of DP-SGD in every silo: batch sampling rate in (0, 1], number of steps (0: no training)."""
@@ -72,22 +73,39 @@ def group_event(*, group_size: int, rate: float, noise_multiplier: float) -> Eve
         group_size: k >= 1.
         rate: batch sampling rate q in (0, 1].
         noise_multiplier: s, standard deviation of the noise on the sum over the clip bound.
+
+    Raises:
+        PrivacyError: k or q outside its domain, or a million of a user's records in one batch.
     """
     _check(group_size, ((rate, 1),))
     if rate == 1:
         return GaussianEvent(noise_multiplier=noise_multiplier / group_size)
     if group_size == 1:
         return PoissonSampledEvent(rate=rate, event=GaussianEvent(noise_multiplier=noise_multiplier))
-    counts = np.arange(group_size + 1)
-    tail = binom.sf(counts - 1, group_size, rate)  # P(B >= i)
-    most = int(np.flatnonzero(tail >= _LEAST_PROBABILITY)[-1])
-    probabilities = np.append(binom.pmf(counts[:most], group_size, rate), tail[most])
+    most = _largest_count(group_size, rate)
+    if most > _MOST_COUNTS:
+        raise PrivacyError(
+            f"group size k = {group_size}: up to {most} of a user's records are in one batch, more than the "
+            f"{_MOST_COUNTS} that are counted"
+        )
+    tail = float(binom.sf(most - 1, group_size, rate))
+    probabilities = np.append(binom.pmf(np.arange(most), group_size, rate), tail)
     kept = np.flatnonzero(probabilities > 0)
     return MixtureOfGaussiansEvent(
         noise_multiplier=noise_multiplier,
         sensitivities=tuple(float(i) for i in kept),
         probabilities=tuple(float(p) for p in probabilities[kept]),
     )
+
+
+def _largest_count(group_size: int, rate: float) -> int:
+    """Return the largest i with P(Binomial(k, q) >= i) at least 1e-20, by bisection."""
+    low, high = 0, group_size + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        reached = binom.sf(middle - 1, group_size, rate) >= _LEAST_PROBABILITY
+        low, high = (middle, high) if reached else (low, middle)
+    return low
 
 
 def worst_split(*, group_size: int, noise_multiplier: float, silos: Silos) -> tuple[Event, tuple[int, ...]]:

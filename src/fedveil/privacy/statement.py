@@ -26,7 +26,7 @@ from pydantic import (
 from fedveil.errors import PrivacyError, RunFolderError
 from fedveil.files import of_version, reading
 from fedveil.foreign import one_line
-from fedveil.privacy.accountant import epsilon_on_grid
+from fedveil.privacy.accountant import epsilon_on_grid, is_large_delta
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, AnEvent, Event, Json
@@ -175,6 +175,21 @@ class Statement:
                 "noise from a known seed guarantees nothing: epsilon must be None, with that reason"
             )
 
+    @property
+    def has_large_delta(self) -> bool:
+        """Whether delta is at least 1 / units, so that the statement promises nothing to any one unit."""
+        return self.units is not None and is_large_delta(self.delta, self.units)
+
+    @property
+    def delta_warning(self) -> str | None:
+        """What a delta of 1 / units or more means; None for a smaller one."""
+        if not self.has_large_delta:
+            return None
+        return (
+            f"Warning: delta = {show_delta(self.delta)} is not below 1 / {self.units}; a mechanism that publishes "
+            f"the data of one {self.unit}, chosen at random, can satisfy differential privacy with such a delta."
+        )
+
     def against(self, role: Role) -> float | None:
         """Return the epsilon against a party that has a line, and against readers (None: nothing is guaranteed).
 
@@ -235,11 +250,8 @@ class Statement:
             found.append(
                 f"An epsilon above {_LARGE_EPSILON:g} promises little against a determined attacker."
             )
-        if self.units is not None and self.delta >= 1 / self.units:
-            found.append(
-                f"Warning: delta = {show_delta(self.delta)} is not below 1 / {self.units}; a mechanism that publishes "
-                f"the data of one {self.unit}, chosen at random, can satisfy differential privacy with such a delta."
-            )
+        if self.delta_warning is not None:
+            found.append(self.delta_warning)
         return tuple(found)
 
     def to_json(self) -> Json:

@@ -24,7 +24,7 @@ from typing import Any
 
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import folders_with, read_json, read_toml, reading
-from fedveil.privacy.accountant import epsilon_on_grid
+from fedveil.privacy.accountant import epsilon_on_grid, is_large_delta
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Event, atoms, compose
 from fedveil.privacy.ledger import read_entries
@@ -41,6 +41,7 @@ class Spent:
         delta: what a probability may change by beyond the factor e^epsilon.
         accountant: who bounded epsilon.
         unit: what is protected as a whole.
+        units: the smallest declared number of units of a run; None: no run has one.
         by_ids: whether several runs have one unit by what their tables' ids name, which no run folder tells.
     """
 
@@ -50,6 +51,7 @@ class Spent:
     accountant: str
     unit: str
     by_ids: bool
+    units: int | None = None
 
     @property
     def promise(self) -> str | None:
@@ -60,6 +62,8 @@ class Spent:
             f"each {self.unit} is protected with epsilon {show_epsilon(self.epsilon)} at delta "
             f"{show_delta(self.delta)} (accountant {self.accountant})"
         )
+        if self.units is not None and is_large_delta(self.delta, self.units):
+            promise += f", which promises nothing to any one {self.unit}: delta is not below 1 / {self.units}"
         return f"{promise}, if an id names the same person in all of them" if self.by_ids else promise
 
 
@@ -117,6 +121,7 @@ def spent_by(folders: Sequence[Path], delta: float | None = None, accountant: st
         accountant=judge.name,
         unit=unit,
         by_ids=by_ids,
+        units=min((one.units for one in statements if one.units is not None), default=None),
     )
 
 

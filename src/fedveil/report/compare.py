@@ -225,6 +225,10 @@ def _warnings(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
     if len(private) < len(rows):
         names = ", ".join(row.variant for row in rows if not math.isfinite(row.epsilon))
         warnings.append(f"No privacy guarantee at all: {names}.")
+    if large := ", ".join(row.variant for row in private if row.large_delta):
+        warnings.append(
+            f"δ is not below one over the number of units, which protects no single one of them: {large}."
+        )
     return tuple(warnings)
 
 

@@ -73,6 +73,10 @@ def notice(text: str, *, kind: str) -> Markup:
 def statement_claim(statement: Statement) -> Markup:
     """The claim in one line, and in the statement's own sentences."""
     guaranteed = statement.epsilon is not None
+    if guaranteed and statement.has_large_delta:
+        said = f"ε = {show_epsilon(statement.epsilon)}, δ = {show_delta(statement.delta)}"
+        weak = f"No protection of any one {statement.unit}: δ is not below 1 / {statement.units}, at {said}"
+        return _part("claim", weak, "", statement.sentences(), False)
     bound = f"ε = {show_epsilon(statement.epsilon)}, δ = {show_delta(statement.delta)}"
     readers = f"Against readers of the {statement.released}, each {statement.unit} is protected with"
     headline = readers if guaranteed else "No privacy guarantee"

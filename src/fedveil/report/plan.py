@@ -34,8 +34,13 @@ _AXES: tuple[tuple[str, Literal["linear", "log"]], ...] = (
 )
 
 
-def write_plan(rows: Sequence[PlanRow], path: Path) -> Path:
+def write_plan(rows: Sequence[PlanRow], path: Path, refused: Sequence[PlanRow] = ()) -> Path:
     """Write the table of a plan, and a plot of epsilon against each quantity that it varies.
+
+    Args:
+        rows: the rows that have a number.
+        path: of the page.
+        refused: the rows that have none: the same keys, with a `reason` in place of the cost.
 
     Raises:
         RunFolderError: the file cannot be written.
@@ -44,6 +49,10 @@ def write_plan(rows: Sequence[PlanRow], path: Path) -> Path:
     sections = [Section(identifier="table", title="Every combination", body=_table(rows))]
     if shown:
         sections.insert(0, Section(identifier="cost", title="What it costs", body=figures(shown, wide=True)))
+    if refused:
+        sections.append(
+            Section(identifier="refused", title="Rows that cannot be planned", body=_refused(refused))
+        )
     page = document(
         title="Privacy plan",
         kicker="fedveil · plan",
@@ -57,6 +66,12 @@ def _table(rows: Sequence[PlanRow]) -> Markup:
     used = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows) or key == "epsilon"]
     cells = [[_shown(row, key) for key in used] for row in rows]
     return table([_COLUMNS[key] for key in used], cells, caption="One row a combination")
+
+
+def _refused(rows: Sequence[PlanRow]) -> Markup:
+    keys = ("method", "noise_multiplier", "rounds", "sampling_rate")
+    cells = [[*(_shown(row, key) for key in keys), _text(row["reason"])] for row in rows]
+    return table([*(_COLUMNS[key] for key in keys), "reason"], cells, caption="Rows without a number")
 
 
 def _plot(rows: Sequence[PlanRow], axis: str, scale: Literal["linear", "log"]) -> Plot | None:

@@ -36,7 +36,8 @@ class ComparisonRow:
 
     `epsilon` and `to_server` are those of whole runs, with every release beside their rounds: the largest over the
     seeds, `math.inf` where any of them guarantees nothing; `seconds` are those of the rounds up to `round`, and `bits`
-    the bits a parameter of their messages, None where none were counted.
+    the bits a parameter of their messages, None where none were counted. `large_delta`: whether delta is one over the
+    number of units or more, in any of them.
     """
 
     variant: str
@@ -48,6 +49,7 @@ class ComparisonRow:
     epsilon: float
     to_server: float
     delta: float
+    large_delta: bool
     unit: str
     adjacency: str
     accountant: str
@@ -153,6 +155,7 @@ class Variant:
             epsilon=max(math.inf if one.epsilon is None else one.epsilon for one in statements),
             to_server=max(_to_server(one) for one in statements),
             delta=statements[0].delta,
+            large_delta=any(one.has_large_delta for one in statements),
             unit=statements[0].unit,
             adjacency=statements[0].adjacency.value,
             accountant=statements[0].accountant,

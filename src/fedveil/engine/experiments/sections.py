@@ -22,6 +22,7 @@ from fedveil.local.models import MODELS
 from fedveil.population.allocation import Allocation
 from fedveil.population.identities import MOST_USERS
 from fedveil.population.splits import TEST_SHARE
+from fedveil.privacy.accountant import explain_large_delta, is_large_delta
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.limits import (
     LEAST_BINS,
@@ -225,6 +226,9 @@ class PrivacySection(Section):
         description="silos that pool what they know and still have the stated noise against them (without "
         "amplification by sampling)",
     )
+    allow_large_delta: bool | None = Field(
+        None, description="true allows a delta of 1 / n_users or more, which promises nothing to any one user"
+    )
     insecure_seed: int | None = Field(
         None, description="repeatable noise that protects nobody: for tests; the statement says so"
     )
@@ -233,6 +237,27 @@ class PrivacySection(Section):
         """Return where noise and sampling come from: the operating system, unless a seed was asked for by name."""
         seed = self.insecure_seed
         return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
+
+    def check_delta(self, n_users: int) -> None:
+        """Refuse a delta that is many users' worth, unless it is allowed by name.
+
+        Args:
+            n_users: |U|, the public number of users.
+
+        Raises:
+            ConfigError: delta is 1 / n_users or more; says which delta would do.
+        """
+        if is_large_delta(self.delta, n_users) and not self.allow_large_delta:
+            raise ConfigError(
+                f"privacy.{explain_large_delta(self.delta, n_users)}, or, to run it all the same, "
+                "privacy.allow_large_delta = true (in Python: settings)"
+            )
+
+    @field_validator("allow_large_delta")
+    @classmethod
+    def _only_if_allowed(cls, given: bool | None) -> bool | None:
+        """Write the usual choice in one way: left out."""
+        return given or None
 
     @model_validator(mode="after")
     def _of_a_target(self) -> PrivacySection:

@@ -84,7 +84,7 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
             for number, (design, part) in placed
         )
 
-    multiplier, series = calibrated(document.privacy, releases)
+    multiplier, series = calibrated(document.privacy, schema.n_users, releases)
     noises = [one.std() for one in series.releases]
     people = schema.n_users * unit_of(request.silos, len(silos))
     plan = planned(list(zip(steps, noises, strict=True)), people)

@@ -8,7 +8,8 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from fedveil.engine.releases.evaluation import make_evaluation, outputs_of, scored
-from fedveil.engine.releases.side_releases import charge, spent_of
+from fedveil.engine.releases.side_releases import charge
+from fedveil.engine.run_budget import release_over_budget
 from fedveil.engine.run_folder.folder import Checkpoint, RunFolder, finite
 from fedveil.engine.setup import Prepared
 from fedveil.privacy.ledger import Ledger
@@ -59,9 +60,8 @@ def release_evaluation(
     evaluation, experiment = prepared.evaluation, prepared.experiment
     if evaluation is None or read_evaluated(folder.path) is not None:
         return None
-    spent = spent_of(ledger, experiment.name, prepared.beside)
-    due = (*spent.beside, *evaluation.releases) if prepared.secure else spent.with_due(evaluation.releases)
-    needed = prepared.over_budget(checkpoint.round, due, spent.charges - checkpoint.round)
+    repeatable = not prepared.secure
+    needed = release_over_budget(prepared, folder, ledger, repeatable=repeatable, round_repeatable=None)
     if needed is not None:
         return (
             f"the evaluation would bring epsilon to {show_epsilon(needed)}, above the budget of "

@@ -17,10 +17,12 @@ from fedveil.engine.releases.preprocessing import (
     write_preprocessed,
 )
 from fedveil.engine.releases.release import Release, noisy_sum
-from fedveil.engine.releases.side_releases import Charged, charge, spent_of
-from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.engine.releases.side_releases import charge
+from fedveil.engine.run_budget import release_over_budget
+from fedveil.engine.run_folder.diagnostics import RECORDS
+from fedveil.engine.run_folder.folder import PREPROCESSED, RunFolder
 from fedveil.engine.setup import Prepared, prepare
-from fedveil.errors import BudgetError
+from fedveil.errors import BudgetError, RunFolderError
 from fedveil.local.trainer import Progress
 from fedveil.population.columns import ColumnTable, Numbers, State, read_columns
 from fedveil.population.records import Population
@@ -39,6 +41,7 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
     Raises:
         ConfigError: the declared schema is one that another run has refined.
         BudgetError: charging it again would exceed the budget.
+        RunFolderError: training has begun on what an earlier release gave, whose file is lost.
     """
     planned, asked, guarantee = prepared.preprocessing, prepared.experiment, prepared.guarantee
     if planned is None:
@@ -51,7 +54,8 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
         made: NoisySums = () if found is None else found.made
         while len(made) < len(planned.releases):
             due = planned.releases[len(made)]
-            _check_budget(prepared, due, spent_of(ledger, asked.name, prepared.beside))
+            _check_budget(prepared, folder, ledger, due)
+            _check_untrained(prepared, folder)
             charge(ledger, asked.name, [due], repeats=not prepared.secure)
             table, privacy = _records(prepared, planned, len(made)), asked.privacy.randomness()
             made = (*made, noisy_sum(planned.release(made), table, privacy))
@@ -60,13 +64,26 @@ def preprocessed(prepared: Prepared, folder: RunFolder) -> Prepared:
     return prepared
 
 
-def _check_budget(prepared: Prepared, due: Release, spent: Charged) -> None:
-    again = [one for one in spent.beside if prepared.secure and one.name == due.name][:1]
-    needed = prepared.over_budget(1, (*spent.with_due(prepared.beside), *again))
+def _check_budget(prepared: Prepared, folder: RunFolder, ledger: Ledger, due: Release) -> None:
+    repeatable = not prepared.secure
+    needed = release_over_budget(prepared, folder, ledger, repeatable=repeatable, round_repeatable=repeatable)
     if needed is not None:
         raise BudgetError(
-            f"{due.name}, what is due after it and one round would bring epsilon to {show_epsilon(needed)}, above the "
-            f"budget of {prepared.experiment.privacy.budget:g}"
+            f"{due.name}, what is due after it and one more round would bring epsilon to {show_epsilon(needed)}, above "
+            f"the budget of {prepared.experiment.privacy.budget:g}"
+        )
+
+
+def _check_untrained(prepared: Prepared, folder: RunFolder) -> None:
+    """Refuse to release again what training has begun on: fresh noise gives another schema or clip.
+
+    The file that names the records is written once the preprocessing is whole. It would not fit the new schema, and the
+    run would be refused after the charge. Noise from a seed gives the same schema again.
+    """
+    if prepared.secure and (folder / RECORDS).exists():
+        raise RunFolderError(
+            f"{folder.path}: {PREPROCESSED} is lost, and training has begun on what it gave; put it back, or begin "
+            "another run: a release that is made again has other noise. Nothing was charged"
         )
 
 

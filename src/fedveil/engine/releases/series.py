@@ -115,18 +115,21 @@ class Series:
 
 
 def calibrated(
-    privacy: PrivacySection, releases: Callable[[float], tuple[Release, ...]]
+    privacy: PrivacySection, n_users: int, releases: Callable[[float], tuple[Release, ...]]
 ) -> tuple[float, Series]:
     """Return the least noise multiplier whose releases fit the budget, and what they guarantee.
 
     Args:
         privacy: the budget.
+        n_users: |U|, the public number of users.
         releases: all of them, as a function of the multiplier.
 
     Raises:
+        ConfigError: a delta of 1 / n_users or more that is not allowed by name.
         BudgetError: no multiplier fits.
     """
     assert privacy.epsilon is not None
+    privacy.check_delta(n_users)
     accountant = make_accountant(privacy.accountant)
 
     budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)

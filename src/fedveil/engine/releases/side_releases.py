@@ -124,10 +124,6 @@ class Charged:
     beside: tuple[Release, ...]
     event: Event
 
-    def with_due(self, planned: Sequence[Release]) -> tuple[Release, ...]:
-        """Return the side releases that were charged, and those planned ones that will be."""
-        return (*self.beside, *(one for one in planned if one not in self.beside))
-
 
 def spent_of(ledger: Ledger, run: str, releases: Sequence[Release]) -> Charged:
     """Return what a run has spent: its ledger has nothing but its rounds and its side releases."""

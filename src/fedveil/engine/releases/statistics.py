@@ -77,7 +77,7 @@ def prepare_release(document: ReleaseDocument, of: Declared | None = None) -> Pr
     request = document.statistics
     step, silos = compose(request, of.schema, of.silos), request.silos
     design = designed(document, silos, step, of, key="statistics.silos")
-    multiplier, series = calibrated(document.privacy, lambda z: (design.at(z),))
+    multiplier, series = calibrated(document.privacy, of.schema.n_users, lambda z: (design.at(z),))
     plan = planned(
         request,
         step.layout,

@@ -17,7 +17,7 @@ from fedveil.engine.setup import Prepared
 from fedveil.errors import RunFolderError
 from fedveil.files import parse_json, read_content
 
-_FILE = "diagnostics.json"
+RECORDS = "diagnostics.json"
 
 
 def population_diagnostics(prepared: Prepared) -> Row:
@@ -43,14 +43,14 @@ def require_same_records(folder: RunFolder, prepared: Prepared) -> None:
         RunFolderError: the folder does not say which records they were (a run between institutions, whose records
             were never in one place), or these are others: a table has changed, or the data set is another version.
     """
-    path = folder / _FILE
+    path = folder / RECORDS
     try:
         said = parse_json(read_content(path, RunFolderError), path, RunFolderError).get("records_sha256")
     except (RunFolderError, AttributeError):
         said = None
     if said is None:
         raise RunFolderError(
-            f"{folder.path}: which records were trained on is unknown: {_FILE} does not name them (a run between "
+            f"{folder.path}: which records were trained on is unknown: {RECORDS} does not name them (a run between "
             "institutions has none); only a simulation's folder, complete, can be audited or resumed"
         )
     if said != prepared.population.train.sha256:
@@ -66,7 +66,7 @@ def baseline_of(folder: Path) -> dict[str, float | None]:
     Raises:
         RunFolderError: ``diagnostics.json`` is damaged.
     """
-    path = folder / _FILE
+    path = folder / RECORDS
     if not path.exists():
         return {}
     constant: dict[str, float | None] = {**read_document(path, Diagnostics).baseline}
