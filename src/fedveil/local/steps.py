@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from pydantic import Field
 
-from fedveil.errors import ConfigError
+from fedveil.errors import CompositionError, ConfigError
 from fedveil.keys import Count, Fraction, NonNegative, Positive, filled
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event
@@ -256,6 +256,28 @@ def _worst_split(
 LocalStep: TypeAlias = LocalSgd | LocalGradient
 
 
+def check_computed(local: Any) -> None:
+    """Return if trainers compute exactly these local steps: they read the fields and call no method of a subclass.
+
+    Raises:
+        CompositionError: a class that trainers do not know, derived from one of theirs or not.
+    """
+    if type(local) not in _COMPUTED:
+        known = ", ".join(kind.__name__ for kind in _COMPUTED)
+        raise CompositionError(
+            f"{type(local).__name__}, given as local: trainers compute {known} from their fields, and would ignore "
+            "what another class defines; take one of these"
+        )
+
+
 def as_sgd(local: LocalStep) -> LocalSgd:
-    """Return the SGD that computes this local step's update."""
+    """Return the SGD that computes this local step's update.
+
+    Raises:
+        CompositionError: steps of a class that trainers do not know.
+    """
+    check_computed(local)
     return local.as_sgd() if isinstance(local, LocalGradient) else local
+
+
+_COMPUTED: Final = (LocalSgd, LocalGradient, LocalDpSgd)

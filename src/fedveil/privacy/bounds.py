@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, get_args
 
 import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
-from fedveil.errors import PrivacyError
+from fedveil.errors import CompositionError, PrivacyError
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.rows import (
     EXACT_FLOAT32_ROWS,
@@ -284,6 +284,20 @@ class Unbounded(SteadyBound):
 
 
 Bound = Clip | ClipL1 | FixedVector | AdaptiveClip | Unbounded
+
+
+def check_enforced(bound: Any) -> None:
+    """Return if kernels enforce exactly this bound: they read its fields, and not all of them call its methods.
+
+    Raises:
+        CompositionError: a class that kernels do not know, derived from one of theirs or not.
+    """
+    if type(bound) not in get_args(Bound):
+        known = ", ".join(kind.__name__ for kind in get_args(Bound))
+        raise CompositionError(
+            f"{type(bound).__name__}, given as bound: kernels enforce {known} from their fields, and would ignore "
+            "what another class defines; take one of these"
+        )
 
 
 def bound_of(clip: float | AdaptiveClip) -> Clip | AdaptiveClip:
