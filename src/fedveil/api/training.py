@@ -23,6 +23,7 @@ from fedveil.engine.run import go_on, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, RunFolderError
+from fedveil.keys import whole_argument
 from fedveil.methods.method import Method
 from fedveil.population.records import Population
 from fedveil.server.optimizers import Optimizer
@@ -90,6 +91,7 @@ def train(
     _check(people, method)
     if isinstance(method, Method):
         _check_whole({"epsilon": epsilon, "server": server}, settings)
+    seed = whole_argument("fedveil.train: seed", seed)
     learned = objective(model, people, seed, loss, metrics)
     document: dict[str, Any] = {
         "name": name,

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeAlias
 from pydantic import Field
 
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.keys import Count, Fraction, NonNegative, Positive, filled
+from fedveil.keys import Count, Fraction, NonNegative, Positive, filled, is_number
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event
 from fedveil.privacy.group import published, worst_split
@@ -152,14 +152,15 @@ class LocalDpSgd(Source):
     own_noise: ClassVar[bool] = True
     one_gradient: ClassVar[bool] = False
 
-    learning_rate: float
-    epochs: int
-    batch_size: int
+    learning_rate: Positive
+    epochs: Count
+    batch_size: Count
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         LocalSgd(learning_rate=self.learning_rate, epochs=self.epochs, batch_size=self.batch_size)
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+        if not (is_number(self.noise_multiplier) and 0 <= self.noise_multiplier < math.inf):
             raise ConfigError(f"local noise_multiplier must be a number >= 0, not {self.noise_multiplier}")
 
     def plan(self, records: int) -> PoissonPlan:

@@ -16,6 +16,7 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import CompositionError
+from fedveil.keys import is_number, make_plain
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
@@ -86,6 +87,9 @@ class Method:
     released: Literal["models", "statistics"] = "models"
 
     def __post_init__(self) -> None:
+        make_plain(self)
+        if not is_number(self.noise_decay):
+            raise CompositionError(f"{self.name}: noise_decay = {self.noise_decay!r}: a number is needed")
         for field, names in _DUTIES.items():
             if field == "local" and not getattr(self.local, "own_noise", False):
                 continue

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import read_content, reading
+from fedveil.keys import plain, whole_argument
 from fedveil.population.identities import AS_TEXT, keys_of, numbered
 from fedveil.population.records import Population, Records, TableSource, Targets, Task
 from fedveil.population.refused import of_tables
@@ -67,6 +68,7 @@ def tables(
     """
     if isinstance(files, str | Path):
         raise ConfigError(f"tables: files is a list, [{str(files)!r}], one a silo or with a silo column")
+    test_share, seed = plain(test_share), whole_argument("tables: seed", seed)
     schema_file = Path(schema).absolute()
     source = TableSource(
         schema_file=schema_file,
