@@ -25,6 +25,7 @@ from fedveil.engine.run_folder.folder import Row, RunFolder
 from fedveil.engine.run_folder.shown import METRICS, Kind
 from fedveil.engine.setup import Prepared
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.files import as_path
 from fedveil.keys import is_number, plain, whole_argument
 from fedveil.privacy.statement import Statement, show_epsilon
 
@@ -52,6 +53,11 @@ class RoundSummary:
     folder: Path
     _prepared: Prepared = field(repr=False)
     advice: str | None = None
+
+    def __repr__(self) -> str:
+        """Public numbers alone, whatever the callback is shown."""
+        spent = "none" if self.epsilon is None else show_epsilon(self.epsilon)
+        return f"RoundSummary({self.number} of {self.rounds}, epsilon={spent}, folder='{self.folder}')"
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the parameters of this round's model by name; they are released, and so covered by epsilon."""
@@ -136,7 +142,10 @@ class Checkpoints(Callback):
     """
 
     def __init__(self, folder: str | Path, *, every: int = 1) -> None:
-        self.folder, self.every = Path(folder), whole_argument("Checkpoints: every", every, 1)
+        self.folder, self.every = (
+            as_path(folder, "Checkpoints"),
+            whole_argument("Checkpoints: every", every, 1),
+        )
 
     def round_ended(self, round: RoundSummary) -> str | None:
         if round.number % self.every == 0:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
-from fedveil.files import read_content, reading
+from fedveil.files import as_path, read_content, reading
 from fedveil.keys import plain, whole_argument
 from fedveil.population.identities import AS_TEXT, keys_of, numbered
 from fedveil.population.records import Population, Records, TableSource, Targets, Task
@@ -69,12 +69,12 @@ def tables(
     if isinstance(files, str | Path):
         raise ConfigError(f"tables: files is a list, [{str(files)!r}], one a silo or with a silo column")
     test_share, seed = plain(test_share), whole_argument("tables: seed", seed)
-    schema_file = Path(schema).absolute()
+    schema_file = as_path(schema, "tables: schema").absolute()
     source = TableSource(
         schema_file=schema_file,
         schema=read_content(schema_file, DataError),
-        files=tuple(Path(one).absolute() for one in files),
-        test_file=None if test is None else Path(test).absolute(),
+        files=tuple(as_path(one, "tables: files").absolute() for one in files),
+        test_file=None if test is None else as_path(test, "tables: test").absolute(),
         test_share=test_share,
         seed=seed,
     )
@@ -86,9 +86,9 @@ def tables(
 
 def read_tables(
     schema: Schema,
-    files: Sequence[Path],
+    files: Sequence[str | Path],
     *,
-    test: Path | None = None,
+    test: str | Path | None = None,
     test_share: float = TEST_SHARE,
     seed: int = 0,
 ) -> Population:
@@ -118,9 +118,11 @@ def read_tables(
         a record is held out, and what its user's batches are seeded by, depends on that user's id and records alone.
         Taking a user's records away is never refused, down to tables that are a header alone.
     """
-    check_files(schema, files)
+    paths = [as_path(one, "read_tables: files") for one in files]
+    test = None if test is None else as_path(test, "read_tables: test")
+    check_files(schema, paths)
     check_share("tables", test_share, test)
-    parts = [_read_part(schema, path) for path in files]
+    parts = [_read_part(schema, path) for path in paths]
     features = np.concatenate([part.features for part in parts])
     targets = np.concatenate([part.targets for part in parts])
     users, user = numbered([who for part in parts for who in part.user])
@@ -130,7 +132,7 @@ def read_tables(
             f"n_users is {schema.n_users} in the schema, but more users have records; it is the public number of "
             "all users and must not be below the number present"
         )
-    silo_names, silo = silo_numbers(schema, files, [where for part in parts for where in part.silo])
+    silo_names, silo = silo_numbers(schema, paths, [where for part in parts for where in part.silo])
     notes = [
         "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records.",
         AS_TEXT,
@@ -138,7 +140,7 @@ def read_tables(
     ]
     if test is not None:
         kept, tested, test_rows = np.ones(len(features), dtype=np.bool_), read_test(schema, test), None
-        check_public(files, test)
+        check_public(paths, test)
         notes.append(f"The test table is the declared file {test.name}; no guarantee covers its records.")
     else:
         marked = held_out(user, silo, key, test_share, seed)

@@ -175,6 +175,19 @@ class Statement:
                 "noise from a known seed guarantees nothing: epsilon must be None, with that reason"
             )
 
+    def __str__(self) -> str:
+        """The statement in plain English, a sentence a line."""
+        return "\n".join(self.sentences())
+
+    def __repr__(self) -> str:
+        return f"Statement({self.short})"
+
+    @property
+    def short(self) -> str:
+        """Epsilon, delta and the unit, in one line; figures are rounded up."""
+        bound = f"epsilon={show_epsilon(self.epsilon)}"
+        return f"{bound}, delta={show_delta(self.delta)} for one {self.unit}, released={self.released}"
+
     def against(self, role: Role) -> float | None:
         """Return the epsilon against a party that has a line, and against readers (None: nothing is guaranteed).
 
