@@ -25,6 +25,7 @@ from fedveil.population.arrays import population
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Clip, ClipL1, FixedVector
 from fedveil.privacy.sampling import PoissonUsers, UniformClients
+from fedveil.randomness import ExperimentRandomness
 from fedveil.server.averages import Ema
 from fedveil.server.denoise import Laplacian
 from fedveil.validation import validated
@@ -256,6 +257,8 @@ def test_a_number_is_read_as_it_is() -> None:
     assert type(plain(Fraction(4, 2))) is int
     assert plain(np.bool_(True)) is True
     assert plain(2**70) == 2**70
+    for seed in (np.int64(3), torch.tensor(3), Fraction(3)):
+        assert ExperimentRandomness(seed).integer("x") == ExperimentRandomness(3).integer("x")  # type: ignore[arg-type]
     frame = pd.DataFrame()
     assert plain(frame) is frame
     with pytest.raises(ConfigError, match=r"f: every must be a whole number >= 1, not np.int64\(0\)"):

@@ -21,16 +21,19 @@ from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd, as_sgd
 from fedveil.local.task import Task
 from fedveil.local.validate_loss import validate_loss
 from fedveil.methods.central_gaussian import CentralGaussian
+from fedveil.methods.client_messages import ClientMessages, Layered
 from fedveil.methods.contributions import SiloContribution, SiloUserContribution
+from fedveil.methods.correlated import Correlated
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.layered_shares import LayeredShares
+from fedveil.methods.method import Method
 from fedveil.methods.named_channels import lrsuq
 from fedveil.methods.no_protection import NoProtection
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
-from fedveil.methods.weights import Weights
+from fedveil.methods.weights import DeclaredMain, Weights
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.server.averages import Ema
@@ -367,6 +370,41 @@ def test_draws_are_refused_where_nobody_is_asked_for_them() -> None:
             check_deployable(type("Prepared", (), {"method": method})())  # type: ignore[arg-type]
 
 
+def test_parts_of_stages_that_are_read_by_their_fields_are_of_fedveils_own_classes() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Falling(Correlated):
+        def coefficients(self, rounds: int) -> tuple[float, ...]:
+            return (1.0, 0.25)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Hashed(DeclaredMain):
+        def silo_of(self, user: str) -> int:
+            return hash(user) % 3
+
+    @dataclass(frozen=True, kw_only=True)
+    class Sparse(Layered):
+        kept: float = 0.1
+
+    @dataclass(frozen=True, kw_only=True)
+    class Prox(Method):
+        mu: float = 1e9
+
+    keys: dict[str, Any] = {"local": SGD, "clip": 0.5, "noise_multiplier": 1.0}
+    for call, said in (
+        (lambda: uldp_avg_w(**keys, correlated=Falling(period=2), rounds=4), "Falling is another class"),
+        (lambda: uldp_avg_w(**keys, power=Hashed(main_silos="0" * 64)), "Hashed is another class"),
+        (
+            lambda: ClientMessages(
+                senders=3, noise="gaussian", noise_multiplier=1.0, bound=1.0, form=Sparse()
+            ),
+            "form = Sparse: updates are coded as Numbers, Dithered, Layered say",
+        ),
+        (lambda: Prox(**vars(METHOD)), "Prox, a class of methods, adds mu, which nothing uses"),
+    ):
+        with pytest.raises(CompositionError, match=said):
+            call()
+
+
 # --- losses and layers -------------------------------------------------------------------------------------------
 
 
@@ -409,6 +447,26 @@ def test_a_loss_whose_own_methods_would_be_ignored_is_refused(loss: Loss, said: 
 class Gaussian(nn.Dropout):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs * (1 + self.p)
+
+
+class Headed(nn.Module):
+    """Says by parameters() that its head alone is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.body(inputs))
+        return found
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return self.head.parameters(recurse)
+
+
+def test_a_model_whose_parameters_are_others_than_its_named_ones_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"parameters\(\) are others than its named_parameters"):
+        Task(model=Headed(), loss=CrossEntropy())
 
 
 def test_a_dropout_layer_with_code_of_its_own_is_refused() -> None:

@@ -19,6 +19,7 @@ from fedveil.files import as_path
 from fedveil.population import catalogue
 from fedveil.population.schema import read_schema
 from fedveil.population.tables import read_tables
+from tests.shape_checks import look_at
 from tests.test_python import X, network, train
 
 LONGEST = 200
@@ -120,7 +121,7 @@ def test_a_statement_prints_its_sentences(trained: fv.Result) -> None:
     assert f"{trained.statement}".startswith("Adding or removing one user")
 
 
-def test_a_round_shows_no_private_number(seen: Seen) -> None:
+def test_a_round_shows_no_private_number(trained: fv.Result, seen: Seen) -> None:
     assert seen.last.private
     assert repr(seen.last).startswith("RoundSummary(1 of 1, epsilon=3.14, folder='")
 
@@ -157,6 +158,7 @@ def test_every_function_that_takes_a_path_takes_text(
 
 @pytest.mark.parametrize("wrong", [3, None, b"run", ["run"]])
 def test_what_is_no_path_is_refused_by_name(trained: fv.Result, bundle: fv.Bundle, wrong: Any) -> None:
+    look_at(0, "unchecked")  # as in a program, where nothing checks the types of arguments
     calls: dict[str, Callable[[], object]] = {
         "load": lambda: fv.load(wrong),
         "verify": lambda: fv.verify(wrong),

@@ -36,6 +36,10 @@ def check_classes(method: Method, duties: Mapping[str, tuple[str, ...]]) -> None
     if method.released == "models":
         check_computed(method.local)
     check_enforced(method.bound)
+    if reason := ignored(method, ()):
+        raise CompositionError(
+            f"{type(method).__name__}, a class of methods, {reason}: a run uses the stages of a Method; redefine these"
+        )
     for field, names in duties.items():
         reason = "" if field == "local" else ignored(getattr(method, field), names)
         if reason:

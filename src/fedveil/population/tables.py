@@ -86,7 +86,7 @@ def tables(
 
 def read_tables(
     schema: Schema,
-    files: Sequence[str | Path],
+    files: Sequence[str] | Sequence[Path],
     *,
     test: str | Path | None = None,
     test_share: float = TEST_SHARE,
@@ -118,11 +118,11 @@ def read_tables(
         a record is held out, and what its user's batches are seeded by, depends on that user's id and records alone.
         Taking a user's records away is never refused, down to tables that are a header alone.
     """
-    paths = [as_path(one, "read_tables: files") for one in files]
+    files = [as_path(one, "read_tables: files") for one in files]
     test = None if test is None else as_path(test, "read_tables: test")
-    check_files(schema, paths)
+    check_files(schema, files)
     check_share("tables", test_share, test)
-    parts = [_read_part(schema, path) for path in paths]
+    parts = [_read_part(schema, path) for path in files]
     features = np.concatenate([part.features for part in parts])
     targets = np.concatenate([part.targets for part in parts])
     users, user = numbered([who for part in parts for who in part.user])
@@ -132,7 +132,7 @@ def read_tables(
             f"n_users is {schema.n_users} in the schema, but more users have records; it is the public number of "
             "all users and must not be below the number present"
         )
-    silo_names, silo = silo_numbers(schema, paths, [where for part in parts for where in part.silo])
+    silo_names, silo = silo_numbers(schema, files, [where for part in parts for where in part.silo])
     notes = [
         "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records.",
         AS_TEXT,
@@ -140,7 +140,7 @@ def read_tables(
     ]
     if test is not None:
         kept, tested, test_rows = np.ones(len(features), dtype=np.bool_), read_test(schema, test), None
-        check_public(paths, test)
+        check_public(files, test)
         notes.append(f"The test table is the declared file {test.name}; no guarantee covers its records.")
     else:
         marked = held_out(user, silo, key, test_share, seed)
