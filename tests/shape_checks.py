@@ -231,7 +231,7 @@ def remembering(fn: Any = None, *, typechecker: Any = None, arrays_alone: bool =
         nonlocal checks, valued, file, left
         if file is not _file:
             file, left = _file, _calls
-        elif left <= 0:
+        if left <= 0:
             return fn(*args, **kwargs)
         left -= 1
         if checks is None:

@@ -52,6 +52,9 @@ class Mine(GaussianShares):
 class Unsayable(GaussianShares):
     rule: Callable[[], float] = float
 
+    def nominal(self) -> float:
+        return self.noise_multiplier + self.rule()
+
 
 def run(folder: Path, method: Any = METHOD, **changes: Any) -> fv.Result:
     return train(folder, method=method, **{"server": None} | changes)

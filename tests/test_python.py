@@ -804,8 +804,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a method that is none": (lambda folder: method("uldp"), "no method 'uldp'; there are: fedavg"),
     "a clip of zero": (
-        bad_train(method=fv.uldp_avg(clip=0.0, noise_multiplier=1.0)),
-        "method.clip: must be > 0",
+        lambda folder: fv.uldp_avg(clip=0.0, noise_multiplier=1.0),
+        "method uldp-avg: clip: must be > 0",
     ),
     "no noise and no target": (
         bad_train(method=fv.uldp_avg(clip=1.0)),

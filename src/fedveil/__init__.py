@@ -14,11 +14,11 @@ Everything in ``__all__`` is public and documented in docs/reference/python.md; 
 imported on first use, so ``import fedveil`` does not load PyTorch.
 """
 
-import os
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+import os as _os
+import typing as _typing
+from importlib import import_module as _import_module
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from fedveil.api.callbacks import Callback, Checkpoints, EarlyStop, Progress, RoundSummary
     from fedveil.api.methods import (
         MethodChoice,
@@ -55,9 +55,9 @@ __version__ = "0.2.0"
 
 # Intel's library rounds a product by where in memory its arrays start, on some processors, unless it is asked not to
 # before its first product: docs/theory/alone-in-a-batch.md.
-os.environ.setdefault("MKL_CBWR", "AUTO")
+_os.environ.setdefault("MKL_CBWR", "AUTO")
 
-_PLACES: Final = {
+_PLACES: _typing.Final = {
     **dict.fromkeys(
         ("Callback", "Checkpoints", "EarlyStop", "Progress", "RoundSummary"), "fedveil.api.callbacks"
     ),
@@ -117,18 +117,21 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name == "population":  # the room, which is callable
-        return import_module("fedveil.population")
+        return _import_module("fedveil.population")
     if name not in __all__:
         raise AttributeError(
             f"module 'fedveil' has no attribute '{name}'; public names: {', '.join(__all__)}"
         )
     place, _, attribute = _PLACES.get(name, "fedveil.api.methods").partition(":")
-    found = getattr(import_module(place), attribute or name)
+    found = getattr(_import_module(place), attribute or name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names: rooms that happen to be imported, and what this file uses, are none."""
+    return sorted(
+        {*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__", "__spec__", "__version__"}
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,11 @@ class Verification:
         order = ("fails", "holds", "unchecked")
         found = sorted(self.checks, key=lambda one: order.index(one.outcome))
         return "\n".join(f"{one.outcome:9} {one.name}: {one.detail}" for one in found)
+
+    def __repr__(self) -> str:
+        counted = Counter(one.outcome for one in self.checks)
+        found = ", ".join(f"{counted[outcome]} {outcome}" for outcome in ("holds", "fails", "unchecked"))
+        return f"Verification(path='{self.path}', holds={self.holds}, checks: {found})"
 
     @property
     def holds(self) -> bool:

@@ -67,6 +67,23 @@ _MALFORMED: Final = (
 )
 
 
+def as_path(given: Any, what: str) -> Path:
+    """Return a path that was given as text or as a path object.
+
+    Args:
+        given: the argument.
+        what: names function and argument, for the error.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
+        raise ConfigError(
+            f"{what}: a path is needed, as text or as a pathlib.Path, not {type(given).__name__}"
+        )
+    return Path(given)
+
+
 @contextmanager
 def reading(place: object, error: type[FedveilError]) -> Iterator[None]:
     """Have everything that fails for what a file holds fail with one error, which names the file and no content.

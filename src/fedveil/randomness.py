@@ -22,6 +22,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
+from fedveil.keys import whole
+
 _WORD = np.dtype("<u8")
 
 
@@ -48,7 +50,7 @@ class ExperimentRandomness:
     """
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
+        self.seed: int = whole(seed)  # streams are named by the seed and its type
 
     def integer(self, *path: str | int) -> int:
         """Return a 63-bit integer that depends on the seed and the path alone (a seed for another library)."""

@@ -33,6 +33,14 @@ KINDS: Final = {
 
 PACKAGE: Final = "fedveil"
 
+
+def is_own(kind: type[Any]) -> bool:
+    """Return whether a class is defined in fedveil itself, or built into Python, and not in another package."""
+    return kind.__module__.partition(".")[0] in _OWN
+
+
+_OWN: Final = frozenset({PACKAGE, "builtins", "abc", "typing"})
+
 HOUSE: Final[dict[str, dict[str, str]]] = {
     "methods": {
         "fedavg": "fedveil.methods.fedavg:fedavg",

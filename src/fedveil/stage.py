@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from inspect import get_annotations, isabstract
 from typing import Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 from fedveil.keys import check_ranges
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Tells
+from fedveil.registry import is_own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +133,60 @@ def duty(default: _Answer) -> _Answer:
 
 def answers(stage: Any, name: str) -> bool:
     """Return whether the class of a stage defines a method of this name, and not by a default that is no answer."""
-    found = getattr(type(stage), name, None)
+    return _defines(type(stage), name)
+
+
+def _defines(kind: type[Any], name: str) -> bool:
+    found = getattr(kind, name, None)
     return callable(found) and not getattr(found, _DUTY, False)
+
+
+# --- classes of other packages ---------------------------------------------------------------------------------
+
+
+def redefined(stage: Any, *names: str) -> tuple[str, ...]:
+    """Return those of the names that a class of another package defines for a stage, in place of fedveil's own."""
+    return tuple(name for name in names if not _is_ours(type(stage), name))
+
+
+def ignored(stage: Any, duties: Iterable[str], words: Iterable[str] = ()) -> str:
+    """Return why members that another package's class adds to a stage of fedveil would never be used; "" where not.
+
+    A stage is used through the attributes of its fedveil class. A class that is derived from a complete stage, adds
+    members and redefines no such attribute acts as the stage that it is derived from, under a name of its own. So does
+    a member that another base class hides.
+
+    Args:
+        stage: the stage.
+        duties: what a class must define to be complete.
+        words: attributes that change nothing but what a stage says, besides those of every stage.
+    """
+    kinds = type(stage).__mro__
+    own = next(kind for kind in kinds if is_own(kind))
+    if own in _ROOTS or isabstract(own) or not all(_defines(own, name) for name in duties):
+        return ""
+    known = {*dir(own), *(name for kind in own.__mro__ for name in _members(kind))}
+    given = {name for kind in kinds if not is_own(kind) for name in _members(kind)}
+    hidden = sorted(name for name in given if _is_ours(type(stage), name))
+    if hidden:
+        return f"takes {', '.join(hidden)} from another base class, and {own.__name__} hides that"
+    if given & known - _WORDS - set(words):
+        return ""
+    added = sorted(given - known)
+    if not added:
+        return ""
+    return f"adds {', '.join(added)}, which nothing uses, so that it acts as {own.__name__} does"
+
+
+def _members(kind: type[Any]) -> set[str]:
+    """Return the fields, methods and attributes that a class itself defines."""
+    named = {*vars(kind), *get_annotations(kind)}
+    return {name for name in named if name == "__call__" or not name.startswith("__")} - {"_abc_impl"}
+
+
+def _is_ours(kind: type[Any], name: str) -> bool:
+    """Return whether fedveil's own code defines an attribute of a class, or nobody does."""
+    return next((is_own(one) for one in kind.__mro__ if name in _members(one)), True)
 
 
 class Stage:
@@ -179,3 +233,8 @@ class Source(Stage):
     def grid_loss(self, moves: Moves) -> float:
         """Return what a round costs in epsilon, per coordinate, because its noise lies on a grid."""
         return 0.0
+
+
+_ROOTS: Final = (object, Stage, Source)
+_WORDS: Final = frozenset({"refuses", "mechanisms", "uncovered", "published", "description", "name"})
+"""What a stage says: attributes that do not change what it does."""

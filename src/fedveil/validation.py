@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Tag, Vali
 from pydantic.fields import FieldInfo
 
 from fedveil.errors import ConfigError, FedveilError, meant
+from fedveil.keys import is_number, plain_inside
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -86,7 +87,11 @@ class DocumentTable(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _apart(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        """Refuse what was read as true or false and is none, and what was read as a number and is none."""
+        """Refuse what was read as true or false and is none, and what was read as a number and is none.
+
+        Numbers of numpy, PyTorch and other libraries are read as Python's own.
+        """
+        given = plain_inside(given) if isinstance(given, Mapping) else given
         made = read(given)
         problems = list(_mistaken(given, made, ()))
         if problems:
@@ -103,7 +108,7 @@ def _mistaken(given: Any, made: Any, path: tuple[str | int, ...]) -> Iterator[di
     elif isinstance(given, list | tuple) and isinstance(made, list | tuple):
         for index, (value, inside) in enumerate(zip(given, made, strict=False)):
             yield from _mistaken(value, inside, (*path, index))
-    elif isinstance(given, bool | str) and isinstance(made, int | float) and not isinstance(made, bool):
+    elif is_number(made) and given is not None and not is_number(given):
         kind = "float_type" if isinstance(made, float) else "int_type"
         yield {"type": kind, "loc": path, "input": given, "msg": "a number is needed"}
     elif isinstance(made, bool) and not isinstance(given, bool):
@@ -124,14 +129,15 @@ def validated(
         raise error(f"{place}: {explained(wrong, kind)}") from None
 
 
-def explained(error: ValidationError, document: Any) -> str:
+def explained(error: ValidationError | WrongSectionError, document: Any) -> str:
     """Return what is wrong with a document, key by key, in the paths that its author knows.
 
     Args:
         error: what its validation raised.
         document: the type that it was read as: a pydantic model or a dataclass.
     """
-    found = list(_told(error.errors(include_url=False), document, (), {}))
+    problems = error.problems if isinstance(error, WrongSectionError) else error.errors(include_url=False)
+    found = list(_told(problems, document, (), {}))
     ranged = {place for place, kind, _ in found if kind in _LIMITS}
     inside = {place.rpartition(".")[0] for place, _, _ in found}
     told = (

@@ -25,6 +25,8 @@ from fedveil.engine.run_folder.folder import Row, RunFolder
 from fedveil.engine.run_folder.shown import METRICS, Kind
 from fedveil.engine.setup import Prepared
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.files import as_path
+from fedveil.keys import is_number, plain, whole_argument
 from fedveil.privacy.statement import Statement, show_epsilon
 
 
@@ -51,6 +53,11 @@ class RoundSummary:
     folder: Path
     _prepared: Prepared = field(repr=False)
     advice: str | None = None
+
+    def __repr__(self) -> str:
+        """Public numbers alone, whatever the callback is shown."""
+        spent = "none" if self.epsilon is None else show_epsilon(self.epsilon)
+        return f"RoundSummary({self.number} of {self.rounds}, epsilon={spent}, folder='{self.folder}')"
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the parameters of this round's model by name; they are released, and so covered by epsilon."""
@@ -97,9 +104,10 @@ class EarlyStop(Callback):
     def __init__(
         self, metric: str, *, patience: int = 5, least: float = 0.0, lower_is_better: bool | None = None
     ) -> None:
-        if patience < 1:
-            raise ConfigError(f"EarlyStop: patience must be at least 1, not {patience}")
-        self.metric, self.patience, self.least = metric, patience, least
+        self.metric, self.patience = metric, whole_argument("EarlyStop: patience", patience, 1)
+        self.least = plain(least)
+        if not (is_number(self.least) and math.isfinite(self.least)):
+            raise ConfigError(f"EarlyStop: least must be a finite number, not {least!r}")
         lower = metric == "loss" if lower_is_better is None else lower_is_better
         self._sign = -1.0 if lower else 1.0
         self._best, self._since = -math.inf, 0
@@ -134,9 +142,10 @@ class Checkpoints(Callback):
     """
 
     def __init__(self, folder: str | Path, *, every: int = 1) -> None:
-        if every < 1:
-            raise ConfigError(f"Checkpoints: every must be at least 1, not {every}")
-        self.folder, self.every = Path(folder), every
+        self.folder, self.every = (
+            as_path(folder, "Checkpoints"),
+            whole_argument("Checkpoints: every", every, 1),
+        )
 
     def round_ended(self, round: RoundSummary) -> str | None:
         if round.number % self.every == 0:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, Final, Protocol
 
-from fedveil.engine.experiments.choice import Choice, own_keys
+from fedveil.engine.experiments.choice import Choice, Chosen, Keys, own_keys
 from fedveil.errors import ConfigError
-from fedveil.keys import Key
+from fedveil.keys import Key, plain_inside
 from fedveil.local.steps import LocalSgd
 from fedveil.registry import find
+from fedveil.validation import WrongSectionError, explained
 
 _SERVER: Final = "learning_rate"
 
@@ -60,7 +61,8 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
             ``steps``, ``batch_size``, ``momentum``, ``weight_decay``, ``decay``.
 
     Raises:
-        ConfigError: no such method, or a parameter that it does not have; the error lists those that it has.
+        ConfigError: no such method, a parameter that it does not have (the error lists those that it has), or one that
+            is missing, of the wrong type or outside its range.
 
     >>> method("uldp-avg-w", clip=0.5, epochs=5).local
     {'epochs': 5}
@@ -78,11 +80,30 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
         raise ConfigError(
             f"method {name}: no parameter '{unknown[0]}'; known here: {', '.join(sorted(own | local))}{hint}"
         )
-    return MethodChoice(
+    given = plain_inside(parameters)
+    chosen = MethodChoice(
         name=name,
-        parameters={key: value for key, value in parameters.items() if key in own},
-        local={key: value for key, value in parameters.items() if key in local} if trains else None,
+        parameters={key: value for key, value in given.items() if key in own},
+        local={key: value for key, value in given.items() if key in local} if trains else None,
     )
+    _check(chosen)
+    return chosen
+
+
+def _check(chosen: MethodChoice) -> None:
+    """Return if the parameters are such as an experiment may give; a noise that is left out is found in training.
+
+    Raises:
+        ConfigError: one that is missing or wrong; names it.
+    """
+    calibrated = {"noise_multiplier": "calibrated"} if chosen.takes_noise else {}
+    section = {"name": chosen.name, **calibrated, **chosen.parameters}
+    for mark, table in ((Chosen("methods"), section), (Keys(LocalSgd), chosen.local)):
+        try:
+            if table is not None:
+                mark.read(dict(table))
+        except WrongSectionError as error:
+            raise ConfigError(f"method {chosen.name}: {explained(error, error.section)}") from None
 
 
 def _keys(name: str) -> tuple[Key, ...]:

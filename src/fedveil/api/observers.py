@@ -22,7 +22,7 @@ from fedveil.api.callbacks import Callback, RoundSummary
 from fedveil.engine.experiments.experiment import dotted
 from fedveil.engine.run_folder.documents import NORM_LEVELS
 from fedveil.errors import ConfigError
-from fedveil.files import parse_toml, read_text
+from fedveil.files import as_path, parse_toml, read_text
 from fedveil.privacy.statement import Statement
 
 _TOLD: Final = (
@@ -98,7 +98,7 @@ class TensorBoard(Tracker):
 
     def __init__(self, folder: str | Path, *, private: bool = False) -> None:
         super().__init__(private=private)
-        self.folder = Path(folder)
+        self.folder = as_path(folder, "TensorBoard")
         try:
             import tensorboard  # noqa: F401
         except ImportError:
@@ -189,7 +189,7 @@ class WandB(Tracker):
         private: bool = False,
     ) -> None:
         super().__init__(private=private)
-        self.project, self.folder, self.mode = project, Path(folder), mode
+        self.project, self.folder, self.mode = project, as_path(folder, "WandB"), mode
         try:
             import wandb
         except ImportError:

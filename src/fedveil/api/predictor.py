@@ -37,6 +37,9 @@ class Predictor:
     feature_names: tuple[str, ...] | None = None
     scale: Affine = field(default_factory=Affine)
 
+    def __repr__(self) -> str:
+        return f"Predictor(model={type(self.model).__name__}, task='{self.task}', shape={self.shape})"
+
     def outputs(self, features: Any) -> Float32[np.ndarray, "n k"]:
         """Return what the model gives for records like those it was trained on.
 

@@ -20,6 +20,7 @@ from fedveil.engine.advice import advice_of
 from fedveil.engine.run import Outcome
 from fedveil.engine.run_folder.diagnostics import baseline_of
 from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.files import as_path
 from fedveil.population.records import Population
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.document import refuse_no_page, write_document
@@ -138,7 +139,7 @@ class Result:
             schema=None if read_from is None else read_from.schema,
             about=about,
         )
-        return write_bundle(Path(path), source)
+        return write_bundle(as_path(path, "save"), source)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the self-contained report into the run folder, and a copy to ``path`` if one is given.
@@ -147,9 +148,10 @@ class Result:
             ConfigError: a path that does not end in .html or .htm.
             RunFolderError: one of them cannot be written.
         """
-        if path is not None:
-            refuse_no_page(Path(path))
+        copied = None if path is None else as_path(path, "report")
+        if copied is not None:
+            refuse_no_page(copied)
         written = write_report(self.folder)
-        if path is None:
+        if copied is None:
             return written
-        return write_document(Path(path), written.read_text(encoding="utf-8"))
+        return write_document(copied, written.read_text(encoding="utf-8"))

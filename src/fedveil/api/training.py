@@ -23,6 +23,8 @@ from fedveil.engine.run import go_on, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import as_path
+from fedveil.keys import whole_argument
 from fedveil.methods.method import Method
 from fedveil.population.records import Population
 from fedveil.server.optimizers import Optimizer
@@ -89,8 +91,10 @@ def train(
         FedveilError: a mistake in model, population, method or budget, reported before any training.
     """
     _check(people, method)
+    folder = as_path(folder, "fedveil.train: folder")
     if isinstance(method, Method):
         _check_whole({"epsilon": epsilon, "server": server}, settings)
+    seed = whole_argument("fedveil.train: seed", seed)
     learned = objective(model, people, seed, loss, metrics)
     document: dict[str, Any] = {
         "name": name,
@@ -107,7 +111,7 @@ def train(
     experiment = parse(_laid_over(document, settings), "fedveil.train")
     prepared = _prepared(experiment, people, learned)
     watch = Watch(prepared, callbacks, public_test=people.public_test)
-    outcome = watch.until_the_end(lambda: run(prepared, Path(folder), watch))
+    outcome = watch.until_the_end(lambda: run(prepared, folder, watch))
     return Result.of(outcome, learned.module, people)
 
 
@@ -142,7 +146,7 @@ def resume(
         RunFolderError: no run folder, a damaged one, or one that began with another model, other data, another loss or
             other metrics; the error names what differs.
     """
-    opened, experiment = RunFolder.open(Path(folder))
+    opened, experiment = RunFolder.open(as_path(folder, "fedveil.resume: folder"))
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,8 @@ from fedveil.bundle import manifest
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.manifest import Manifest
 from fedveil.engine.experiments.handed_over import SESSION
-from fedveil.errors import DataError
-from fedveil.files import as_text, parse_json, parse_toml, writing
+from fedveil.errors import ConfigError, DataError
+from fedveil.files import as_path, as_text, parse_json, parse_toml, writing
 from fedveil.foreign import foreign
 from fedveil.local.models import MODELS, build_model
 from fedveil.population.records import Affine
@@ -59,6 +59,10 @@ class Bundle:
     statement: Statement
     _files: Mapping[str, bytes]
     _given: nn.Module | str | None
+
+    def __repr__(self) -> str:
+        said = self.manifest
+        return f"Bundle(path='{self.path}', model='{said.model.name}', task='{said.task}', {self.statement.short})"
 
     @cached_property
     def model(self) -> nn.Module:
@@ -144,7 +148,7 @@ class Bundle:
         """Return the probability of each class for each record."""
         return self.predictor.probabilities(features)
 
-    def predict_table(self, path: Path, keep: tuple[str, ...] = ()) -> pa.Table:
+    def predict_table(self, path: str | Path, keep: Sequence[str] = ()) -> pa.Table:
         """Return the predictions for a table, record by record in its order.
 
         Args:
@@ -155,12 +159,16 @@ class Bundle:
             The kept columns, ``prediction``, and for classification ``probability_LABEL`` for each class.
 
         Raises:
+            ConfigError: no path; a text where a list of columns to keep is needed.
             DataError: a column that is missing, one to keep that is called as one that is written, or a value that does
                 not fit the schema; names file, column, record.
         """
+        path = as_path(path, "predict_table")
+        if isinstance(keep, str):
+            raise ConfigError(f"predict_table: keep is a list of columns, [{keep!r}]")
         features = self._features(path)
         written = Format() if self.schema is None else self.schema.format
-        kept = open_table(path, keep, written) if keep else pa.table({})
+        kept = open_table(path, tuple(keep), written) if keep else pa.table({})
         columns = {"prediction": pa.array(self.predict(features))}
         if self.manifest.task == "classification":
             chances = self.predict_proba(features)
@@ -227,9 +235,10 @@ def load_bundle(path: str | Path, model: nn.Module | str | None = None) -> Bundl
             path, which says that the code may run. None for shipped models.
 
     Raises:
+        ConfigError: no path.
         BundleError: missing, damaged or changed; names the file.
     """
-    path = Path(path)
+    path = as_path(path, "load")
     if (path / "experiment.toml").is_file():
         raise BundleError(f"{path} is a run folder; `fedveil bundle {path} -o NEW.zip` makes a bundle of it")
     files = read_files(path)
@@ -245,7 +254,7 @@ def load_bundle(path: str | Path, model: nn.Module | str | None = None) -> Bundl
     )
 
 
-def write_table(table: pa.Table, path: Path, keep: Collection[str] = ()) -> None:
+def write_table(table: pa.Table, path: str | Path, keep: Collection[str] = ()) -> None:
     """Write predictions as ``.parquet`` or ``.csv``.
 
     In a ``.csv`` a text of the bundle's that begins like a formula of a spreadsheet has an apostrophe before it: names
@@ -260,6 +269,7 @@ def write_table(table: pa.Table, path: Path, keep: Collection[str] = ()) -> None
     Raises:
         DataError: another suffix, or it cannot be written.
     """
+    path = as_path(path, "write_table")
     suffix = path.suffix.lower()
     if suffix not in (".parquet", ".csv"):
         raise DataError(f"{path}: a table is written as .parquet or .csv")

@@ -13,11 +13,11 @@ import torch
 from fedveil.bundle.archive import BundleError
 from fedveil.bundle.bundle import Bundle
 from fedveil.errors import ConfigError
-from fedveil.files import writing
+from fedveil.files import as_path, writing
 from fedveil.foreign import foreign
 
 
-def export_onnx(bundle: Bundle, path: Path) -> Path:
+def export_onnx(bundle: Bundle, path: str | Path) -> Path:
     """Write the model as ONNX: input ``features`` (records, ...) float32, output ``outputs`` (records, k).
 
     Features come as the model sees them: encoded by the schema, scaled by the manifest's factor and shift.
@@ -26,6 +26,7 @@ def export_onnx(bundle: Bundle, path: Path) -> Path:
         ConfigError: the extra ``onnx`` is not installed.
         BundleError: the model has a part that ONNX has no word for, or the file cannot be written.
     """
+    path = as_path(path, "export_onnx")
     try:
         import_module("onnx")
         import_module("onnxscript")
@@ -55,12 +56,13 @@ def export_onnx(bundle: Bundle, path: Path) -> Path:
     return path
 
 
-def export_torch(bundle: Bundle, path: Path) -> Path:
+def export_torch(bundle: Bundle, path: str | Path) -> Path:
     """Write the model's tensors as ``torch.load(path, weights_only=True)`` reads them.
 
     Raises:
         BundleError: the file cannot be written.
     """
+    path = as_path(path, "export_torch")
     with writing(path, BundleError), open(path, "wb") as stream:
         torch.save(bundle.tensors(), stream)
     return path

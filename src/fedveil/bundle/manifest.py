@@ -101,6 +101,13 @@ class Manifest(DocumentTable):
             raise ValueError(f"classes: {labels} of them, and the model has {outputs} outputs")
         return self
 
+    def __repr__(self) -> str:
+        return (
+            f"Manifest(run='{self.run}', model='{self.model.name}', task='{self.task}', rounds={self.rounds})"
+        )
+
+    __str__ = __repr__
+
     def to_bytes(self) -> bytes:
         """Return the document; there is one way to write it."""
         return (json.dumps(self.model_dump(mode="json"), indent=2, allow_nan=False) + "\n").encode()

@@ -23,7 +23,7 @@ from fedveil.bundle.signing import signatures
 from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_checkable, tried
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun
-from fedveil.files import reading
+from fedveil.files import as_path, reading
 from fedveil.foreign import foreign
 from fedveil.privacy.ledger import read_entries, read_head
 from fedveil.privacy.ledger_lines import Head
@@ -41,7 +41,9 @@ NOT_CHECKABLE: Final = {
 """What no file can show, by the name of its row."""
 
 
-def verify_bundle(path: str | Path, trusted: Sequence[str] = (), charter: Path | None = None) -> Verification:
+def verify_bundle(
+    path: str | Path, trusted: Sequence[str] = (), charter: str | Path | None = None
+) -> Verification:
     """Check a bundle; a failure is a check that fails, no error.
 
     Args:
@@ -50,9 +52,10 @@ def verify_bundle(path: str | Path, trusted: Sequence[str] = (), charter: Path |
         charter: of the federation that trained it; None: whose seal its membership has is not checked.
 
     Raises:
-        ConfigError: a trusted key that is none.
+        ConfigError: a trusted key that is none, or something that is no path.
     """
-    path = Path(path)
+    path = as_path(path, "verify")
+    charter = None if charter is None else as_path(charter, "verify: charter")
     check_trusted(trusted)
     found: list[Check] = []
     try:

@@ -6,6 +6,7 @@ from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.protection.errors import OwnRecordsError
+from fedveil.stage import redefined
 
 
 def check_deployable(prepared: Prepared) -> None:
@@ -26,6 +27,16 @@ def check_deployable(prepared: Prepared) -> None:
     if method.weights.by_records and not method.weights.totalled:
         raise CompositionError(
             f"{method.name}: weights {method.weights.description}: between institutions {NOT_WHOLE}"
+        )
+    if method.weights.by_records and redefined(method.weights, "of", "within"):
+        raise CompositionError(
+            f"{method.name}: {type(method.weights).__name__} defines of(), and between institutions weights by records "
+            "are computed from the silos' scores alone"
+        )
+    if redefined(method.sampler, "draw") and not method.draws:
+        raise CompositionError(
+            f"{method.name}: {type(method.sampler).__name__} defines draw(), and between institutions nobody is drawn "
+            "where the sampler says that everyone takes part: set samples = True and a rate below 1"
         )
     if method.channel.missing_silos and not method.protection.recovers:
         raise CompositionError(

@@ -21,7 +21,7 @@ from fedveil.local.span.plan import linear_layer
 from fedveil.local.span.steps import spannable
 from fedveil.local.span.sums import MOST_WEIGHT
 from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalStep, as_sgd
+from fedveil.local.steps import LocalStep, as_sgd, check_computed
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, SplitTrainer
 from fedveil.local.vectorized import VmapTrainer
@@ -50,11 +50,12 @@ def choose_trainer(
         users: |U|, which bounds the weights of a silo: span's rounding is proved for up to 838,860 of them.
 
     Raises:
-        ConfigError: a name that does not exist.
+        ConfigError: a name that does not exist, or local steps of a class that trainers do not know.
         ModelError: ``span`` for a model that is not linear, for projected steps with momentum, under an l1 bound, in
             bfloat16, or for more users than its bound is proved for; ``vmap`` for a model that it cannot batch; either
             under a bound on a machine whose kernels let a contribution depend on those beside it.
     """
+    check_computed(local)
     bounds = bound is not None and bound.bounded
     too_many = bounds and users is not None and users > MOST_WEIGHT
     if name == "auto":

@@ -39,7 +39,7 @@ from fedveil.local.dropout import seed_names
 from fedveil.local.memory import rows_in_memory
 from fedveil.local.shapes import undivided, unit, whole
 from fedveil.local.silo_sums import SiloSums
-from fedveil.local.steps import LocalDpSgd, PoissonPlan
+from fedveil.local.steps import LocalDpSgd, PoissonPlan, check_computed
 from fedveil.local.stillness import unchanged
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, Sums, TrainJob, Watch
@@ -92,6 +92,7 @@ class DpSgdTrainer:
     together: bool = True
 
     def __post_init__(self) -> None:
+        check_computed(self.local)
         if not self.task.loss.separable:
             raise CompositionError(
                 f"DP-SGD clips the gradient of each record, but the loss {self.task.loss.name} has no "

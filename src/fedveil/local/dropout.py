@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from fedveil.errors import ModelError
 from fedveil.local.counters import derive
 
 _LOWEST: Final = -(1 << 63)
@@ -59,7 +60,12 @@ class SeededDropout(nn.Module):
 
 
 def with_seeded_dropout(model: nn.Module) -> nn.Module:
-    """Replace torch's dropout layers inside a model, in place, and return the model (or its replacement)."""
+    """Replace torch's dropout layers inside a model, in place, and return the model (or its replacement).
+
+    Raises:
+        ModelError: a dropout layer of a derived class, with a ``forward`` of its own, or with hooks: its replacement
+            would ignore them.
+    """
     if isinstance(model, _DROPOUTS):
         return _seeded(model, 0)
     found = [
@@ -75,6 +81,12 @@ def with_seeded_dropout(model: nn.Module) -> nn.Module:
 
 def _seeded(dropout: nn.Module, layer: int) -> SeededDropout:
     assert isinstance(dropout, _DROPOUTS)
+    hooks = any(value for name, value in vars(dropout).items() if name.endswith("_hooks"))
+    if type(dropout) not in _DROPOUTS or "forward" in vars(dropout) or hooks:
+        raise ModelError(
+            f"the dropout layer {type(dropout).__name__} has code of its own (a derived class, a forward or hooks), "
+            "which is ignored where its mask is drawn per contribution: use torch.nn.Dropout as it is"
+        )
     seeded = SeededDropout(dropout.p, layer, channels=not isinstance(dropout, nn.Dropout))
     return seeded.train(dropout.training)
 

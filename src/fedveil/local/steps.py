@@ -20,8 +20,8 @@ from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from pydantic import Field
 
-from fedveil.errors import ConfigError
-from fedveil.keys import Count, Fraction, NonNegative, Positive, filled
+from fedveil.errors import CompositionError, ConfigError
+from fedveil.keys import Count, Fraction, NonNegative, Positive, filled, is_number
 from fedveil.privacy.claims import Claim, Tells, covering, unprotected
 from fedveil.privacy.events import Event
 from fedveil.privacy.group import published, worst_split
@@ -152,14 +152,15 @@ class LocalDpSgd(Source):
     own_noise: ClassVar[bool] = True
     one_gradient: ClassVar[bool] = False
 
-    learning_rate: float
-    epochs: int
-    batch_size: int
+    learning_rate: Positive
+    epochs: Count
+    batch_size: Count
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         LocalSgd(learning_rate=self.learning_rate, epochs=self.epochs, batch_size=self.batch_size)
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+        if not (is_number(self.noise_multiplier) and 0 <= self.noise_multiplier < math.inf):
             raise ConfigError(f"local noise_multiplier must be a number >= 0, not {self.noise_multiplier}")
 
     def plan(self, records: int) -> PoissonPlan:
@@ -256,6 +257,28 @@ def _worst_split(
 LocalStep: TypeAlias = LocalSgd | LocalGradient
 
 
+def check_computed(local: Any) -> None:
+    """Return if trainers compute exactly these local steps: they read the fields and call no method of a subclass.
+
+    Raises:
+        CompositionError: a class that trainers do not know, derived from one of theirs or not.
+    """
+    if type(local) not in _COMPUTED:
+        known = ", ".join(kind.__name__ for kind in _COMPUTED)
+        raise CompositionError(
+            f"{type(local).__name__}, given as local: trainers compute {known} from their fields, and would ignore "
+            "what another class defines; take one of these"
+        )
+
+
 def as_sgd(local: LocalStep) -> LocalSgd:
-    """Return the SGD that computes this local step's update."""
+    """Return the SGD that computes this local step's update.
+
+    Raises:
+        CompositionError: steps of a class that trainers do not know.
+    """
+    check_computed(local)
     return local.as_sgd() if isinstance(local, LocalGradient) else local
+
+
+_COMPUTED: Final = (LocalSgd, LocalGradient, LocalDpSgd)

@@ -96,6 +96,11 @@ class Task:
                 raise ModelError(
                     f"parameter {name} is {parameter.dtype}; models are trained in torch.float32"
                 )
+        if [*map(id, self.model.parameters())] != [id(one) for _, one in self.model.named_parameters()]:
+            raise ModelError(
+                "the model's parameters() are others than its named_parameters(), which are trained: define neither; "
+                "requires_grad_(False) freezes a parameter"
+            )
         layout = Layout.of(self.model)
         if layout.dimension == 0:
             raise ModelError("the model has no trainable parameter")

@@ -16,8 +16,12 @@ from torch import Tensor
 from fedveil.errors import ModelError
 from fedveil.local.losses import Loss, TaskKind
 from fedveil.local.stillness import WHY, held_by
+from fedveil.registry import is_own
+from fedveil.stage import ignored, redefined
 
 _ROWS = 40  # more than the fewest that losses of hard examples keep
+_FIXED = ("__call__", "in_closed_form", "by_row")
+_WORDS = ("name", "tasks", "check_targets", "check_task")
 _CALLS = 4  # in between, with larger outputs each: what a running mean of losses would follow
 
 
@@ -34,12 +38,19 @@ def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor,
         ModelError: it fails, gives no finite term per record, keeps a state, draws random numbers, lets a record's term
             depend on other rows although it is called separable, lets padding rows count, or brings slopes of its own.
     """
-    own = type(loss).__module__.partition(".")[0] == __name__.partition(".")[0]
-    if not own and type(loss).slopes is not Loss.slopes:
+    if not is_own(type(loss)) and type(loss).slopes is not Loss.slopes:
         raise ModelError(
             f"loss {loss.name} brings slopes of its own, or derives from a loss that has some: they are asked for many "
             "contributions at once, and nobody has tried them; derive from fedveil's Loss, and give `records` alone"
         )
+    unused = redefined(loss, *_FIXED)
+    if unused:
+        raise ModelError(
+            f"loss {loss.name} defines {', '.join(unused)}: trainers take the mean over a batch themselves and decide "
+            "how they compute it; give `records` alone"
+        )
+    if reason := ignored(loss, ("records", "check_targets"), _WORDS):
+        raise ModelError(f"loss {loss.name} {reason}: trainers use `records`; define that")
     generator = torch.Generator().manual_seed(0)
     made_up = torch.randn(_ROWS, outputs, generator=generator)
     targets = _targets(task, outputs, like)

@@ -19,13 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import CompositionError
-from fedveil.keys import NonNegative
+from fedveil.keys import NonNegative, is_number, make_plain
 from fedveil.methods.cepam_profile import one_round
 from fedveil.methods.channels import Channel
 from fedveil.methods.quantized import KEY_REASON, OF_DITHERS, OF_LAYERS, layered, layered_codec, quantized
@@ -67,7 +67,8 @@ class Dithered:
     step: float
 
     def __post_init__(self) -> None:
-        if not (self.step > 0 and math.isfinite(self.step)):
+        make_plain(self)
+        if not (is_number(self.step) and self.step > 0 and math.isfinite(self.step)):
             raise CompositionError(f"step = {self.step}: a quantiser needs a finite step above 0")
 
 
@@ -121,6 +122,11 @@ class ClientMessages(Channel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if type(self.form) not in get_args(Form):
+            known = ", ".join(kind.__name__ for kind in get_args(Form))
+            raise CompositionError(
+                f"form = {type(self.form).__name__}: updates are coded as {known} say, by their fields"
+            )
         if self.noise is None and self.noise_multiplier:
             raise CompositionError(f"noise_multiplier = {self.noise_multiplier} without a law of noise")
         if isinstance(self.form, Layered):

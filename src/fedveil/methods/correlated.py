@@ -214,6 +214,11 @@ def streamed(method: Method, correlated: Correlated | None, rounds: int | None) 
     """
     if correlated is None:
         return method
+    if type(correlated) is not Correlated:
+        raise CompositionError(
+            f"method.correlated: {type(correlated).__name__} is another class, whose methods would be ignored: "
+            "coefficients follow from the fields of Correlated"
+        )
     if method.sampler.samples:
         raise CompositionError(
             "method.correlated: users who are drawn may take part in any two rounds, so that their rounds overlap in "

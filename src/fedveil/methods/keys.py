@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
@@ -60,7 +62,7 @@ ClipNorm = Annotated[
 
 
 def _number_or_table(given: object) -> str:
-    return _NUMBER if isinstance(given, int | float | str) else _TABLE
+    return _TABLE if isinstance(given, Mapping) or is_dataclass(given) else _NUMBER
 
 
 _NUMBER, _TABLE = "float", "literal[table]"

@@ -17,7 +17,7 @@ from fedveil.methods.sending import Coded, Sender, Sending
 from fedveil.privacy.claims import Claim, Tells, unprotected
 from fedveil.quantization.laws import GaussianLaw
 from fedveil.quantization.streams import KeyedStreams
-from fedveil.stage import Moves
+from fedveil.stage import Moves, redefined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,11 @@ class LayeredShares(Channel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if redefined(self.shares, "send"):
+            raise CompositionError(
+                f"{type(self.shares).__name__} defines send(), and here the compression error of a message is the "
+                "noise, so that no share is sent: take GaussianShares"
+            )
         if self.shares.noise_multiplier == 0:
             raise CompositionError(
                 "the channel's compression error is its noise: noise_multiplier = 0 leaves it nothing to compress "

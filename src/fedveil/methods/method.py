@@ -16,10 +16,12 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import CompositionError
+from fedveil.keys import is_number, make_plain
 from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
 from fedveil.methods.no_protection import NO_PROTECTION
+from fedveil.methods.own_classes import check_classes
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.methods.weights import Weights
 from fedveil.population.records import Groups, Population
@@ -85,8 +87,11 @@ class Method:
     released: Literal["models", "statistics"] = "models"
 
     def __post_init__(self) -> None:
+        make_plain(self)
+        if not is_number(self.noise_decay):
+            raise CompositionError(f"{self.name}: noise_decay = {self.noise_decay!r}: a number is needed")
         for field, names in _DUTIES.items():
-            if field == "local" and not self.local.own_noise:
+            if field == "local" and not getattr(self.local, "own_noise", False):
                 continue
             stage = getattr(self, field)
             for name in names:
@@ -95,6 +100,10 @@ class Method:
                         f"{self.name}: {type(stage).__name__}, given as {field}, does not define {name}(), which "
                         "every such stage must answer for itself"
                     )
+        try:
+            check_classes(self, _DUTIES)
+        except CompositionError as error:
+            raise CompositionError(f"{self.name}: {error}") from None
         if self.channel.content not in _CONTENTS:
             raise CompositionError(
                 f"{self.name}: {type(self.channel).__name__}, given as channel, says that a message tells "

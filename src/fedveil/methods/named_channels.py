@@ -12,6 +12,7 @@ from fedveil.methods.client_messages import ClientMessages, Form, Layered
 from fedveil.methods.keys import Lattice, Users
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.privacy.sampling import Sampler
+from fedveil.stage import redefined
 
 Of = Annotated[Any, filled()]
 """The method that the channel is for."""
@@ -64,6 +65,11 @@ def through_messages(central: Any, sampler: Sampler, n_users: int, form: Form) -
     Raises:
         CompositionError: clients are sampled independently, so that m is random.
     """
+    if redefined(central, "release"):
+        raise CompositionError(
+            f"{type(central).__name__} defines release(), and here the clients' messages carry the noise, so that the "
+            "server adds none: take CentralGaussian"
+        )
     if not sampler.fixed_size:
         raise CompositionError(
             "the clients' messages share one noise, so their number must be fixed and public, but Poisson sampling "

@@ -54,7 +54,7 @@ from fedveil.protection.messages import (
 )
 from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
 from fedveil.protection.partial.sums import PartialSums
-from fedveil.stage import Moves, Published
+from fedveil.stage import Moves, Published, redefined
 
 BARE: Final = (
     "the encrypted part carries no noise (he_noise = 0), and all who hold the key or read a model see it"
@@ -154,6 +154,11 @@ class PartialEncryption(ProtectionStage):
             yield "messages that the server decodes one by one are no sums of two parts"
         if self.clip == "parts" and not method.contribution.alone:
             yield "parts can be bounded by themselves only where a message holds one contribution"
+        if redefined(method.channel, "send"):
+            yield (
+                f"{type(method.channel).__name__} defines send(), and each part of a message has its noise from the "
+                "protection"
+            )
         if method.denoiser.needs_noise_std:
             yield f"{method.denoiser.description} needs one size of noise, and the two parts have their own"
 

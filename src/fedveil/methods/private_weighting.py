@@ -55,7 +55,7 @@ from fedveil.protection.weighting.messages import (
 from fedveil.protection.weighting.plan import CHECK_DISTANCE, WeightingPlan, rounded_sensitivity
 from fedveil.protection.weighting.rlwe_weights import shown_distance
 from fedveil.protection.weighting.weighted_sums import WeightedSums
-from fedveil.stage import Moves
+from fedveil.stage import Moves, redefined
 
 _MOST_PLACES: Final = 64
 _SHOWN: Final = {Tells.CIPHERTEXTS}
@@ -118,11 +118,22 @@ class PrivateWeighting(ProtectionStage):
             yield f"cannot run under private weighting with weights {method.weights.description}: {NOT_WHOLE}"
         if not method.channel.whole:
             yield f"cannot run under private weighting: {unmaskable(method)}"
+        for stage, name in (("weights", "of"), ("weights", "within"), ("contribution", "limited")):
+            if redefined(getattr(method, stage), name):
+                yield (
+                    f"cannot run under private weighting: {type(getattr(method, stage)).__name__}, given as {stage}, "
+                    f"defines {name}(), and Protocol 1 computes weights from the silos' scores alone"
+                )
         if self.private_sampling:
             yield from self._refuses_draw(method.sampler)
 
     def _refuses_draw(self, sampler: Any) -> Iterable[str]:
         """Refuse a sampler that oblivious transfer cannot play."""
+        if redefined(sampler, "draw"):
+            yield (
+                f"cannot run under private weighting with private_sampling: {type(sampler).__name__} defines draw(), "
+                "and oblivious transfer draws by the rate alone"
+            )
         near = _nearest(sampler.rate)
         if float(near) != sampler.rate or not 0 < near < 1:
             yield (

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedveil.errors import CompositionError
-from fedveil.local.steps import LocalDpSgd, LocalGradient
+from fedveil.local.steps import LocalDpSgd, LocalGradient, check_computed
 from fedveil.methods.channels import Identity
 from fedveil.methods.contributions import RecordContribution, SiloContribution, SiloUserContribution
 from fedveil.methods.correlated import streamed
@@ -94,6 +94,7 @@ def uldp_group(
         CompositionError: a local step that DP-SGD does not have (momentum, weight decay, a rate that falls, a pass that
             stops early, no batch size).
     """
+    check_computed(local)
     plain = not (local.momentum or local.weight_decay) and local.decay == 1 and local.steps is None
     if local.batch_size is None or not plain:
         raise CompositionError(

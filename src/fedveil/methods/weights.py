@@ -75,6 +75,11 @@ class Weights(Stage):
     def by_power(cls, power: Power | DeclaredMain) -> Weights:
         """Return the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity, by counts or as a file says."""
         if isinstance(power, DeclaredMain):
+            if type(power) is not DeclaredMain:
+                raise CompositionError(
+                    f"method.power: {type(power).__name__} is another class, whose methods would be ignored: weights "
+                    "follow from the fields of DeclaredMain"
+                )
             return cls("declared", math.inf, power.main_silos)
         return cls("records", math.inf if power == "main" else float(power))
 

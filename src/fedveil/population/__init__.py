@@ -4,18 +4,18 @@ Calling the package makes a population of arrays: ``fedveil.population(features=
 is :func:`fedveil.population.arrays.population`.
 """
 
-import sys
-from types import ModuleType
-from typing import Any
+import sys as _sys
+import types as _types
+import typing as _typing
 
 
-class _Room(ModuleType):
+class _Room(_types.ModuleType):
     """The package, callable: ``fedveil.population`` names both the room and its first function."""
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *given: _typing.Any, **named: _typing.Any) -> _typing.Any:
         from fedveil.population.arrays import population
 
         return population(*given, **named)
 
 
-sys.modules[__name__].__class__ = _Room
+_sys.modules[__name__].__class__ = _Room

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int32, Int64
 from torch.utils.data import Dataset
 
 from fedveil.errors import ConfigError, DataError
+from fedveil.keys import is_number, plain, whole, whole_argument
 from fedveil.population.column_checks import check_task
 from fedveil.population.giveaways import giveaways
 from fedveil.population.given import (
@@ -127,6 +128,7 @@ def population(
     >>> people.n_users, people.n_silos, people.feature_shape
     (10, 2, (2,))
     """
+    n_users, test_share, seed = whole(n_users), plain(test_share), whole_argument("population: seed", seed)
     _check_arguments(task, n_users, test_share, test)
     assert task is not None
     within = _range(task, target_range)
@@ -235,11 +237,10 @@ def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> Non
             'mean, so it must not depend on the records; n_users="counted" counts them all the same, and the statement '
             "says that no guarantee covers it"
         )
-    if n_users != "counted" and (
-        isinstance(n_users, bool) or not isinstance(n_users, int | np.integer) or n_users < 1
-    ):
+    counted = isinstance(n_users, str) and n_users == "counted"
+    if not counted and not (is_number(n_users) and isinstance(n_users, int) and n_users >= 1):
         raise ConfigError(f'population: n_users must be a whole number >= 1 or "counted", not {n_users!r}')
-    if n_users != "counted" and n_users > MOST_USERS:
+    if not counted and n_users > MOST_USERS:
         raise ConfigError(f"population: n_users must be <= {MOST_USERS:g}, not {n_users!r}")
     if test is not None and (not isinstance(test, tuple) or len(test) != 2):
         raise ConfigError("population: test must be a pair (features, targets) of public records")
@@ -252,14 +253,14 @@ def _range(task: Task, given: Any) -> tuple[float, float] | None:
     if task != "regression":
         raise ConfigError(f"population: target_range belongs to regression, not to {task}")
     try:
-        lower, upper = (float(one) for one in given)
+        lower, upper = (plain(one) for one in given)
     except (TypeError, ValueError):
         lower = upper = math.nan
-    if not -math.inf < lower < upper < math.inf:
+    if not (is_number(lower) and is_number(upper)) or not -math.inf < lower < upper < math.inf:
         raise ConfigError(
             "population: target_range must be (lower, upper), two finite numbers, lower below upper"
         )
-    return lower, upper
+    return float(lower), float(upper)
 
 
 _REQUIRED: Final = {

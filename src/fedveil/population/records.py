@@ -199,7 +199,7 @@ class TableSource:
     """
 
     schema_file: Path
-    schema: bytes
+    schema: bytes = field(repr=False)
     files: tuple[Path, ...]
     test_file: Path | None
     test_share: float

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from pydantic import ConfigDict, Field, model_validator
 
 from fedveil.errors import DataError
-from fedveil.files import parse_toml, read_text
+from fedveil.files import as_path, parse_toml, read_text
 from fedveil.foreign import foreign
 from fedveil.population.column_checks import (
     check_bounds,
@@ -389,11 +389,11 @@ def _are_names(listed: Any) -> bool:
     return isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed)
 
 
-def read_schema(path: Path) -> Schema:
+def read_schema(path: str | Path) -> Schema:
     """Read a schema from a TOML file.
 
     Raises:
         DataError: the file is missing, is no TOML, or says something a schema does not; names the file and the key.
     """
-    document = parse_toml(read_text(path, DataError), f"schema {path}", DataError)
+    document = parse_toml(read_text(as_path(path, "read_schema"), DataError), f"schema {path}", DataError)
     return validated(Schema, document, f"schema {path} does not fit", DataError)

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
 from fedveil.errors import ConfigError
+from fedveil.keys import is_number
 
 TEST_SHARE: Final = 0.2
 """The share of tables and arrays that is held out where no other is asked for."""
@@ -30,7 +31,7 @@ def check_share(where: str, share: Any, test: Any) -> None:
             f"{where}: test_share is of the records that are held out, and beside test= none are; leave test_share or "
             "test out"
         )
-    if not (isinstance(share, float | int) and 0 < share < 1):
+    if not (is_number(share) and 0 < share < 1):
         raise ConfigError(
             f"{where}: test_share must be between 0 and 1, not {share!r}; public records to test on go into test="
         )

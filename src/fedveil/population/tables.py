@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.errors import ConfigError, DataError
-from fedveil.files import read_content, reading
+from fedveil.files import as_path, read_content, reading
+from fedveil.keys import plain, whole_argument
 from fedveil.population.cell_values import without_fraction
 from fedveil.population.identities import AS_TEXT, keys_of, numbered
 from fedveil.population.records import Population, Records, TableSource, Targets, Task
@@ -68,12 +69,13 @@ def tables(
     """
     if isinstance(files, str | Path):
         raise ConfigError(f"tables: files is a list, [{str(files)!r}], one a silo or with a silo column")
-    schema_file = Path(schema).absolute()
+    test_share, seed = plain(test_share), whole_argument("tables: seed", seed)
+    schema_file = as_path(schema, "tables: schema").absolute()
     source = TableSource(
         schema_file=schema_file,
         schema=read_content(schema_file, DataError),
-        files=tuple(Path(one).absolute() for one in files),
-        test_file=None if test is None else Path(test).absolute(),
+        files=tuple(as_path(one, "tables: files").absolute() for one in files),
+        test_file=None if test is None else as_path(test, "tables: test").absolute(),
         test_share=test_share,
         seed=seed,
     )
@@ -85,9 +87,9 @@ def tables(
 
 def read_tables(
     schema: Schema,
-    files: Sequence[Path],
+    files: Sequence[str] | Sequence[Path],
     *,
-    test: Path | None = None,
+    test: str | Path | None = None,
     test_share: float = TEST_SHARE,
     seed: int = 0,
 ) -> Population:
@@ -117,6 +119,8 @@ def read_tables(
         a record is held out, and what its user's batches are seeded by, depends on that user's id and records alone.
         Taking a user's records away is never refused, down to tables that are a header alone.
     """
+    files = [as_path(one, "read_tables: files") for one in files]
+    test = None if test is None else as_path(test, "read_tables: test")
     check_files(schema, files)
     check_share("tables", test_share, test)
     parts = [_read_part(schema, path) for path in files]

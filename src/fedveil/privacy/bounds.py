@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, get_args
 
 import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
-from fedveil.errors import PrivacyError
+from fedveil.errors import CompositionError, PrivacyError
+from fedveil.keys import is_number, make_plain
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.rows import (
     EXACT_FLOAT32_ROWS,
@@ -70,7 +71,8 @@ class _NormClip(Shortening):
 
     def __post_init__(self) -> None:
         """Refuse a norm that bounds nothing or that float32 cannot carry."""
-        if not (math.isfinite(self.norm) and self.norm > 0.0):
+        make_plain(self)
+        if not (is_number(self.norm) and math.isfinite(self.norm) and self.norm > 0.0):
             raise PrivacyError(
                 f"clip norm is {self.norm}; it must be a positive finite number (to clip "
                 "nothing, use no bound: the statement then says that there is no guarantee)"
@@ -199,7 +201,7 @@ class FixedVector(_NormClip):
     def __post_init__(self) -> None:
         """Refuse a step that is no power of two, besides what every bound refuses."""
         super().__post_init__()
-        if not (self.step > 0 and math.frexp(self.step)[0] == 0.5):
+        if not (is_number(self.step) and self.step > 0 and math.frexp(self.step)[0] == 0.5):
             raise PrivacyError(f"the grid of a statistic is {self.step}; it must be a power of two")
 
     @property
@@ -284,6 +286,20 @@ class Unbounded(SteadyBound):
 
 
 Bound = Clip | ClipL1 | FixedVector | AdaptiveClip | Unbounded
+
+
+def check_enforced(bound: Any) -> None:
+    """Return if kernels enforce exactly this bound: they read its fields, and not all of them call its methods.
+
+    Raises:
+        CompositionError: a class that kernels do not know, derived from one of theirs or not.
+    """
+    if type(bound) not in get_args(Bound):
+        known = ", ".join(kind.__name__ for kind in get_args(Bound))
+        raise CompositionError(
+            f"{type(bound).__name__}, given as bound: kernels enforce {known} from their fields, and would ignore "
+            "what another class defines; take one of these"
+        )
 
 
 def bound_of(clip: float | AdaptiveClip) -> Clip | AdaptiveClip:

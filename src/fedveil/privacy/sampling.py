@@ -10,13 +10,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import Bool
 
 from fedveil.errors import PrivacyError
+from fedveil.keys import is_number, make_plain
 from fedveil.privacy.claims import Claim, Tells
 from fedveil.privacy.events import (
     Adjacency,
@@ -147,7 +147,8 @@ class PoissonUsers(Sampler):
 
     def __post_init__(self) -> None:
         """Refuse a rate that is no probability, or that would never draw anybody."""
-        if not 0.0 < self.rate <= 1.0:
+        make_plain(self)
+        if not (is_number(self.rate) and 0.0 < self.rate <= 1.0):
             raise PrivacyError(
                 f"sampling rate is {self.rate}; it must be above 0 and at most 1 (1: every user takes part)"
             )
@@ -201,7 +202,8 @@ class UniformClients(Sampler):
 
     def __post_init__(self) -> None:
         """Refuse a cohort that cannot be drawn."""
-        whole = all(isinstance(number, Integral) for number in (self.sample, self.population))
+        make_plain(self)
+        whole = all(isinstance(one, int) and is_number(one) for one in (self.sample, self.population))
         if not whole or not 1 <= self.sample <= self.population:
             raise PrivacyError(
                 f"a cohort of {self.sample} out of {self.population} clients cannot be drawn without replacement; "

@@ -190,6 +190,20 @@ class Statement:
             f"the data of one {self.unit}, chosen at random, can satisfy differential privacy with such a delta."
         )
 
+    def __str__(self) -> str:
+        """The statement in plain English, a sentence a line."""
+        return "\n".join(self.sentences())
+
+    def __repr__(self) -> str:
+        return f"Statement({self.short})"
+
+    @property
+    def short(self) -> str:
+        """Epsilon, delta and the unit, in one line; figures are rounded up."""
+        bound = f"epsilon={show_epsilon(self.epsilon)}"
+        large = " (not below 1 / units)" if self.has_large_delta else ""
+        return f"{bound}, delta={show_delta(self.delta)}{large} for one {self.unit}, released={self.released}"
+
     def against(self, role: Role) -> float | None:
         """Return the epsilon against a party that has a line, and against readers (None: nothing is guaranteed).
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.keys import filled
 from fedveil.server.schedules import Schedule, factor
-from fedveil.stage import Moves, Stage, duty
+from fedveil.stage import Moves, Stage, duty, redefined
 
 State: TypeAlias = Mapping[str, Tensor]
 """What an optimiser remembers from round to round: tensors by name, on the CPU; saved with every checkpoint."""
@@ -188,8 +188,9 @@ class ServerSgd(_Scheduled):
 
     @property
     def plain_rate(self) -> float | None:
-        """The learning rate, where there is neither momentum nor a schedule."""
-        return None if self.momentum or self.schedule != "constant" else self.learning_rate
+        """The learning rate, where there is neither momentum nor a schedule, and the steps are those of this class."""
+        plain = not self.momentum and self.schedule == "constant" and not redefined(self, "step")
+        return self.learning_rate if plain else None
 
     def mechanisms(self, moves: Moves) -> tuple[str, ...]:
         if not self.momentum:

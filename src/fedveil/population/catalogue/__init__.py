@@ -110,3 +110,8 @@ def load(
     found, source = data_set(name), store(folder)
     request = Request(allocation=allocation, n_users=n_users, n_silos=n_silos, seed=seed)
     return found.build(request, source, found.files(source))
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -158,6 +158,13 @@ class Evaluated:
     asked: Asked
     releases: NoisySums
 
+    def __repr__(self) -> str:
+        found = ", ".join(
+            f"{name}={'none' if one is None else f'{one.estimate:.4g}'}"
+            for name, one in self.headline.items()
+        )
+        return f"Evaluated(name='{self.name}', round={self.round}, {found})"
+
     @cached_property
     def placed(self) -> Placed:
         """The bins of scores."""

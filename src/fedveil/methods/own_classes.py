@@ -1,0 +1,96 @@
+"""Stages of other packages' classes: each is used through its methods, and what would be ignored is refused.
+
+Most stages do their work in methods, so that a class of another package takes their place. Some are read by their
+fields: trainers compute local steps, kernels enforce bounds. Others answer by fields in some compositions only. Where a
+class defines what the composition does not use, a run would do what the parent class does, under another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from fedveil.errors import CompositionError
+from fedveil.local.steps import check_computed
+from fedveil.privacy.bounds import check_enforced
+from fedveil.server.denoise import Denoiser
+from fedveil.stage import ignored, redefined
+
+if TYPE_CHECKING:
+    from fedveil.methods.method import Method
+
+_PARTITIONS: Final = ("silo", "pair", "client", "record")
+"""Into which contributions the engine divides records."""
+
+
+def check_classes(method: Method, duties: Mapping[str, tuple[str, ...]]) -> None:
+    """Return if nothing that a class of another package defines for a stage is ignored in this method.
+
+    Args:
+        method: the composition.
+        duties: what the stage of each field must define.
+
+    Raises:
+        CompositionError: names the stage, its class, and what would be ignored.
+    """
+    if method.released == "models":
+        check_computed(method.local)
+    check_enforced(method.bound)
+    if reason := ignored(method, ()):
+        raise CompositionError(
+            f"{type(method).__name__}, a class of methods, {reason}: a run uses the stages of a Method; redefine these"
+        )
+    for field, names in duties.items():
+        reason = "" if field == "local" else ignored(getattr(method, field), names)
+        if reason:
+            raise CompositionError(
+                f"{type(getattr(method, field)).__name__}, given as {field}, {reason}: redefine a method that the "
+                "parent class is used through, or take the parent class itself"
+            )
+    reason = _unused_draw(method) or _other_partition(method) or _unused_estimate(method.denoiser)
+    if reason := reason or _unused_scores(method):
+        raise CompositionError(reason)
+
+
+def _unused_draw(method: Method) -> str:
+    if method.contribution.by_user or not redefined(method.sampler, "draw"):
+        return ""
+    return (
+        f"{type(method.sampler).__name__}, given as sampler, defines draw(), and nobody is drawn where a contribution "
+        f"is that of a {method.contribution.per}: take Everyone()"
+    )
+
+
+def _other_partition(method: Method) -> str:
+    per = method.contribution.per
+    if per in _PARTITIONS:
+        return ""
+    return (
+        f"{type(method.contribution).__name__}, given as contribution, says per = {per!r}: records are divided by "
+        f"{', '.join(_PARTITIONS)}; take one of these"
+    )
+
+
+def _unused_estimate(denoiser: Denoiser) -> str:
+    if not redefined(denoiser, "estimate"):
+        return ""
+    name = type(denoiser).__name__
+    if not denoiser.changes and not redefined(denoiser, "changes"):
+        return (
+            f"{name}, given as denoiser, defines estimate() and inherits changes = False: set changes = True"
+        )
+    if type(denoiser).resolved is not Denoiser.resolved and not redefined(denoiser, "resolved"):
+        return (
+            f"{name}, given as denoiser, defines estimate(), and the resolved() that it inherits puts another "
+            "denoiser in its place: define resolved() too, or derive from Denoiser"
+        )
+    return ""
+
+
+def _unused_scores(method: Method) -> str:
+    if not redefined(method.weights, "scores") or redefined(method.weights, "of"):
+        return ""
+    return (
+        f"{type(method.weights).__name__}, given as weights, defines scores() alone, from which weights are computed "
+        "where no party has all counts: define of() too, for all other runs"
+    )
