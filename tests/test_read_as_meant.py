@@ -48,7 +48,11 @@ def test_a_test_table_that_trains_is_refused_by_any_name(tmp_path: Path) -> None
         assert f"as {path};" in str(caught.value)
         assert "other, public people" in str(caught.value)
     public = tmp_path / "public.csv"
-    public.write_text(ROWS.replace("10", "11"))  # as many bytes
+    for rows in (ROWS + "c,30,no\n", "patient,age,sick\nx,20,no\n", "patient,age,sick\nb,20,yes\na,10,no\n"):
+        public.write_text(rows)
+        with pytest.raises(DataError, match=r"public.csv \(data\.table\.test_file.* trained on"):
+            read_tables(schema(), [north, south], test=public)
+    public.write_text(ROWS.replace("10", "11").replace("20", "21"))  # as many bytes
     assert read_tables(schema(), [north, south], test=public).public_test
 
 
