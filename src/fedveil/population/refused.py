@@ -11,9 +11,9 @@ _BEGINS: Final = (
 
 OF_ARRAYS: Final = (
     "A single record causes all records to be refused if its id is missing or its silo is not declared; if it has a "
-    "missing, infinite or disallowed value, or another type or shape than the other records; if its user is one more "
-    "than n_users; or if the code of a data set fails at it. A list or a data set without any record is refused too. "
-    f"{_BEGINS}"
+    "missing, infinite or disallowed value, another type or shape than the other records, or another index in one "
+    "pandas column than in the next; if its user is one more than n_users; or if the code of a data set fails at it. A "
+    f"list or a data set without any record is refused too. {_BEGINS}"
 )
 
 OF_CLIENTS: Final = (
@@ -36,6 +36,6 @@ def of_tables(binned: bool) -> str:
     cells = "" if binned else ", or, in training and by silos, with a cell that is not as declared"
     instead = "" if binned else ' (invalid = "bin" refuses no cell)'
     return (
-        "A single record with a missing or unknown id or silo, of one user more than n_users, with an incomplete "
-        f"line{cells}, causes its table to be refused{instead}. {_BEGINS}"
+        "A single record with a missing or unknown id or silo, of one user more than n_users, with an incomplete or "
+        f"unreadable line{cells}, causes its table to be refused{instead}. {_BEGINS}"
     )
