@@ -226,7 +226,7 @@ def test_a_data_sets_users_and_targets_are_read_one_by_one() -> None:
     for user in (8.0, torch.tensor(8.0), None, np.ma.masked):
         with pytest.raises(DataError, match="user, row 1: the id is missing"):
             of_people(Items(features, [1, 2, 3], [7, user, 8], list("nnn")), user=None, silo=None)
-    with pytest.raises(DataError, match="targets, row 1, feature 0: the entry is masked"):
+    with pytest.raises(DataError, match="targets, row 1: the entry is masked"):
         of_people(Items(features, [1.0, np.ma.masked_array([2.0], mask=[True]), 3.0]))
     for label in (np.ma.masked_array([1], mask=[True]), np.array(["2020-01-01"], "M8[ns]")):
         with pytest.raises(DataError, match="targets, row 1: the label is missing"):

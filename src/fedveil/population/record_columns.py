@@ -75,6 +75,6 @@ def _single(value: Any) -> Any:
     """Return the one number of an array or a tensor as Python has it; return anything else as it is."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.numel() == 1:
         return unwrap(value.reshape(()))
-    if isinstance(value, np.ndarray) and not np.ma.isMaskedArray(value) and value.size == 1:
+    if isinstance(value, np.ndarray) and value.size == 1:
         return unwrap(value.reshape(()))
     return unwrap(value)
