@@ -68,9 +68,9 @@ def to_array(given: Any, where: str, row: int | None = None) -> np.ndarray:
     if isinstance(given, torch.Tensor):
         return _tensor_to_array(given, called)
     if np.ma.isMaskedArray(given):
-        masked = np.atleast_1d(np.ma.getmaskarray(given))
+        masked = np.ma.getmaskarray(given)
         refuse_rows(
-            masked if row is None else masked[None],
+            np.atleast_1d(masked) if row is None else masked[None],
             where,
             "the entry is masked; fill it with a declared constant, or leave the record out",
             None if row is None else [row],
