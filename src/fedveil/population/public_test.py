@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int32, Shaped
 
 from fedveil.errors import DataError
+from fedveil.population.column_checks import CHUNK
 from fedveil.population.records import Features
 
 _DEVIATIONS: Final = 5.0
@@ -47,14 +48,15 @@ def refuse_training_records(
     >>> people, others = np.eye(4, dtype=np.float32), np.full((3, 4), 2, dtype=np.float32)
     >>> refuse_training_records(people, np.arange(4, dtype=np.int32), others, "row {}".format)
     """
-    if not len(features) or not len(tested):
+    if not features.size or not tested.size:
         return
     trained, public = _digests(features), _digests(tested)
-    users_of: dict[bytes, set[int]] = {}
-    for row, who in zip(trained, user.tolist(), strict=True):
-        users_of.setdefault(row, set()).add(who)
-    shared = sum(len(users_of[row]) > 1 for row in trained) / len(trained)
-    common = [row in users_of for row in public]
+    first: dict[bytes, int] = {}
+    several = {
+        row for row, who in zip(trained, user.tolist(), strict=True) if first.setdefault(row, who) != who
+    }
+    shared = sum(row in several for row in trained) / len(trained)
+    common = [row in first for row in public]
     expected = len(public) * shared
     most = expected + _DEVIATIONS * math.sqrt(expected * (1 - shared))
     if sum(common) > most or Counter(public) == Counter(trained):
@@ -68,7 +70,12 @@ def refuse_training_records(
 
 def _digests(features: Shaped[np.ndarray, "n *shape"]) -> list[bytes]:
     """Return a digest of each row's float32 numbers; 0 and -0 are the same number."""
-    return [
-        blake2b((row.astype(np.float32) + np.float32(0)).tobytes(), digest_size=16).digest()
-        for row in features
-    ]
+    found: list[bytes] = []
+    rows = max(1, CHUNK // math.prod(features.shape[1:]))
+    for start in range(0, len(features), rows):
+        numbers = features[start : start + rows].astype(np.float32) + np.float32(0)
+        data, width = numbers.tobytes(), numbers[0].nbytes
+        found += [
+            blake2b(data[at : at + width], digest_size=16).digest() for at in range(0, len(data), width)
+        ]
+    return found
