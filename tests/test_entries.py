@@ -162,6 +162,7 @@ def test_labels_are_read_one_by_one() -> None:
         ([0, 1, None], "row 2: the label is missing"),
         ([0, 1, np.ma.masked], "row 2: the label is missing"),
         ([0, 1, b"a"], "row 2: the label is missing"),
+        ([0, 1, torch.ones((), device="meta")], "row 2: the label is missing"),
         ([0, np.datetime64("2020-01-01", "ns")], "row 1: the label is missing"),
         (np.array(["2020-01-01", "2021-01-01"], "M8[ns]"), "class labels are text.*not datetime64"),
         (np.array([1, 2], "m8[ns]"), "class labels are text.*not timedelta64"),

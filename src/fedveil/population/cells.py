@@ -173,7 +173,7 @@ def unwrap(cell: Any) -> Any:
     """
     if isinstance(cell, np.bool_ | np.integer | np.floating | np.str_):
         return cell.item()
-    if isinstance(cell, torch.Tensor) and cell.ndim == 0:
+    if isinstance(cell, torch.Tensor) and cell.ndim == 0 and not cell.is_meta:
         return cell.item()
     if isinstance(cell, np.ndarray) and cell.ndim == 0 and not np.ma.isMaskedArray(cell):
         return unwrap(cell[()])
