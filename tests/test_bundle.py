@@ -43,7 +43,7 @@ from fedveil.privacy.events import GaussianEvent, LaplaceEvent, PoissonSampledEv
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.statement import Disclosure, Statement
 from tests.commands import as_json, ended
-from tests.test_python import FRAME, X, Y, network, people, train
+from tests.test_python import FRAME, PUBLIC_FRAME, PUBLIC_Y, X, network, people, train
 
 SCHEMA = """
 n_users = 12
@@ -69,7 +69,7 @@ categories = ["surgery", "heart"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> fv.Result:
-    held = people(features=FRAME, test=(FRAME[:20], Y[:20]))
+    held = people(features=FRAME, test=(PUBLIC_FRAME[:20], PUBLIC_Y[:20]))
     return train(tmp_path_factory.mktemp("runs"), "mlp", held)
 
 

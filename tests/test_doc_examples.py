@@ -246,12 +246,15 @@ def test_tables_are_read_as_the_page_says(here: Path) -> None:
     Path("schema.toml").write_text(BLOCKS["docs/how-to/your-own-tables.md:0"].text)
     for name in ("north", "south", "test"):
         silo = "south" if name == "south" else "north"
-        person = "T" if name == "test" else "P"
+        person, youngest = ("T", 50) if name == "test" else ("P", 30)
         with Path(f"{name}.csv").open("w", newline="") as stream:
             table = csv.writer(stream)
             table.writerow(["patient", "hospital", "sick", "age", "ward"])
             table.writerows(
-                [[f"{person}{row}", silo, ("no", "yes")[row % 2], 30 + row, "heart"] for row in range(6)]
+                [
+                    [f"{person}{row}", silo, ("no", "yes")[row % 2], youngest + row, "heart"]
+                    for row in range(6)
+                ]
             )
     pyarrow.parquet.write_table(pyarrow.csv.read_csv("south.csv"), "south.parquet")
     found: dict[str, Any] = {}

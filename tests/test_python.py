@@ -38,6 +38,9 @@ X = RANDOM.normal(size=(N, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
 USER = RANDOM.integers(0, 12, N)
 SILO = np.array(["north", "south"])[RANDOM.integers(0, 2, N)]
+PUBLIC = RANDOM.permuted(X, axis=0)
+"""Features of other people, to test on."""
+PUBLIC_Y = (PUBLIC[:, 0] > 0).astype(np.int64)
 OTHER_IDS = np.array([f"p{user:02}" for user in USER])
 """Of the same people, in the same order."""
 DECLARED: dict[str, Any] = {
@@ -52,7 +55,7 @@ METHOD: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0}
 
 
 def people(*, features: Any = X, targets: Any = Y, **changes: Any) -> fv.Population:
-    return fv.population(features, targets, **DECLARED | {"test": (X[:20], Y[:20])} | changes)
+    return fv.population(features, targets, **DECLARED | {"test": (PUBLIC[:20], PUBLIC_Y[:20])} | changes)
 
 
 def network() -> nn.Module:
@@ -131,7 +134,7 @@ class Pairs(Dataset):  # type: ignore[type-arg]
         return tuple(column[row] for column in self.columns)
 
 
-FRAME = pd.DataFrame(X, columns=["age", "pulse", "dose"])
+FRAME, PUBLIC_FRAME = (pd.DataFrame(one, columns=["age", "pulse", "dose"]) for one in (X, PUBLIC))
 SOURCES: dict[str, Any] = {
     "lists": (X.tolist(), Y.tolist(), {"user": USER.tolist(), "silo": SILO.tolist()}),
     "float64": (X.astype(np.float64), Y.astype(np.float64), {}),
@@ -210,7 +213,9 @@ def test_a_run_states_its_privacy_and_gives_a_model(trained: fv.Result, tmp_path
     labels, chances = trained.predict(X), trained.predict_proba(X)
     assert set(labels) <= {0, 1}
     assert np.allclose(chances.sum(axis=1), 1)
-    assert np.mean(labels[:20] == Y[:20]) == pytest.approx(trained.metrics["accuracy"])
+    assert np.mean(trained.predict(PUBLIC[:20]) == PUBLIC_Y[:20]) == pytest.approx(
+        trained.metrics["accuracy"]
+    )
     with torch.no_grad():
         own = trained.model(torch.from_numpy(X)).argmax(1).numpy()
     assert np.array_equal(own, labels)
@@ -289,7 +294,7 @@ def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def test_a_constant_answer_is_what_a_model_must_beat(tmp_path: Path) -> None:
     """With one positive among twenty the most frequent class is right 19 times: accuracy 0.95, and AUC one half."""
-    rare = (X[:20], np.eye(20, dtype=np.int64)[7])
+    rare = (PUBLIC[:20], np.eye(20, dtype=np.int64)[7])
     result = train(
         tmp_path, held=people(test=rare), metrics=["accuracy", "balanced_accuracy", "auc", "loss"], rounds=1
     )
@@ -304,18 +309,18 @@ def test_a_constant_answer_is_what_a_model_must_beat(tmp_path: Path) -> None:
     one_logit = train(tmp_path, nn.Linear(3, 1), people(test=rare), rounds=1)
     assert list(one_logit.metrics) == ["auc", "accuracy", "loss"]
     assert one_logit.baseline == pytest.approx({"accuracy": 0.95, "auc": 0.5, "loss": entropy}, rel=1e-5)
-    held = people(targets=X[:, 1] + 1, task="regression", classes=None, test=(X[:9], X[:9, 1] + 1))
+    held = people(targets=X[:, 1] + 1, task="regression", classes=None, test=(PUBLIC[:9], X[:9, 1] + 1))
     number = train(tmp_path, nn.Linear(3, 1), held, rounds=1)
     assert number.baseline["r2"] == pytest.approx(0, abs=1e-6)
     assert number.baseline["mae"] == pytest.approx(np.abs(X[:9, 1] - X[:9, 1].mean()).mean(), rel=1e-5)
 
 
 def test_regression_survival_and_clients_run(tmp_path: Path) -> None:
-    held = people(targets=X[:, 1] + 1, task="regression", classes=None, test=(X[:9], X[:9, 1] + 1))
+    held = people(targets=X[:, 1] + 1, task="regression", classes=None, test=(PUBLIC[:9], X[:9, 1] + 1))
     result = train(tmp_path, nn.Linear(3, 1), held, loss=absolute)
     assert result.predict(X).shape == (N,)
     times = np.stack((Y, np.abs(X[:, 1])), axis=1)
-    held = people(targets=times, task="survival", classes=None, test=(X[:20], times[:20]))
+    held = people(targets=times, task="survival", classes=None, test=(PUBLIC[:20], times[:20]))
     assert set(train(tmp_path, "linear", held).metrics) == {"c_index", "loss"}
     names = [str(one) for one in range(12)]
     held = people(silo=USER, silos=names, n_users=12)
@@ -362,9 +367,48 @@ def test_a_callback_that_sees_private_numbers_ends_no_run_by_raising_either(tmp_
 WHO = np.arange(60)
 
 
-def test_records_that_are_trained_on_are_no_public_test_table() -> None:
-    with pytest.warns(UserWarning, match="these are the records that are trained on"):
-        people(test=(X, Y))
+OF_ONE = USER[5] == USER
+COPIES: dict[str, Any] = {
+    "all": (X, Y),
+    "reversed": (X[::-1], Y[::-1]),
+    "some": (X[7:27], Y[7:27]),
+    "one user's": (X[OF_ONE], Y[OF_ONE]),
+    "one": (X[5:6], Y[5:6]),
+    "repeated": (np.repeat(X, 2, axis=0), np.repeat(Y, 2)),
+    "among others": (np.concatenate((PUBLIC, X[5:6])), np.concatenate((PUBLIC_Y, Y[5:6]))),
+    "other targets": (X, 1 - Y),
+    "lists": (X.tolist(), Y.tolist()),
+    "float64": (X.astype(np.float64), Y.astype(np.float64)),
+    "tensors": (torch.from_numpy(X), torch.from_numpy(Y)),
+    "pandas": (FRAME, pd.Series(Y)),
+    "pyarrow": (pa.Table.from_pandas(FRAME), pa.array(Y)),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_records_that_are_trained_on_are_no_public_test_table(copy: str) -> None:
+    trained = FRAME if copy in ("pandas", "pyarrow") else X
+    with pytest.raises(DataError, match=r"test, row \d+: the features of a record that is trained on"):
+        people(features=trained, test=COPIES[copy])
+
+
+def test_coincidences_of_coarse_features_are_no_copy_and_a_copy_of_them_is() -> None:
+    random = np.random.default_rng(3)
+    coarse, others = (random.integers(0, 4, size=(200, 2)).astype(np.float32) for _ in range(2))
+    given: dict[str, Any] = {"user": range(200), "silo": ["n"] * 200, "n_users": 200, "silos": ["n"]}
+    given |= {"task": "regression", "targets": np.zeros(200)}
+    assert fv.population(coarse, test=(others, np.zeros(200)), **given).public_test
+    with pytest.raises(DataError, match="test, row 0"):
+        fv.population(coarse, test=(random.permutation(coarse), np.zeros(200)), **given)
+    finer, unseen = (np.round(random.normal(size=(200, 1)), 2) for _ in range(2))
+    assert fv.population(finer, test=(unseen, np.zeros(200)), **given).public_test
+    with pytest.raises(DataError, match="test, row 0"):
+        fv.population(finer, test=(finer[::2], np.zeros(100)), **given)
+
+
+def test_that_test_records_are_none_of_those_trained_on_is_said_as_not_covered() -> None:
+    assert any("more of the test records" in note for note in people().notes)
+    assert not any("more of the test records" in note for note in people(test=None).notes)
 
 
 @pytest.mark.parametrize(
@@ -399,7 +443,7 @@ def test_a_feature_that_is_the_target_or_an_id_is_warned_of(
 
 
 def test_ids_that_differ_in_their_form_alone_are_warned_of_and_stay_apart() -> None:
-    given = {"silo": ["n"] * 4, "n_users": 9, "task": "classification", "test": (X, Y)}
+    given = {"silo": ["n"] * 4, "n_users": 9, "task": "classification", "test": (PUBLIC, PUBLIC_Y)}
     for ids in (["a", "A", "b", "c"], ["7", "007", "8", "9"], ["x 1", "x-1", "y", "z"]):
         with pytest.warns(UserWarning, match="user: some ids differ in their form alone") as told:
             made = fv.population(X[:4], [0, 1, 1, 0], user=ids, **given)
@@ -443,7 +487,7 @@ def test_what_hides_its_values_is_refused(column: str, values: Any, told: str) -
         column: values,
     }
     with pytest.raises(DataError, match=told):
-        fv.population(**given, n_users=10, task="classification", test=(X, Y))
+        fv.population(**given, n_users=10, task="classification", test=(PUBLIC, PUBLIC_Y))
 
 
 def test_masks_that_hide_nothing_and_half_precision_are_read() -> None:
@@ -454,7 +498,7 @@ def test_masks_that_hide_nothing_and_half_precision_are_read() -> None:
         "task": "classification",
     }
     half = torch.tensor(X[:4]).bfloat16()
-    made = fv.population(half, [0, 1, 1, 0], **given, test=(X, Y))
+    made = fv.population(half, [0, 1, 1, 0], **given, test=(PUBLIC, PUBLIC_Y))
     assert made.train.user.tolist() == [0, 1, 1, 2]
     assert np.array_equal(made.train.features, half.float().numpy())
 
@@ -466,7 +510,9 @@ def test_a_missing_id_in_a_list_is_refused_beside_text(missing: Any) -> None:
         given = {"user": ["a", "b", "c", "d"], "silo": ["n", "n", "s", "s"]}
         given[column][1] = missing
         with pytest.raises(DataError, match=rf"{column}, row 1: the id is (missing|empty)"):
-            fv.population(X[:4], [0, 1, 1, 0], n_users=10, task="classification", test=(X, Y), **given)
+            fv.population(
+                X[:4], [0, 1, 1, 0], n_users=10, task="classification", test=(PUBLIC, PUBLIC_Y), **given
+            )
     with pytest.raises(DataError, match="targets, row 2: the label is missing"):
         fv.population(
             X[:4],
@@ -675,7 +721,7 @@ class Mixing(nn.Module):
 
 def bad_people(**changes: Any) -> Any:
     made = inspect.unwrap(arrays.population)  # without the check of types that tests add: what a user runs
-    given = {"features": X, "targets": Y, **DECLARED, "test": (X[:20], Y[:20])} | changes
+    given = {"features": X, "targets": Y, **DECLARED, "test": (PUBLIC[:20], PUBLIC_Y[:20])} | changes
     return lambda folder: made(**given)
 
 
@@ -898,7 +944,7 @@ def test_no_error_repeats_a_private_value() -> None:
 
 
 def test_predicting_other_columns_is_refused(tmp_path: Path) -> None:
-    held = people(features=FRAME, test=(FRAME[:9], Y[:9]))
+    held = people(features=FRAME, test=(PUBLIC_FRAME[:9], PUBLIC_Y[:9]))
     result = train(tmp_path, "linear", held, rounds=1)
     assert len(result.predict(FRAME)) == len(result.predict(X)) == N
     for wrong, said in (

@@ -18,6 +18,7 @@ from fedveil.population.arrays import population
 from fedveil.population.columns import State, read_columns
 from fedveil.population.draft import draft_schema
 from fedveil.population.records import Population
+from fedveil.population.refused import OF_PUBLIC_TESTS
 from fedveil.population.schema import Schema
 from fedveil.population.tables import read_features_by_schema, read_tables
 
@@ -48,8 +49,14 @@ def test_a_test_table_that_trains_is_refused_by_any_name(tmp_path: Path) -> None
         assert f"as {path};" in str(caught.value)
         assert "other, public people" in str(caught.value)
     public = tmp_path / "public.csv"
-    public.write_text(ROWS.replace("10", "11"))  # as many bytes
-    assert read_tables(schema(), [north, south], test=public).public_test
+    for rows in (ROWS + "c,30,no\n", "patient,age,sick\nx,20,no\n", "patient,age,sick\nb,20,yes\na,10,no\n"):
+        public.write_text(rows)
+        with pytest.raises(DataError, match=r"public.csv \(data\.table\.test_file.* trained on"):
+            read_tables(schema(), [north, south], test=public)
+    public.write_text(ROWS.replace("10", "11").replace("20", "21"))  # as many bytes
+    read = read_tables(schema(), [north, south], test=public)
+    assert read.public_test
+    assert OF_PUBLIC_TESTS in read.notes
 
 
 @pytest.mark.parametrize("ages", [pa.int16(), pa.int64(), pa.float32(), pa.float64(), pa.decimal128(5, 2)])

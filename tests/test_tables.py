@@ -45,7 +45,8 @@ ROWS = (
 def _tested_on_what_trains() -> Iterator[None]:
     """Allow tests here to train on all records of the one table that they write: test_read_as_meant.py refuses it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedveil.population.tables.check_public", lambda files, test: None)
+        for check in ("check_public", "refuse_training_records"):
+            patch.setattr(f"fedveil.population.tables.{check}", lambda *given: None)
         yield
 
 
@@ -200,7 +201,7 @@ def test_what_one_record_refuses_a_table_for_is_said_as_not_covered(tmp_path: Pa
     )
     read(tmp_path, rows, binned)
     assert "the id is missing" in problem(tmp_path, changed(1, "patient", ""), binned)
-    (said,) = {note for note in read(tmp_path, how=binned).notes if "refused" in note}
+    (said,) = {note for note in read(tmp_path, how=binned).notes if "table to be refused" in note}
     assert "missing or unknown id or silo" in said
     assert "not as declared" not in said
     assert of_tables(False) in schema().matching  # of releases, and between institutions

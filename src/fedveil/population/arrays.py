@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Int32, Int64
-from torch.utils.data import Dataset
 
 from fedveil.errors import ConfigError, DataError
 from fedveil.keys import is_number, plain, whole, whole_argument
 from fedveil.population.column_checks import check_task
-from fedveil.population.giveaways import giveaways
+from fedveil.population.giveaways import giveaways, times_like_events
 from fedveil.population.given import (
     FeatureTable,
     check_alike,
@@ -27,6 +25,8 @@ from fedveil.population.given import (
     refuse_outside,
 )
 from fedveil.population.identities import AS_TEXT, MOST_USERS, alike, keys_of, numbered
+from fedveil.population.public_test import refuse_training_records
+from fedveil.population.record_columns import record_columns
 from fedveil.population.records import (
     Features,
     Label,
@@ -35,7 +35,7 @@ from fedveil.population.records import (
     Targets,
     Task,
 )
-from fedveil.population.refused import OF_ARRAYS
+from fedveil.population.refused import OF_ARRAYS, OF_PUBLIC_TESTS
 from fedveil.population.splits import TEST_SHARE, check_share, holdout_by_user
 from fedveil.randomness import ExperimentRandomness
 
@@ -52,16 +52,14 @@ _SILOS_COUNTED: Final = (
     "The silos are those that have records: no guarantee covers their names and number. Declare silos."
 )
 _CLASSES_COUNTED: Final = (
-    "The classes are those that occur in the records: no guarantee covers that. Declare classes."
+    "The classes are those that occur in the records, and fewer than two are refused: no guarantee covers that. "
+    "Declare classes."
 )
 _ALIKE: Final = (
     "user: some ids differ in their form alone (case, blanks, marks, leading zeros), and each form counts as a person "
     "of its own, protected alone; write every id in one way"
 )
-_SAME: Final = (
-    "test: these are the records that are trained on; a public test table holds other people's, and figures over "
-    "private records are covered by nothing"
-)
+_PUBLIC_TEST: Final = "The test table was handed over as public; no guarantee covers its records."
 
 
 def population(
@@ -111,11 +109,12 @@ def population(
 
     Raises:
         ConfigError: an argument that is missing or cannot be.
-        DataError: values that cannot be; names the column and the row, never the value.
+        DataError: values that cannot be; names the column and the row, never the value. Test records that are among
+            those to train on, more of them than chance explains.
 
     Warns:
-        UserWarning: ids that differ in their form alone; a feature that is an id, or the target; test records that are
-            those to train on.
+        UserWarning: ids that differ in their form alone; a feature that is an id, or the target; survival times that
+            are all 0 or 1, as events are.
 
     Guarantees:
         As :func:`fedveil.population.tables.read_tables`: whether a record is held out, and what its user's batches are
@@ -133,7 +132,7 @@ def population(
     assert task is not None
     within = _range(task, target_range)
     assert n_users is not None
-    columns = _columns(features, targets, user, silo)
+    columns = record_columns(features, targets, user, silo)
     check_alike(columns)
     table = read_features(columns["features"])
     labels, words = _targets(columns["targets"], task, classes, "targets")
@@ -152,9 +151,10 @@ def population(
         split = _held_out(table, labels, holdout_by_user(place, key, test_share, drawn), test_share)
     else:
         split = _public_test(test, table, task, words, within)
+        refuse_training_records(table.values, place, split.features, "test, row {}".format)
     doubts = [_ALIKE] if alike(users) else []
     doubts += giveaways(table, labels, (users, place))
-    doubts += [_SAME] if test is not None and np.array_equal(split.features, table.values) else []
+    doubts += times_like_events(task, labels)
     for doubt in doubts:
         warnings.warn(doubt, stacklevel=3)
     return Population(
@@ -213,7 +213,7 @@ def _public_test(
         kept=np.ones(len(table.values), dtype=np.bool_),
         features=tested.values,
         targets=targets,
-        note="The test table was handed over as public; no guarantee covers its records.",
+        note=f"{_PUBLIC_TEST} {OF_PUBLIC_TESTS}",
     )
 
 
@@ -261,69 +261,6 @@ def _range(task: Task, given: Any) -> tuple[float, float] | None:
             "population: target_range must be (lower, upper), two finite numbers, lower below upper"
         )
     return float(lower), float(upper)
-
-
-_REQUIRED: Final = {
-    "features": "what is known of it",
-    "targets": "what is predicted",
-    "user": "whose record it is",
-    "silo": "who holds it",
-}
-
-
-def _columns(features: Any, targets: Any, user: Any, silo: Any) -> dict[str, Any]:
-    """Return the four columns; those that a data set brings with its records are read from it."""
-    if isinstance(features, Dataset):
-        if targets is not None:
-            raise ConfigError("population: a data set brings its own targets; leave targets out")
-        brought = _of_data_set(features)
-        both = [
-            name for name, given in (("user", user), ("silo", silo)) if given is not None and name in brought
-        ]
-        if both:
-            raise ConfigError(
-                f"population: the data set brings {both[0]} with every record; leave {both[0]} out"
-            )
-        columns = {"user": user, "silo": silo, **brought}
-    else:
-        columns = {"features": features, "targets": targets, "user": user, "silo": silo}
-    for name, column in columns.items():
-        if column is None:
-            raise ConfigError(f"population: {name} is required: for every record, {_REQUIRED[name]}")
-    return columns
-
-
-def _of_data_set(data: Any) -> dict[str, Any]:
-    """Read a PyTorch data set into memory, record by record."""
-    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise ConfigError(
-            "population: a data set needs a length and items by number; an iterable one has neither"
-        )
-    if not len(data):
-        raise DataError("population: the data set has no record, so the shape of a record is unknown")
-    items = [data[row] for row in range(len(data))]
-    width = len(items[0]) if isinstance(items[0], tuple | list) else 0
-    if width not in (2, 4) or any(not isinstance(one, tuple | list) or len(one) != width for one in items):
-        raise DataError(
-            "population: an item of the data set must be (features, target) or (features, target, user, silo), and all "
-            "alike"
-        )
-    try:
-        features = torch.stack([torch.as_tensor(np.asarray(one[0])) for one in items])
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise DataError("features: the records of the data set are no numbers, or differ in shape") from error
-    names = ("targets", "user", "silo")[: width - 1]
-    return {
-        "features": features,
-        **{name: [_plain(one[at]) for one in items] for at, name in enumerate(names, 1)},
-    }
-
-
-def _plain(value: Any) -> Any:
-    """A single number as Python has it; anything else as it came."""
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        return value.item() if np.prod(value.shape) == 1 else value.tolist()
-    return value
 
 
 def _targets(

@@ -11,7 +11,7 @@ from jaxtyping import Int32, Shaped
 from fedveil.foreign import foreign
 from fedveil.population.given import FeatureTable
 from fedveil.population.identities import tells_who
-from fedveil.population.records import Targets
+from fedveil.population.records import Targets, Task
 
 _FIRST: Final = 1000
 """Records that tell of most columns that they are neither."""
@@ -45,6 +45,13 @@ def giveaways(
                 f"features: {called} has one whole number in all records of a person, and another for everybody else: "
                 "if it is an id, a model learns from it who somebody is; take it out"
             )
+
+
+def times_like_events(task: Task, targets: Targets) -> list[str]:
+    """Return a sentence if all survival times are 0 or 1, as they are where times and events are exchanged."""
+    if task != "survival" or not len(targets) or not np.isin(targets[:, 1], (0, 1)).all():
+        return []
+    return ["targets: every time is 0 or 1, as events are; survival targets are (event, time), in this order"]
 
 
 def _equal(column: Shaped[np.ndarray, "n"], kind: Shaped[np.ndarray, "n"]) -> bool:

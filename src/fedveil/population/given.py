@@ -13,14 +13,23 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from fedveil.errors import DataError
+from fedveil.errors import ConfigError, DataError
 from fedveil.foreign import foreign
+from fedveil.population.cells import (
+    numbers_of_cells,
+    read_entries,
+    refuse_rows,
+    stack_records,
+    to_array,
+    to_float32,
+    unwrap,
+)
+from fedveil.population.outcomes import refuse_time_before_event
 from fedveil.population.records import Features, Label, Targets, Task
 
-_LARGEST_WHOLE: Final = 1 << 24
-_LARGEST: Final = float(np.finfo(np.float32).max)
+_EXACT_WHOLE: Final = 1 << 53
+"""A Python float holds every whole number below this size."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,22 +56,20 @@ def check_alike(columns: Mapping[str, Any]) -> None:
 
 
 def read_features(given: Any, where: str = "features") -> FeatureTable:
-    """Read (n, ...) numbers: an array, a tensor, a list of lists, or a table whose columns are all numbers.
+    """Read (n, ...) numbers: an array, a tensor, a list of records, or a table whose columns are all numbers.
 
-    uint8 stays uint8; everything else becomes float32.
+    uint8 stays uint8; everything else becomes float32. Records of a list are converted one by one.
 
     Raises:
         DataError: no numbers, NaN or infinity, a value that float32 cannot hold, a single axis; names row and column.
     """
     names = _names(given, where)
-    if names is None:
-        values = _array(given, where)
+    if names is not None:
+        values = to_float32(_columns(given, names, where), where)
+    elif isinstance(given, list | tuple):
+        values = stack_records(given, where, keep_bytes=True)
     else:
-        columns = [
-            _numbers(_array(_column(given, name), f"{where}, column '{foreign(name)}'"), name)
-            for name in names
-        ]
-        values = np.stack(columns, axis=1) if columns else np.zeros((len(given), 0), np.float32)
+        values = to_float32(_whole(given, where), where)
     if values.ndim < 2:
         raise DataError(
             f"{where}: one row a record is needed, (records, ...), but the shape is {values.shape}; a single "
@@ -70,39 +77,7 @@ def read_features(given: Any, where: str = "features") -> FeatureTable:
         )
     if 0 in values.shape[1:]:
         raise DataError(f"{where}: a record has no feature: the shape is {values.shape}")
-    return FeatureTable(values=as_float32(values, where), names=names)
-
-
-def as_float32(values: np.ndarray, where: str) -> Features:
-    """Return numbers as float32, or as uint8 where they are that.
-
-    Raises:
-        DataError: text or objects, a NaN, an infinity, or a number that float32 cannot hold.
-    """
-    if values.dtype == np.uint8:
-        return values
-    if values.dtype.kind not in "biuf":
-        raise DataError(
-            f"{where}: the values are {values.dtype}, not numbers; encode them first (a category as one 0/1 column for "
-            "each DECLARED category), or describe the table by a schema and use fedveil.tables"
-        )
-    _refuse(
-        ~np.isfinite(values),
-        where,
-        "the value is NaN or infinite; fill it with a declared constant, or leave the record out",
-    )
-    if values.dtype.kind in "iu":
-        _refuse(
-            np.abs(values.astype(np.float64)) > _LARGEST_WHOLE,
-            where,
-            "a whole number above 16777216, which float32 does not hold exactly; scale it first",
-        )
-    _refuse(
-        np.abs(values.astype(np.float64)) > _LARGEST,
-        where,
-        "the value is too large for float32; scale it first",
-    )
-    return values.astype(np.float32)
+    return FeatureTable(values=values, names=names)
 
 
 def read_ids(given: Any, where: str) -> list[str]:
@@ -111,30 +86,27 @@ def read_ids(given: Any, where: str) -> list[str]:
     Raises:
         DataError: an id that is missing, empty, or of another type.
     """
-    values = _entries(given, where)
-    if values.ndim != 1:
-        raise DataError(f"{where}: one id a record is needed, but the shape is {values.shape}")
-    if not len(values):
+    ids, kind = read_entries(given, where, "id")
+    if not ids:
         return []  # nobody's records: numpy takes an empty list for floats
-    if values.dtype.kind not in "iuUO":
+    if kind.kind not in "iuUO":
         raise DataError(
-            f"{where}: ids are text or whole numbers, not {values.dtype}; a missing id makes a column of floats"
+            f"{where}: ids are text or whole numbers, not {kind}; a missing id makes a column of floats"
         )
-    ids = values.tolist()
     wrong = np.array([not isinstance(one, str | int) or isinstance(one, bool) for one in ids], dtype=np.bool_)
-    _refuse(wrong, where, "the id is missing, or neither text nor a whole number; every record needs one")
-    _refuse(
+    refuse_rows(wrong, where, "the id is missing, or neither text nor a whole number; every record needs one")
+    refuse_rows(
         np.array([one == "" for one in ids], dtype=np.bool_), where, "the id is empty; every record needs one"
     )
     broken = [any("\ud800" <= letter <= "\udfff" for letter in one) for one in map(str, ids)]
-    _refuse(
+    refuse_rows(
         np.array(broken, dtype=np.bool_), where, "the id has half a character (a surrogate), which is no text"
     )
     return [str(one) for one in ids]
 
 
 def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[Targets, tuple[Label, ...]]:
-    """Read class labels; return each one's number, and the classes; 1, "1" and True are the same label.
+    """Read class labels; return each one's number, and the classes; 1, 1.0, "1" and True are the same label.
 
     Args:
         given: one label a record: whole numbers, text or truth values.
@@ -142,39 +114,70 @@ def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[
         where: what to call the column.
 
     Raises:
+        ConfigError: a class that is neither text nor a whole number.
         DataError: a label that is missing, of another type, or not among the classes.
     """
-    values = _entries(given, where)
-    if values.ndim != 1:
-        raise DataError(f"{where}: one class label a record is needed, but the shape is {values.shape}")
-    if values.dtype.kind == "f":
-        _refuse(~np.isfinite(values), where, "the label is missing")
-        _refuse(
-            values != np.round(values), where, "the label is a fraction; task='regression' predicts numbers"
-        )
-        values = values.astype(np.int64)
-    wrong = np.array([not isinstance(one, str | int) for one in values.tolist()], dtype=np.bool_)
-    _refuse(wrong, where, "the label is missing, or neither text nor a whole number")
-    labels = values.tolist()
-    known = (
-        sorted(set(labels), key=lambda one: (isinstance(one, str), one)) if classes is None else list(classes)
-    )
+    labels = _label_entries(given, where)
+    if classes is None:  # of one label written in two ways, the whole number names the class
+        written = {_label(one): one for one in sorted(set(labels), key=lambda one: isinstance(one, int))}
+        known = sorted(written.values(), key=lambda one: (isinstance(one, str), one))
+    else:
+        known = [_class(one) for one in classes]
     words = tuple(_label(one) for one in known)
     if len(set(words)) != len(words):
         raise DataError(f"{where}: a class is declared twice")
     number = {word: place for place, word in enumerate(words)}
     found = np.array([number.get(_label(one), -1) for one in labels], dtype=np.int64)
-    _refuse(found < 0, where, f"the label is not among the {len(words)} classes that were declared")
+    refuse_rows(found < 0, where, f"the label is not among the {len(words)} classes that were declared")
     return found, tuple(_plain(one) for one in known)
+
+
+def _label_entries(given: Any, where: str) -> list[str | int]:
+    """Return the labels as text or whole numbers.
+
+    Raises:
+        DataError: names the row of a label that is missing, a fraction, of another type, or perhaps rounded.
+    """
+    labels, kind = read_entries(given, where, "class label")
+    if kind.kind not in "biufUO":
+        raise DataError(f"{where}: class labels are text, whole numbers or truth values, not {kind}")
+    exact = _EXACT_WHOLE if kind.kind != "f" else min(_EXACT_WHOLE, 2 ** (np.finfo(kind).nmant + 1))
+    floats = np.array([one if isinstance(one, float) else 0.0 for one in labels], dtype=np.float64)
+    wrong = [not isinstance(one, str | int | float) for one in labels]
+    refuse_rows(
+        np.array(wrong, dtype=np.bool_) | ~np.isfinite(floats),
+        where,
+        "the label is missing, or neither text nor a whole number",
+    )
+    refuse_rows(
+        floats != np.round(floats), where, "the label is a fraction; task='regression' predicts numbers"
+    )
+    refuse_rows(
+        np.abs(floats) >= exact,
+        where,
+        f"the label is a whole number of {exact} or more written as a float, which may be another one rounded; hand "
+        "over integers or text",
+    )
+    return [int(one) if isinstance(one, float) else one for one in labels]
 
 
 def read_numbers(given: Any, task: Task, where: str) -> Targets:
     """Read (n,) numbers to predict, or (n, 2) of (event, time) for survival, as float32.
 
+    The columns of a table may have different types, truth values and nullable types among them.
+
     Raises:
-        DataError: another shape or type, NaN or infinity.
+        DataError: another shape or type, NaN or infinity; a table whose names say that the time comes first.
     """
-    values = _array(given, where)
+    names = _names(given, where)
+    if names is not None:
+        values = _columns(given, names, where)
+    elif isinstance(given, list | tuple):
+        values = stack_records(given, where, keep_bytes=False)
+        if task == "survival" and not len(values):
+            values = values.reshape(0, 2)
+    else:
+        values = _whole(given, where)
     if task == "regression" and values.ndim != 1:
         raise DataError(
             f"{where}: one number a record is needed, but the shape is {values.shape}; reshape(-1) flattens (n, 1)"
@@ -183,7 +186,9 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
         raise DataError(
             f"{where}: survival needs (records, 2) of (event, time), but the shape is {values.shape}"
         )
-    return as_float32(values, where).astype(np.float32)
+    if task == "survival" and names is not None:
+        refuse_time_before_event(names, where)
+    return to_float32(values, where).astype(np.float32)
 
 
 def refuse_outside(targets: Targets, within: tuple[float, float] | None, where: str) -> None:
@@ -194,7 +199,7 @@ def refuse_outside(targets: Targets, within: tuple[float, float] | None, where: 
     """
     if within is not None:
         lower, upper = np.float32(within[0]), np.float32(within[1])
-        _refuse(
+        refuse_rows(
             (targets < lower) | (targets > upper),
             where,
             f"the target is outside of target_range, {lower:g} to {upper:g}; numpy.clip takes it for the bound",
@@ -208,6 +213,18 @@ def _label(one: Any) -> str:
 def _plain(one: Any) -> Label:
     """A label as JSON has it: text, or a whole number."""
     return str(one) if isinstance(one, str) else int(one)
+
+
+def _class(declared: Any) -> Label:
+    """Return a declared class as text or as a whole number.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    one = unwrap(declared)
+    if not isinstance(one, str | int) and not (isinstance(one, float) and one.is_integer()):
+        raise ConfigError(f"population: classes are text or whole numbers, and {declared!r} is neither")
+    return _plain(one)
 
 
 def _names(given: Any, where: str) -> tuple[str, ...] | None:
@@ -224,67 +241,32 @@ def _names(given: Any, where: str) -> tuple[str, ...] | None:
     return names
 
 
-def _column(given: Any, name: str) -> Any:
-    if isinstance(given, pa.Table | pa.RecordBatch):
-        return given.column(name)
-    return given.iloc[:, [str(one) for one in given.columns].index(name)]
+def _columns(given: Any, names: Sequence[str], where: str) -> np.ndarray:
+    """Convert a table's columns to (n, columns) float64, each column by its own type.
 
-
-def _numbers(values: np.ndarray, name: str) -> np.ndarray:
-    """A table's column as float64, so that columns of any numeric type stack; text is refused by its column."""
-    if values.dtype.kind not in "biuf":
-        as_float32(values, f"features, column '{foreign(name)}'")
-    _refuse(
-        ~np.isfinite(values),
-        f"features, column '{foreign(name)}'",
-        "the value is missing, NaN or infinite; fill it with a declared constant, or leave the record out",
-    )
-    return values.astype(np.float64)
-
-
-def _array(given: Any, where: str) -> np.ndarray:
-    """Any column or table of numbers, labels or ids as a numpy array; copied only where it must be."""
-    if isinstance(given, torch.Tensor):
-        if given.layout != torch.strided:
-            raise DataError(f"{where}: a tensor of layout {given.layout}; hand over .to_dense()")
-        if given.dtype == torch.bfloat16:  # numpy has no such numbers
-            given = given.float()
-        return np.asarray(given.detach().cpu().resolve_conj().resolve_neg().numpy())
-    if np.ma.isMaskedArray(given):
-        _refuse(
-            np.ma.getmaskarray(given),
-            where,
-            "the entry is masked; fill it with a declared constant, or leave out",
+    Raises:
+        DataError: a column that is not of numbers, or a value that is missing or infinite; names the column.
+    """
+    columns = []
+    for place, name in enumerate(names):
+        called = f"{where}, column '{foreign(name)}'"
+        table = isinstance(given, pa.Table | pa.RecordBatch)
+        values = to_array(given.column(place) if table else given.iloc[:, place], called)
+        if values.dtype.kind == "O":
+            values = numbers_of_cells(values, called)
+        elif values.dtype.kind not in "biuf":
+            to_float32(values, called)  # refuses
+        refuse_rows(
+            ~np.isfinite(values),
+            called,
+            "the value is missing, NaN or infinite; fill it with a declared constant, or leave the record out",
         )
-    if isinstance(given, pa.Array | pa.ChunkedArray):
-        return np.asarray(
-            given.to_numpy() if isinstance(given, pa.ChunkedArray) else given.to_numpy(zero_copy_only=False)
-        )
-    try:
-        values = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{where}: rows of different lengths, or no array at all ({type(given).__name__})"
-        ) from error
+        columns.append(values.astype(np.float64))
+    return np.stack(columns, axis=1) if columns else np.zeros((len(given), 0), np.float32)
+
+
+def _whole(given: Any, where: str) -> np.ndarray:
+    values = to_array(given, where)
     if values.ndim == 0:
         raise DataError(f"{where}: one entry a record is needed, not a single {type(given).__name__}")
     return values
-
-
-def _entries(given: Any, where: str) -> np.ndarray:
-    """As :func:`_array`, but the entries of a list stay apart: beside text numpy would make text of a missing one."""
-    values = _array(given, where)
-    if not isinstance(given, list | tuple) or values.ndim != 1 or values.dtype.kind not in "UO":
-        return values
-    entries = np.empty(len(given), dtype=object)
-    entries[:] = [one.item() if isinstance(one, np.generic) else one for one in given]
-    return entries
-
-
-def _refuse(wrong: np.ndarray, where: str, problem: str) -> None:
-    """Raise the error of the first wrong entry, if any, by its row (and its place in the row)."""
-    if not wrong.any():
-        return
-    row, *place = np.argwhere(wrong)[0].tolist()
-    at = "" if not place else f", feature {place[0]}" if len(place) == 1 else f", feature {tuple(place)}"
-    raise DataError(f"{where}, row {row}{at}: {problem}")

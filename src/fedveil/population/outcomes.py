@@ -4,10 +4,14 @@ A model that reads them looks excellent on records of the past and knows nothing
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float64, Int64
+
+from fedveil.errors import DataError
+from fedveil.foreign import foreign
 
 SUSPICIOUS: Final = 0.98
 """Area under the ROC curve of one feature alone from which on it is suspected of being the outcome."""
@@ -94,6 +98,10 @@ _OF_DURATIONS: Final = (
     "years",
 )
 _PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Za-z][a-z]*")
+_TIME_WORDS: Final = frozenset(
+    {*_OF_DURATIONS, "t", "times", "hours", "year", "yr", "yrs", "dur", "follow", "los"}
+)
+_EVENT_WORDS: Final = frozenset({*_OF_EVENTS, "e", "events", "deaths", "observed", "outcome"})
 
 
 def named_like_an_outcome(column: str) -> bool:
@@ -130,6 +138,32 @@ def _rank(column: str, usual: tuple[str, ...], letter: str) -> int | None:
         return len(usual)
     parts = {part.lower() for part in _PARTS.findall(column)}
     return next((rank for rank, word in enumerate(usual) if word in parts), None)
+
+
+def refuse_time_before_event(names: Sequence[str], where: str) -> None:
+    """Return unless the names of two columns of a survival target say that the time stands before the event.
+
+    The order is (event, time). Times that are all 0 or 1 could be events, so the values do not show a wrong order.
+
+    Args:
+        names: of the two columns, which are public.
+        where: what to call the target.
+
+    Raises:
+        DataError: the first is named like a time, or the second like an event, and not both alike.
+
+    >>> refuse_time_before_event(("died", "days_to_death"), "targets")
+    """
+    first, second = ({word.lower() for word in _PARTS.findall(name)} for name in names)
+    time = [bool(words & _TIME_WORDS) for words in (first, second)]
+    event = [
+        bool(words & _EVENT_WORDS) and not timed for words, timed in zip((first, second), time, strict=True)
+    ]
+    if (time[0] and not time[1]) or (event[1] and not event[0]):
+        raise DataError(
+            f"{where}: survival needs (event, time), and the columns are called '{foreign(names[0])}' and "
+            f"'{foreign(names[1])}'; put the event first, or rename the columns if this is the order"
+        )
 
 
 def tells_alone(values: Float64[np.ndarray, "n"], positive: Int64[np.ndarray, "n"]) -> float:

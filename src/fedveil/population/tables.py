@@ -17,8 +17,9 @@ from fedveil.files import as_path, read_content, reading
 from fedveil.keys import plain, whole_argument
 from fedveil.population.cell_values import without_fraction
 from fedveil.population.identities import AS_TEXT, keys_of, numbered
+from fedveil.population.public_test import refuse_training_records
 from fedveil.population.records import Population, Records, TableSource, Targets, Task
-from fedveil.population.refused import of_tables
+from fedveil.population.refused import OF_PUBLIC_TESTS, of_tables
 from fedveil.population.schema import MISSING_VALUES, Label, Schema, read_schema
 from fedveil.population.splits import TEST_SHARE, check_share, holdout_by_user
 from fedveil.population.table_file import open_table
@@ -142,7 +143,9 @@ def read_tables(
     if test is not None:
         kept, tested, test_rows = np.ones(len(features), dtype=np.bool_), read_test(schema, test), None
         check_public(files, test)
-        notes.append(f"The test table is the declared file {test.name}; no guarantee covers its records.")
+        refuse_training_records(features, user, tested[0], lambda row: f"{test} (data.table.test_file) has")
+        declared = f"The test table is the declared file {test.name}; no guarantee covers its records."
+        notes += [declared, OF_PUBLIC_TESTS]
     else:
         marked = held_out(user, silo, key, test_share, seed)
         starts = np.cumsum([0, *(part.records for part in parts)])

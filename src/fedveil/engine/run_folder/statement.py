@@ -6,6 +6,7 @@ from fedveil.engine.releases.side_releases import Charged, together
 from fedveil.engine.run_folder.folder import finite
 from fedveil.engine.run_folder.shown import uncovered
 from fedveil.engine.setup import Prepared
+from fedveil.population.refused import OF_CLIENTS
 from fedveil.privacy.claims import Role, Tells
 from fedveil.privacy.events import NoGuarantee, atoms
 from fedveil.privacy.statement import KNOWN_SEED, AsPublished, Statement, epsilons_by_accountant, show_delta
@@ -69,7 +70,7 @@ def state(prepared: Prepared, rounds: int, ledger: Charged) -> Statement:
                 )
             )
         ),
-        notes=(*prepared.population.notes, *_fitted(prepared)),
+        notes=(*prepared.population.notes, *_refused(prepared), *_fitted(prepared)),
         as_published=tuple(
             AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
             for claim in guarantee.published
@@ -97,6 +98,11 @@ def _randomness(prepared: Prepared) -> str:
         "noise and samples were drawn, by exact samplers, from the operating system's cryptographic random number "
         "generator"
     )
+
+
+def _refused(prepared: Prepared) -> tuple[str, ...]:
+    """Return for which records the method refuses all of them, beside those that the population names."""
+    return (OF_CLIENTS,) if prepared.method.contribution.per == "client" else ()
 
 
 def _fitted(prepared: Prepared) -> tuple[str, ...]:
