@@ -169,8 +169,9 @@ def _curves(simulations: int) -> Iterator[Row]:
                 at += [
                     one.low <= true <= one.high  # type: ignore[operator]
                     for one, true in zip(points, truth, strict=False)
+                    if one is not None
                 ]
-                errors.append(found.survival - truth[:k])
+                errors.append(found.falling - truth[:k])
                 peer = KaplanMeierFitter().fit(left, happened)
                 peers.append(peer.survival_function_at_times(np.array(grid[1:]) - 1e-9).to_numpy() - truth)
             case = f"Kaplan-Meier, N = {n}, epsilon {epsilon:g}"

@@ -115,7 +115,7 @@ CASES: list[tuple[str, int, int, tuple[int, ...], dict[str, Any]]] = [
     ("logistic", 3000, 1, (), {"rate": 0.03}),
     ("linear", 1000, 3, (2,), {"cut": 10.0, "centre": 30.0}),
     ("linear", 500, 0, (6,), {"cut": 2.0}),
-    ("poisson", 3000, 1, (3,), {"cap": 20, "rate": 8.0}),
+    ("poisson", 3000, 1, (3,), {"cap": 12, "rate": 5.0}),
     ("poisson", 3000, 1, (), {"cap": 5, "rate": 0.2}),
     ("survival", 3000, 1, (2,), {"grid": (0.0, 90.0, 180.0, 365.0, 730.0), "rate": 0.0008}),
     ("survival", 2000, 0, (4,), {"grid": (10.0, 11.0, 20.0, 40.0), "rate": 0.02, "hazard": 1.0}),
