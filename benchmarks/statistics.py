@@ -176,8 +176,12 @@ def _curves(simulations: int, people: Sequence[int] = (1000, 5000)) -> Iterator[
                 low, high = found.band()
                 inside += bool(((low <= truth[:k]) & (truth[:k] <= high)).all())
                 points = [found.point(place) for place in range(k)]
-                at += [one.low <= true <= one.high for one, true in zip(points, truth, strict=False)]
-                errors.append(found.survival - truth[:k])
+                at += [
+                    one.low <= true <= one.high  # type: ignore[operator]
+                    for one, true in zip(points, truth, strict=False)
+                    if one is not None
+                ]
+                errors.append(found.falling - truth[:k])
                 peer = KaplanMeierFitter().fit(left, happened)
                 peers.append(peer.survival_function_at_times(np.array(grid[1:]) - 1e-9).to_numpy() - truth)
             case = f"Kaplan-Meier, N = {n}, epsilon {epsilon:g}"

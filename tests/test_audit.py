@@ -13,6 +13,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from scipy import stats
 
 from fedveil.engine.audit import audit, canary_scores, infer_membership
@@ -26,6 +28,7 @@ from fedveil.errors import ConfigError, PrivacyError, RunFolderError
 from fedveil.privacy import audit as attacks
 from fedveil.privacy.audit import canary_bound, lowest_epsilon, membership, refutation
 from fedveil.randomness import PrivacyRandomness
+from tests.commands import as_json, output
 from tests.test_report import rewrite
 
 
@@ -168,6 +171,32 @@ def test_a_claim_below_the_bound_is_refuted(noiseless: Path, tmp_path: Path) -> 
     assert found.claimed < 0.3
     assert found.refuted
     assert json.loads((folder / "audit.json").read_text())["refuted"] is True
+
+
+def test_records_that_differ_are_told_by_the_command(noiseless: Path, tmp_path: Path) -> None:
+    """A model fitted to the test records and to wrong labels of the others: the command and its JSON say so."""
+    folder = copytree(noiseless, tmp_path / noiseless.name)
+    assert as_json("audit", str(folder), "--canaries", "0")["unlike_records"] is None
+    _, experiment = RunFolder.open(folder)
+    people = prepare(experiment).population
+    both = np.concatenate((people.test_features, people.train.features))
+    labels = np.concatenate((people.test_targets, (people.train.targets + 1) % 10))
+    features = torch.from_numpy(people.scale.apply(both)).flatten(1)
+    fitted = torch.nn.Linear(features.shape[1], people.n_classes or 0)
+    steps = torch.optim.Adam(fitted.parameters(), lr=0.1)
+    for _ in range(60):
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(fitted(features), torch.from_numpy(labels)).backward()
+        steps.step()
+    stored = load_file(folder / "model.safetensors")
+    by_shape = {tuple(value.shape): value.detach() for value in fitted.parameters()}
+    save_file(
+        {name: by_shape[tuple(value.shape)] for name, value in stored.items()}, folder / "model.safetensors"
+    )
+    told = as_json("audit", str(folder), "--canaries", "0")
+    assert told["inference"]["high"] < 0.5
+    assert "these differ from each other" in told["unlike_records"]
+    assert "WARNING" in output("audit", str(folder), "--canaries", "0")
 
 
 def test_users_of_several_silos_are_audited_as_users(tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ from fedveil.privacy.bounds import FixedVector
 from fedveil.statistics.inference import equation
 from fedveil.statistics.inference.covariance import covariance, drawn, effect
 from fedveil.statistics.inference.equation import Sums
-from fedveil.statistics.inference.families import Linear, Logistic, PiecewiseExponential, Poisson
+from fedveil.statistics.inference.families import Linear, Logistic, Poisson
 from fedveil.statistics.inference.fitted import TOO_FAR, Fitted
 from fedveil.statistics.inference.nearness import arrived, leap
 from fedveil.statistics.inference.newton import LONGEST_STEP, bend, estimate, step
+from fedveil.statistics.inference.piecewise import PiecewiseExponential
 from fedveil.statistics.local import silo_sums
 
 GRID = 2.0**-29

@@ -20,7 +20,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finished(tmp_path_factory.mktemp("runs"), rounds=2)
 
 
-def with_audit(folder: Path, epsilon: float | None, refuted: bool) -> str:
+def with_audit(
+    folder: Path,
+    epsilon: float | None,
+    refuted: bool,
+    area: tuple[float, float, float] = (0.5123, 0.49, 0.53),
+) -> str:
     bound = (
         None
         if epsilon is None
@@ -29,9 +34,7 @@ def with_audit(folder: Path, epsilon: float | None, refuted: bool) -> str:
     document = {
         "schema_version": 1,
         "inference": {
-            "auc": 0.5123,
-            "low": 0.49,
-            "high": 0.53,
+            **dict(zip(("auc", "low", "high"), area, strict=True)),
             "confidence": 0.95,
             "true_positive_rates": [[0.001, 0.002], [0.01, 0.011]],
         },
@@ -55,6 +58,13 @@ def test_a_standing_claim_is_said_to_stand_and_no_more(folder: Path) -> None:
     assert "stands: no attack here contradicts it" in page
     assert 'class="notice error"' not in page
     assert "0.5123" in page
+
+
+def test_an_area_below_one_half_is_told_as_records_that_differ(folder: Path) -> None:
+    """Significantly: the interval excludes one half, and nothing is said where it does not."""
+    for high, told in ((0.38, True), (0.4999, True), (0.5, False), (0.53, False)):
+        page = with_audit(folder, 0.2, False, area=(0.341, 0.30, high))
+        assert ("these differ from each other" in page) is told, high
 
 
 def test_inference_alone_judges_nothing(folder: Path) -> None:

@@ -62,7 +62,7 @@ class _Uncut(Table):
 
 
 class _Advising:
-    """Notes how to go on on what interrupts a run, and says once what its public numbers say about its noise.
+    """Notes how to go on on what interrupts a run, and says once what its public numbers say.
 
     Args:
         resume: the command that goes on; the run's folder follows it.
@@ -81,7 +81,7 @@ class _Advising:
     def _listen(self, folder: Path, experiment: Experiment) -> str | None:
         """Begin with a run; return what is to be said if its folder stands beside an earlier one of its name."""
         self._folder = folder
-        self._planned, self._heard, self._advised = experiment.rounds, list[Any](), False
+        self._planned, self._heard, self._advised = experiment.rounds, list[Any](), 0
         name, _, number = folder.name.rpartition("-")
         if name != experiment.name or not number.isdecimal():
             return None
@@ -95,14 +95,14 @@ class _Advising:
         )
 
     def _advice(self, row: Row) -> str | None:
-        from fedveil.engine.advice import advice  # with torch, seconds to import
+        from fedveil.engine.advice import advice, heard_before, news  # with torch, seconds to import
         from fedveil.engine.run_folder.documents import RoundRow
 
-        if self._advised:
-            return None
+        if not self._heard and self._folder is not None:
+            self._heard += heard_before(self._folder, row["round"])
         self._heard.append(RoundRow.model_validate(row))
-        said = advice(self._heard, self._planned)
-        self._advised = said is not None
+        said = news(advice(self._heard, self._planned), self._advised)
+        self._advised += 0 if said is None else said.count("\n") + 1
         return said
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedveil.console import number
-from fedveil.engine.advice import advice
+from fedveil.engine.advice import advice, heard_before, news
 from fedveil.engine.experiments.experiment import Experiment
 from fedveil.engine.run import Outcome, StopTraining
 from fedveil.engine.run_folder.documents import RoundRow
@@ -161,18 +161,18 @@ class Progress(Callback):
     """Prints one line a round: its number, epsilon, and the metrics on a public test table; and advice, once."""
 
     def __init__(self) -> None:
-        self._advised = False
+        self._advised = 0
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
-        self._advised = False
+        self._advised = 0
 
     def round_ended(self, round: RoundSummary) -> str | None:
         spent = "none" if round.epsilon is None else show_epsilon(round.epsilon)
         metrics = "".join(f"  {name} {number(value)}" for name, value in (round.test or {}).items())
         print(f"round {round.number}/{round.rounds}  epsilon {spent}{metrics}")
-        if round.advice is not None and not self._advised:
-            print(round.advice)
-            self._advised = True
+        if (said := news(round.advice, self._advised)) is not None:
+            print(said)
+            self._advised += said.count("\n") + 1
         return None
 
 
@@ -221,6 +221,8 @@ class Watch:
             StopTraining: one of them has a reason to end.
             ConfigError: it has, but it sees private numbers.
         """
+        if not self._heard and self._folder is not None:
+            self._heard += heard_before(self._folder, row["round"])
         self._heard.append(RoundRow.model_validate(row))
         reasons = []
         for one, sees_private in zip(self._callbacks, self._see, strict=True):

@@ -11,6 +11,7 @@ import typer
 from fedveil.commands.options import OUT, Code, Json
 from fedveil.console import print_json
 from fedveil.engine.audit import audit
+from fedveil.privacy.audit import unlike_records
 from fedveil.privacy.statement import show_epsilon, show_lower_bound
 from fedveil.report.page import write_report
 
@@ -27,11 +28,14 @@ def audit_command(
     """Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one."""
     found = audit(folder, canaries=canaries, code=code or ())
     report = write_report(folder)
+    unlike = unlike_records(found.inference.high)
     if as_json:
-        print_json({**asdict(found), "refuted": found.refuted, "report": report})
+        print_json({**asdict(found), "refuted": found.refuted, "unlike_records": unlike, "report": report})
         return
     inference = found.inference
     OUT.print(f"membership inference: AUC {inference.auc:.4f} ({inference.low:.4f} to {inference.high:.4f})")
+    if unlike is not None:
+        OUT.print(f"WARNING: {unlike}", style="bold yellow")
     if found.bound is not None:
         least = show_lower_bound(found.bound.epsilon)
         claimed = "nothing" if found.claimed is None else f"epsilon {show_epsilon(found.claimed)}"

@@ -19,7 +19,7 @@ from fedveil.engine.run_folder.folder import finite
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_at_least
 from fedveil.report.inference import p_text, write_inference
-from fedveil.statistics.inference.fitted import Fitted, read_fitted
+from fedveil.statistics.inference.fitted import TOO_FEW_HERE, Fitted, read_fitted
 
 
 def infer_command(
@@ -72,6 +72,7 @@ def told(fitted: Fitted) -> dict[str, Any]:
         "shown": fitted.shown,
         "reason": fitted.hidden,
         "effects": [asdict(one) for one in fitted.effects],
+        "without_interval": list(fitted.lost),
     }
 
 
@@ -95,7 +96,8 @@ def _rows(fitted: Fitted) -> list[dict[str, str]]:
             value, low, high = one.ratio
             cells |= {"e^coefficient": number(value), "its 95 % interval": ends(low, high)}
         found.append(cells | {"z": f"{one.z:.2f}", "p": p_text(one.p), "width": f"privacy {one.privacy:.0%}"})
-    return found
+    empty = dict.fromkeys(found[0], "")
+    return [*found, *(empty | {"coefficient": name, "estimate": TOO_FEW_HERE} for name in fitted.lost)]
 
 
 def _print_plan(prepared: PreparedInference, as_json: bool) -> None:

@@ -1,4 +1,6 @@
-"""What public numbers of a run say about its noise, and what to change: nothing private is read, so it costs nothing.
+"""What public numbers of a run say, and what to change: nothing private is read, so it costs nothing.
+
+Round 0 may have remarks on the model and its features (:mod:`fedveil.engine.remarks`); the rest is about noise.
 
 Noise moves a model of d parameters by ``noise`` in expectation, and the square of that has the relative standard
 deviation sqrt(2 / d). If the model is ``model`` away from its start, what people contributed has moved it by at most
@@ -35,12 +37,35 @@ def advice_of(folder: Path) -> str | None:
 
 
 def advice(rows: Sequence[RoundRow], rounds: int) -> str | None:
-    """Return what a run's public numbers say after its last row; None where they give no reason to change anything.
+    """Return what a run's public facts say after its last row, a line each; None where they give no reason to change.
+
+    What is said later comes last: earlier lines stay as they are.
 
     Args:
         rows: of ``metrics.jsonl``, from round 0 on.
         rounds: T, how many there shall be.
     """
+    said = [one for row in rows for one in row.remarks]
+    noise = _of_noise(rows, rounds)
+    return "\n".join([*said, *([] if noise is None else [noise])]) or None
+
+
+def heard_before(folder: Path, number: int) -> list[RoundRow]:
+    """Return the rows of a run folder before a round; none where the folder has none yet, or is elsewhere.
+
+    Raises:
+        RunFolderError: ``metrics.jsonl`` is damaged.
+    """
+    path = folder / "metrics.jsonl"
+    return [row for row in read_lines(path, RoundRow)[0] if row.round < number] if path.exists() else []
+
+
+def news(said: str | None, lines: int) -> str | None:
+    """Return the advice after so many lines of it; None if there is no more."""
+    return "\n".join((said or "").split("\n")[lines:]) or None
+
+
+def _of_noise(rows: Sequence[RoundRow], rounds: int) -> str | None:
     last = rows[-1] if rows else None
     if last is None or last.movement is None or not last.movement.noise or not last.round:
         return None

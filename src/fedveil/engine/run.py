@@ -22,6 +22,7 @@ from fedveil.engine.releases.release import Release
 from fedveil.engine.releases.run_evaluation import evaluate, evaluated_already, release_evaluation
 from fedveil.engine.releases.run_preprocessing import preprocessed
 from fedveil.engine.releases.side_releases import spent_of
+from fedveil.engine.remarks import remarks
 from fedveil.engine.round_charges import retry_policy
 from fedveil.engine.rounds.attempts import RetryPolicy
 from fedveil.engine.rounds.diagnostics import RoundDiagnostics
@@ -303,6 +304,8 @@ def initial_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) ->
     spent = spent_of(ledger, prepared.experiment.name, prepared.beside)
     row = row_of(prepared, 0, evaluate(prepared, model), None, charges=spent.charges, beside=spent.beside)
     row |= {"seconds": 0.0, "elapsed": 0.0}
+    if said := remarks(prepared.task, prepared.population):
+        row["remarks"] = said
     checkpoint = Checkpoint(
         round=0, model=model, state=prepared.method.init(model), row=row, ledger=ledger.head
     )

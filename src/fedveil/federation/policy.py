@@ -29,7 +29,7 @@ from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.ledger import Budget
 from fedveil.protection.refusals import Code
 from fedveil.registry import PACKAGE, find, outsiders
-from fedveil.statistics.inference.families import FAMILIES
+from fedveil.statistics.inference.request import FAMILIES
 from fedveil.statistics.request import FIGURES
 from fedveil.validation import DocumentTable, validated
 

@@ -51,6 +51,25 @@ class Membership:
     non_members: int
 
 
+def unlike_records(inference_high: float) -> str | None:
+    """Return what an area under the curve below one half says; None where its interval does not exclude one half.
+
+    A model's loss on records that it was trained on is no larger than on others like them. Where it is, the test
+    records are others, and the attack compares two populations instead of members and non-members.
+
+    Args:
+        inference_high: the upper end of the interval of the area.
+    """
+    if inference_high >= 0.5:
+        return None
+    return (
+        "The model's loss is larger on its training records than on the test records, so these differ from each other "
+        "(in people, time, place or preprocessing, or by easier labels). The attack then compares two populations: it "
+        "shows neither that members can be recognised nor that they cannot. Test with records drawn as the training "
+        "records were."
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpsilonBound:
     """A lower bound on epsilon, right with a probability of at least ``confidence`` whatever the scores are.

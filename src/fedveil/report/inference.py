@@ -10,7 +10,7 @@ from fedveil.report.document import EMPTY, Section, document, figures, notice, t
 from fedveil.report.drawing import PALETTE, Plot, blank, label_text, show
 from fedveil.report.statistics import promise
 from fedveil.statistics.inference.covariance import Effect
-from fedveil.statistics.inference.fitted import Fitted, read_fitted
+from fedveil.statistics.inference.fitted import TOO_FEW_HERE, Fitted, read_fitted
 
 _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "survival": "hazard ratio"}
 
@@ -48,7 +48,9 @@ def _found(fitted: Fitted) -> Section:
     ratio = _RATIOS.get(family)
     head = ["", "coefficient", "95 % interval", *([ratio, "95 % interval"] if ratio else [])]
     body = [_cells(one) for one in fitted.effects]
-    drawn = list(_forest(fitted.effects[len(fitted.family.leading) :], ratio))
+    width = len(body[0])
+    body += [[name, TOO_FEW_HERE, *[""] * (width - 2)] for name in fitted.lost]
+    drawn = list(_forest([one for one in fitted.effects if one.name in fitted.design.names], ratio))
     plots = figures(drawn) if drawn else EMPTY
     return Section(
         identifier="coefficients",

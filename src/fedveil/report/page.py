@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from fedveil.engine.advice import advice
 from fedveil.engine.run_folder.documents import JsonValue, RoundRow
+from fedveil.privacy.audit import unlike_records
 from fedveil.privacy.statement import Statement, show_lower_bound
 from fedveil.report import plots
 from fedveil.report.document import (
@@ -166,6 +167,8 @@ def audit_section(run: RunData) -> Section | None:
                 kind="note",
             )
         )
+    if (unlike := unlike_records(found.high)) is not None:
+        verdict += notice(unlike, kind="warning")
     body = verdict + table(
         ["attack", "result", ""],
         rows,

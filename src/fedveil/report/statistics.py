@@ -136,17 +136,10 @@ def _survival(released: Released, name: str) -> Iterator[Plot]:
         start = released.request.release[name].grid[0]  # type: ignore[union-attr]
         times = [start, *curve.grid.tolist()]
         ribbon(figure, place, name=None, points=zip(times, low, high, strict=True), opacity=0.16)
-        points = [curve.point(k) for k in range(len(curve.grid))]
-        line(
-            figure,
-            place,
-            name=group,
-            points=zip(times, [1.0, *(one.estimate for one in points)], strict=True),
-        )
-        last = points[-1]
-        told.append(
-            f"{group}: {show(last.estimate)} ({_ends(last.low, last.high)}) at {show(float(curve.grid[-1]))}"
-        )
+        line(figure, place, name=group, points=zip(times, [1.0, *curve.falling.tolist()], strict=True))
+        last = curve.point(len(curve.grid) - 1)
+        value = TOO_FEW if last is None else f"{show(last.estimate)} ({_ends(last.low, last.high)})"
+        told.append(f"{group}: {value} at {show(float(curve.grid[-1]))}")
     if told:
         yield Plot(
             figure=figure,

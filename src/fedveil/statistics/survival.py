@@ -6,27 +6,41 @@ in it, the actuarial estimate is
     q_j = d_j / (r_j - c_j / 2),    S_k = prod_{j <= k} (1 - q_j).
 
 The covariance of log S is L V L', L the lower triangle of ones and V = diag(q (1 - q) / n) / (1 - q)^2 + noise of the
-events + q-weighted noise of the risk sets, n = r - c / 2 (Greenwood's formula with two more terms). Pointwise intervals
-are of log(-log S), under noise joined with those of log S; the band's quantile is that of the largest absolute z of the
-same Gaussian vector.
-Reference: Kaplan and Meier, JASA 53 (1958); Greenwood (1926).
+events + q-weighted noise of the risk sets, n = r - c / 2 (Greenwood's formula with two more terms).
+
+**Pointwise intervals** (:meth:`Curve.point`) hold all S that the estimate does not rule out, with the variance that S
+itself would give it: S^2 times that of the noise of log S, and S (1 - S) / m for people (Rothman 1978: Wilson's
+interval of m people); where log S is clear of 0 they hold the interval of log(-log S), too. Greenwood's variance is
+(1 - S) / (S m) of log S, so that m is known from it; where hardly an event was seen, z^2 / 2 events, spread evenly over
+the intervals, say how many people were followed. Near S = 1 such an interval is as narrow as noise and people allow;
+that of log(-log S) is not, for noise is large beside -log S there.
+
+**The curve** is the falling one that lies nearest to the estimates, weighted by their variances. Intervals are those of
+the estimates as released, and hold the curve. The band's quantile is that of the largest absolute z of the Gaussian
+vector log S; as S falls, it is cut off where a later lower end or an earlier upper end is nearer.
+Reference: Kaplan and Meier, JASA 53 (1958); Greenwood (1926); Rothman, Journal of Chronic Diseases 31 (1978).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
 
 from fedveil.statistics.intervals import NORMAL_95, Interval, between
+from fedveil.statistics.rising import isotonic_regression
 
 LEAST_AT_RISK: Final = 10.0
 """People at risk that an interval has an estimate from, by the lower end of what noise leaves open.
 
 Its hazard would be a ratio with a denominator near 0; and where noise alone decides what is looked at, no band holds.
 """
+MOST_WIDTH: Final = 0.9
+"""Width of a pointwise interval above which it says nothing of a number between 0 and 1, and is not shown."""
 _DRAWS: Final = 4000
 
 
@@ -41,6 +55,7 @@ class Curve:
         covariance: (k, k) of log S.
         noise: (k, k) the part of it that is noise.
         few: (k,) what the events of z^2 / 2 more people would add to the standard deviation of log S.
+        per_person: (k,) 1 / m: S (1 - S) / m is the variance of S by the choice of people.
     """
 
     grid: Float64[np.ndarray, " k"]
@@ -48,37 +63,69 @@ class Curve:
     covariance: Float64[np.ndarray, "k k"]
     noise: Float64[np.ndarray, "k k"]
     few: Float64[np.ndarray, " k"]
+    per_person: Float64[np.ndarray, " k"]
 
-    def point(self, k: int) -> Interval:
-        """Return S at the end of an interval with its pointwise interval, of log(-log S).
+    @cached_property
+    def falling(self) -> Float64[np.ndarray, " k"]:
+        """The falling curve in [0, 1] that lies nearest to S, weighted by the variances of log S."""
+        if not len(self.survival):
+            return self.survival
+        weights = 1 / (np.diag(self.covariance) + self.few**2)
+        return np.asarray(-isotonic_regression(-self.survival, sample_weight=weights, y_min=-1.0, y_max=0.0))
 
-        Where there is noise it is the union with that of log S: near S = 1 noise is large beside -log S, and the
-        interval of log(-log S) alone may lie far to one side.
-        """
-        s = float(np.clip(self.survival[k], 1e-9, 1 - 1e-9))
-        both, here = float(self.covariance[k, k]), float(self.noise[k, k])
-
-        def ends(variance: float) -> tuple[float, float]:
-            half = NORMAL_95 * np.sqrt(variance)
-            with np.errstate(over="ignore"):
-                spread = np.exp(half / -np.log(s))
-            low, high = float(s**spread), float(s ** (1 / spread))
-            if not here:
-                return low, high
-            return min(low, max(0.0, s * (1 - half))), max(high, min(1.0, s * (1 + half)))
-
-        estimate = float(np.clip(self.survival[k], 0, 1))
-        return between(estimate, ends(both), ends(here), here / both if both > 0 else 1.0)
+    def point(self, k: int) -> Interval | None:
+        """Return S at the end of an interval with its pointwise interval; None where that says next to nothing."""
+        both, here, per_person = (
+            float(part[k]) for part in (np.diag(self.covariance), np.diag(self.noise), self.per_person)
+        )
+        found, estimate = float(np.clip(self.survival[k], 0, 1)), float(self.falling[k])
+        ends, ends_here = (
+            (min(estimate, *lows), max(estimate, *highs))
+            for lows, highs in (
+                zip(_possible(found, here, people), _far_from_one(found, variance), strict=True)
+                for people, variance in ((per_person, both), (0.0, here))
+            )
+        )
+        if ends[1] - ends[0] > MOST_WIDTH:
+            return None
+        return between(estimate, ends, ends_here, here / both if both > 0 else 1.0)
 
     def band(self) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
-        """Return the ends of the simultaneous 95 % band: S (1 ± c sd of log S), within [0, 1].
+        """Return the ends of the simultaneous 95 % band: S (1 ± c sd of log S), within [0, 1], as S falls.
 
         Greenwood's variance is 0 where no event was seen, and too small where few were: those of z^2 / 2 people add
-        theirs, as people at the ends do for shares.
+        theirs, as people at the ends do for shares, z being the band's.
         """
-        covariance = self.covariance + np.outer(self.few, self.few)
+        few = self.few * largest_z(self.covariance + np.outer(self.few, self.few)) / NORMAL_95
+        covariance = self.covariance + np.outer(few, few)
         half = largest_z(covariance) * np.sqrt(np.diag(covariance)) * self.survival
-        return np.clip(self.survival - half, 0, 1), np.clip(self.survival + half, 0, 1)
+        low, high = np.clip(self.survival - half, 0, 1), np.clip(self.survival + half, 0, 1)
+        later, earlier = np.maximum.accumulate(low[::-1])[::-1], np.minimum.accumulate(high)
+        return np.minimum(later, self.falling), np.maximum(earlier, self.falling)
+
+
+def _possible(found: float, noise: float, per_person: float) -> tuple[float, float]:
+    """Return the ends of all S in [0, 1] with (found - S)^2 <= z^2 (S^2 noise + S (1 - S) per_person).
+
+    Args:
+        found: the estimate, in [0, 1].
+        noise: the variance of log S by the noise.
+        per_person: 1 / m; 0 for these people.
+    """
+    z2 = NORMAL_95**2
+    lead, middle = 1 - z2 * noise + z2 * per_person, found + z2 * per_person / 2
+    root = math.sqrt(max(0.0, middle**2 - lead * found**2))
+    low = found**2 / (middle + root) if middle + root > 0 else 0.0
+    return low, min(1.0, (middle + root) / lead) if lead > 0 else 1.0
+
+
+def _far_from_one(found: float, variance: float) -> tuple[float, float]:
+    """Return the interval of log(-log S), which is skewed as few people make it, where log S is clear of 0; or S."""
+    half = NORMAL_95 * math.sqrt(variance)
+    if not 0 < found < 1 or half > -math.log(found):
+        return found, found
+    spread = math.exp(half / -math.log(found))
+    return found**spread, found ** (1 / spread)
 
 
 def curve(
@@ -114,12 +161,15 @@ def curve(
     people = np.diag(people_per_unit * hazard * (1 - hazard) / effective / (1 - hazard) ** 2)
     noise = np.outer(by_events, by_events) * events[1][:k, :k] + np.outer(by_risk, by_risk) * of_risk[:k, :k]
     lower = np.tril(np.ones((k, k)))
+    likely = np.minimum(hazard + NORMAL_95**2 / 2 / size / effective, 0.999)
+    odds = np.expm1(-np.cumsum(np.log1p(-likely)))
     return Curve(
         grid=np.array(grid[1 : k + 1]),
         survival=np.cumprod(1 - found),
         covariance=lower @ (people + noise) @ lower.T,
         noise=lower @ noise @ lower.T,
         few=people_per_unit * NORMAL_95 / np.sqrt(2) / effective,
+        per_person=people_per_unit * np.cumsum(likely / (1 - likely) / effective) / odds,
     )
 
 

@@ -86,9 +86,13 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
 
     multiplier, series = calibrated(document.privacy, schema.n_users, releases)
     noises = [one.std() for one in series.releases]
-    people = schema.n_users * unit_of(request.silos, len(silos))
-    plan = planned(list(zip(steps, noises, strict=True)), people)
-    check(plan, multiplier, series.declared_for)
+    unit = unit_of(request.silos, len(silos))
+
+    def planned_at(factor: float) -> tuple[PlannedEffect, ...]:
+        noisy = [(step, factor * noise) for step, noise in zip(steps, noises, strict=True)]
+        return planned(noisy, schema.n_users, unit)
+
+    check(planned_at, fitted.family, multiplier, series.declared_for)
     return PreparedInference(
         document=document,
         declared=of,
@@ -96,7 +100,7 @@ def prepare_inference(document: InferenceDocument, of: Declared | None = None) -
         fitted=fitted,
         multiplier=multiplier,
         series=series,
-        plan=plan,
+        plan=planned_at(1.0),
     )
 
 

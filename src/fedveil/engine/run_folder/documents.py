@@ -100,6 +100,7 @@ class RoundRow(Document):
         norms: quantiles, at ``NORM_LEVELS``, of their l2 norms before clipping, in the unit of an update.
         clip: the bound that they met.
         movement: up to this round; None where nobody knows what is noise.
+        remarks: of round 0: what public facts say against the model and its features.
         clipped: the fraction that was cut down to it.
         bytes_up: what all silos or clients sent to the server; None where nobody counted.
         communication_cost: a channel's messages beside float32.
@@ -114,6 +115,7 @@ class RoundRow(Document):
     norms: Annotated[tuple[_Measured, ...], Field(min_length=7, max_length=7)] | None = None
     clip: _Number | None = None
     movement: Movement | None = None
+    remarks: tuple[_Text, ...] = ()
     clipped: _Number | None = None
     bytes_up: _Count | None = None
     communication_cost: CommunicationCost | None = None

@@ -30,7 +30,8 @@ class Kind(Enum):
 
 METRICS: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(
-        ("schema_version", "round", "epsilon", "clip", "attempts", "summed", "movement"), Kind.COVERED
+        ("schema_version", "round", "epsilon", "clip", "attempts", "summed", "movement", "remarks"),
+        Kind.COVERED,
     )
     | {"test": Kind.TESTED}
     | dict.fromkeys(("participants", "contributions", "nonfinite", "norms", "clipped"), Kind.PRIVATE)

@@ -134,6 +134,16 @@ class Design:
         """Expected means and variances of all covariates."""
         return tuple(term.expected for term in self.terms for _ in term.names)
 
+    @cached_property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """Places of the covariates of every column of categories."""
+        found, place = [], 0
+        for term in self.terms:
+            if isinstance(term, Levels):
+                found.append(tuple(range(place, place + len(term.names))))
+            place += len(term.names)
+        return tuple(found)
+
     @property
     def length(self) -> float:
         """The expected length of (1, x)."""

@@ -63,6 +63,7 @@ class Sums:
         spread_sd: the same of S; 0 where it was not sent.
         leading: how many of the coefficients come before those of the covariates.
         stopped: whether records are followed up to a hazard under theta, which moves with theta.
+        levels: of every category column, the coefficients of its categories but the reference.
     """
 
     theta: Float64[np.ndarray, " d"]
@@ -74,6 +75,7 @@ class Sums:
     spread_sd: float = 0.0
     leading: int = 1
     stopped: bool = False
+    levels: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,13 @@ class Equation(PersonVector):
             spread_sd=noise_std / spread if self.shares.spread else 0.0,
             leading=len(self.family.leading),
             stopped=self.family.stopped,
+            levels=self._levels,
         )
+
+    @property
+    def _levels(self) -> tuple[tuple[int, ...], ...]:
+        leading = len(self.family.leading)
+        return tuple(tuple(leading + place for place in levels) for levels in self.design.levels)
 
     def _weighted(
         self,

@@ -24,12 +24,12 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float64
 from scipy.optimize import minimize_scalar
-from scipy.special import expit
+from scipy.special import expit, logit
 from scipy.stats import poisson
 
 from fedveil.population.columns import ColumnTable, State
@@ -90,6 +90,16 @@ class Family(ABC):
         return ("intercept",)
 
     @property
+    def guess(self) -> float:
+        """Leading coefficients at the start; 0, unless a family has a rate."""
+        return 0.0
+
+    @property
+    def advice(self) -> str:
+        """What would give a regression more information than fewer columns; nothing, unless a family knows more."""
+        return ""
+
+    @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The columns of the target."""
@@ -108,12 +118,12 @@ class Family(ABC):
 
     @property
     @abstractmethod
-    def typical(self) -> float:
-        """A curvature v that is expected of a record, for predictions alone."""
+    def expected(self) -> tuple[float, ...]:
+        """The curvature that is expected of a record, by leading coefficient, under what is declared; no effects."""
 
     def start(self, n_covariates: int) -> Theta:
-        """Return a public theta to begin from: no effects."""
-        return np.zeros(1 + n_covariates)
+        """Return a public theta to begin from: the guess, and no effects."""
+        return np.concatenate((np.full(len(self.leading), self.guess), np.zeros(n_covariates)))
 
     def mean(self, predictor: float) -> tuple[float, float]:
         """Return the mean of the target (of a hazard) at a predictor, and its derivative; e^predictor here."""
@@ -150,16 +160,30 @@ class _Generalised(Family):
     def terms(self, covariates: Covariates, target: Target, theta: Theta) -> Terms:
         """Return z r and v z z'."""
         z = np.concatenate((np.ones((len(covariates), 1)), covariates), axis=1)
-        r, v = self.residual(target[:, 0], np.clip(_predictor(z, theta), -REACH, REACH))
+        r, v = self.residual(target[:, 0], np.clip(predictor_of(z, theta), -REACH, REACH))
         return z * r[:, None], (z * v[:, None])[:, :, None] * z[:, None, :]
 
 
 @dataclass(frozen=True)
 class Logistic(_Generalised):
-    """A 0/1 target whose log-odds are linear; e^coefficient is an odds ratio."""
+    """A 0/1 target whose log-odds are linear; e^coefficient is an odds ratio.
+
+    Attributes:
+        rate: a public guess at the share of records with a 1, to start from; None: one half.
+    """
 
     name: ClassVar[str] = "logistic"
-    typical: ClassVar[float] = 0.2  # probabilities between .28 and .72
+
+    rate: float | None = None
+
+    @property
+    def guess(self) -> float:
+        return 0.0 if self.rate is None else float(logit(self.rate))
+
+    @property
+    def expected(self) -> tuple[float, ...]:
+        """P (1 - p) at the guess; without one .2, as of probabilities between .28 and .72."""
+        return (0.2 if self.rate is None else self.rate * (1 - self.rate),)
 
     def score_norm(self, bound: float) -> float:
         """B: a residual y - p is at most 1."""
@@ -198,7 +222,7 @@ class Linear(_Generalised):
 
     centre: float
     cut: float
-    typical: ClassVar[float] = 0.9  # one residual of ten is cut
+    expected: ClassVar[tuple[float, ...]] = (0.9,)  # one residual of ten is cut
 
     @property
     def unit(self) -> float:
@@ -233,6 +257,7 @@ class Poisson(_Generalised):
 
     Attributes:
         cap: c; larger counts are taken for it, on both sides of the equation.
+        rate: a public guess at the mean count, to start from.
     """
 
     name: ClassVar[str] = "poisson"
@@ -241,6 +266,7 @@ class Poisson(_Generalised):
     usual: ClassVar[float] = 0.75
 
     cap: int
+    rate: float = 1.0
 
     def score_norm(self, bound: float) -> float:
         """B c: both terms of the residual lie in [0, c]."""
@@ -259,9 +285,13 @@ class Poisson(_Generalised):
         return float(-found.fun) * (1 + 1e-6)
 
     @property
-    def typical(self) -> float:
-        """Half of the largest."""
-        return self.largest / 2
+    def guess(self) -> float:
+        return math.log(self.rate)
+
+    @property
+    def expected(self) -> tuple[float, ...]:
+        """Mu P(Y < c) at the guess."""
+        return (self.mean(self.guess)[1],)
 
     def target(self, table: ColumnTable) -> Known:
         """Return the count, from 0 to the cap."""
@@ -276,98 +306,9 @@ class Poisson(_Generalised):
         return np.minimum(y, self.cap) - np.clip(mean, 0, self.cap), np.minimum(mu * below[-1], self.largest)
 
 
-@dataclass(frozen=True)
-class PiecewiseExponential(Family):
-    """A survival time whose hazard is constant in every interval of a grid, times e^(x'beta).
-
-    The first coefficients are log hazards at the centre of the covariates. A record is followed until its event, its
-    censoring, or the time at which its cumulative hazard under theta reaches ``hazard`` = c. That time is known before
-    it comes, so the martingale stopped there has mean zero in the model (optional stopping), and is at most
-    max(1, c) = 1 in size. With the hazards of the intervals in the simplex of sum c <= 1 the squared norm of
-    (M, x sum M) is convex, so its largest value is at a corner: max(2, |z|^2). An event at a point of the grid is one
-    of the interval before it; what is after the grid's end counts as censored there.
-
-    Attributes:
-        grid: g_0 < ... < g_J, times.
-        rate: a public guess at events per unit of time, to start from.
-        hazard: c, at most 1.
-    """
-
-    name: ClassVar[str] = "survival"
-    least: ClassVar[float] = 6.0
-    exponential: ClassVar[bool] = True
-    stopped: ClassVar[bool] = True
-    usual: ClassVar[float] = 0.75
-
-    time: str
-    event: str
-    grid: tuple[float, ...]
-    rate: float
-    hazard: float = 0.6
-
-    @property
-    def leading(self) -> tuple[str, ...]:
-        """One log hazard an interval."""
-        return tuple(
-            f"log hazard {low:g} to {high:g}" for low, high in zip(self.grid, self.grid[1:], strict=False)
-        )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.time, self.event
-
-    def score_norm(self, bound: float) -> float:
-        """max(sqrt 2, B)."""
-        return max(math.sqrt(2), bound)
-
-    def curvature_norm(self, bound: float) -> float:
-        """Return c B^2: hazards of all intervals add up to c at most."""
-        return self.hazard * bound**2
-
-    @property
-    def typical(self) -> float:
-        """A third of c."""
-        return self.hazard / 3
-
-    def start(self, n_covariates: int) -> Theta:
-        """Return the guessed rate in every interval, and no effects."""
-        return np.concatenate((np.full(len(self.leading), math.log(self.rate)), np.zeros(n_covariates)))
-
-    def target(self, table: ColumnTable) -> Known:
-        """Return time and event."""
-        time, event = table.numbers(self.time), table.places(self.event)
-        known = (time.state == State.VALID) & (event.state == State.VALID)
-        return np.stack((time.values, event.values.astype(np.float64)), axis=1), known
-
-    def terms(self, covariates: Covariates, target: Target, theta: Theta) -> Terms:
-        """Return (M, x sum M) and the sum over intervals of the hazard times the square of (e_j, x)."""
-        grid, size = np.array(self.grid), len(self.leading)
-        time, happened = target.T
-        predictor = theta[:size] + _predictor(covariates, theta[size:])[:, None]
-        hazards = np.clip(time[:, None] - grid[:-1], 0, np.diff(grid)) * np.exp(
-            np.clip(predictor, -REACH, REACH)
-        )
-        until = np.cumsum(hazards, axis=1)
-        before = np.concatenate((np.zeros((len(time), 1)), until[:, :-1]), axis=1)
-        followed = np.clip(self.hazard - before, 0, hazards)
-        counted = (happened > 0) & (until[:, -1] <= self.hazard) & (time > grid[0]) & (time <= grid[-1])
-        martingale = -followed
-        place = np.clip(np.searchsorted(grid, time, side="left") - 1, 0, size - 1)
-        martingale[np.arange(len(time)), place] += counted
-        score = np.concatenate((martingale, covariates * martingale.sum(axis=1)[:, None]), axis=1)
-        curvature = np.zeros((len(time), len(theta), len(theta)))
-        diagonal = np.arange(size)
-        curvature[:, diagonal, diagonal] = followed
-        crossed = followed[:, :, None] * covariates[:, None, :]
-        curvature[:, :size, size:] = crossed
-        curvature[:, size:, :size] = crossed.transpose(0, 2, 1)
-        curvature[:, size:, size:] = (
-            covariates[:, :, None] * covariates[:, None, :] * followed.sum(axis=1)[:, None, None]
-        )
-        return score, curvature
-
-
-def _predictor(z: Float64[np.ndarray, "n p"], theta: Float64[np.ndarray, " p"]) -> Float64[np.ndarray, " n"]:
+def predictor_of(
+    z: Float64[np.ndarray, "n p"], theta: Float64[np.ndarray, " p"]
+) -> Float64[np.ndarray, " n"]:
     """Return z'theta of every record, column by column.
 
     A product of matrices rounds a row by how many others it is computed with, so that who is there would move
@@ -377,7 +318,3 @@ def _predictor(z: Float64[np.ndarray, "n p"], theta: Float64[np.ndarray, " p"]) 
     for column, weight in zip(z.T, theta, strict=True):
         found += column * weight
     return found
-
-
-FAMILIES: Final = tuple(kind.name for kind in (Linear, Logistic, Poisson, PiecewiseExponential))
-"""Names of all families."""

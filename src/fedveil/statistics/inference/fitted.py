@@ -20,8 +20,9 @@ from fedveil.statistics.inference.covariance import Effect, covariance, effect
 from fedveil.statistics.inference.design import Design
 from fedveil.statistics.inference.equation import Equation, Sums
 from fedveil.statistics.inference.families import Family
+from fedveil.statistics.inference.identified import Identified, identify
 from fedveil.statistics.inference.nearness import arrived, next_theta
-from fedveil.statistics.inference.newton import SOLVABLE, Estimate, estimate, solvable
+from fedveil.statistics.inference.newton import Estimate, estimate
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.schedule import Part, schedule
 from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
@@ -32,6 +33,8 @@ TOO_FEW: Final = (
     "too few people or events for this budget: the curvature of the equation is too close to its noise for intervals "
     "to hold; a larger epsilon, more people, or fewer columns and categories would do"
 )
+TOO_FEW_HERE: Final = "too few people or events"
+"""What stands in place of a coefficient that has no interval where others have one."""
 TOO_FAR: Final = (
     "three steps have not come near enough to the solution for intervals to hold: give a first guess that is nearer "
     "(inference.centre for linear, inference.rate for survival), centres and scales nearer to the data "
@@ -110,6 +113,11 @@ class Fitted:
         """The estimate of all releases."""
         return estimate(self.sums)
 
+    @cached_property
+    def identified(self) -> Identified:
+        """The estimate of the coefficients that the releases identify."""
+        return identify(self.sums, self.family.least)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all coefficients."""
@@ -121,38 +129,41 @@ class Fitted:
 
         Curvatures too close to their noise, or a last release too far from the estimate.
         """
-        _, own = solvable(self.sums[-1].curvature, self.sums[-1].curvature_sd)
-        if own < SOLVABLE or self.estimate.least < self.family.least:
+        found = self.identified
+        if not found.enough or len(found.lost) == len(self.names):
             return TOO_FEW
-        return None if arrived(self.family, self.sums, self.estimate) else TOO_FAR
+        return None if arrived(self.family, found.releases, found.estimate) else TOO_FAR
 
     @property
     def shown(self) -> bool:
         """Whether there are intervals."""
         return self.hidden is None
 
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Names of the coefficients without an interval, where others have one."""
+        return tuple(self.names[place] for place in sorted(self.identified.lost)) if self.shown else ()
+
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        """All coefficients in units of their columns; none where no interval would hold."""
+        """All coefficients that have an interval, in units of their columns; none where no interval would hold."""
         if not self.shown:
             return ()
-        family, design = self.family, self.design
-        found = covariance(self.estimate, self.sums[-1])
-        figures = np.stack(
-            (self.estimate.theta, np.diag(found.whole), np.diag(found.noise), found.freedom), axis=1
-        )
+        family, design, identified = self.family, self.design, self.identified
+        solved = identified.estimate
+        found = covariance(solved, identified.releases[-1])
+        figures = np.stack((solved.theta, np.diag(found.whole), np.diag(found.noise), found.freedom), axis=1)
         units = (*(1.0 for _ in family.leading), *(1 / unit for unit in design.units))
         return tuple(
             effect(
-                name,
+                self.names[place],
                 (float(value), float(variance), float(noise), float(freedom)),
-                unit * family.unit,
+                units[place] * family.unit,
                 origin=family.origin if place < len(family.leading) else 0.0,
                 multiplies=family.multiplies,
             )
-            for place, (name, (value, variance, noise, freedom), unit) in enumerate(
-                zip(self.names, figures, units, strict=True)
-            )
+            for place, (value, variance, noise, freedom) in zip(identified.kept, figures, strict=True)
+            if place not in identified.lost
         )
 
     def to_json(self) -> dict[str, Any]:

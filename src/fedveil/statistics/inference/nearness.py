@@ -36,6 +36,7 @@ from scipy.optimize import brentq
 from fedveil.statistics.inference.covariance import covariance
 from fedveil.statistics.inference.equation import Sums
 from fedveil.statistics.inference.families import Family
+from fedveil.statistics.inference.identified import moving, restricted
 from fedveil.statistics.inference.newton import LONGEST_STEP, Estimate, bend, solvable, step
 
 LONGEST_LAST: Final = 1.0
@@ -50,9 +51,16 @@ _LEAST_SLOPE: Final = 1e-6
 
 
 def next_theta(family: Family, releases: Sequence[Sums]) -> Float64[np.ndarray, " d"]:
-    """Return where the next release is made: Newton's step, or the leap after the first one."""
-    found = leap(family, releases[0]) if len(releases) == 1 and family.curved else None
-    return step(releases) if found is None else found
+    """Return where the next release is made: Newton's step, or the leap after the first one.
+
+    A coefficient of an empty interval or category stays where it is.
+    """
+    kept = moving(releases[-1])
+    own = restricted(releases, kept)
+    found = leap(family, own[0]) if len(own) == 1 and family.curved else None
+    at = releases[-1].theta.copy()
+    at[kept] = step(own) if found is None else found
+    return at
 
 
 def leap(family: Family, one: Sums) -> Float64[np.ndarray, " d"] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -12,7 +12,8 @@ from fedveil.errors import ConfigError, meant
 from fedveil.population.columns import categories_of
 from fedveil.population.schema import Number, Schema, Survival
 from fedveil.statistics.inference.design import Design, Levels, Scaled, Term
-from fedveil.statistics.inference.families import Family, Linear, Logistic, PiecewiseExponential, Poisson
+from fedveil.statistics.inference.families import Family, Linear, Logistic, Poisson
+from fedveil.statistics.inference.piecewise import PiecewiseExponential
 from fedveil.statistics.limits import Columns
 from fedveil.statistics.request import ascending
 from fedveil.validation import DocumentTable
@@ -21,6 +22,8 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _SIXTH = 1 / 6
 MOST_COEFFICIENTS = 200
+FAMILIES: Final = tuple(kind.name for kind in (Linear, Logistic, Poisson, PiecewiseExponential))
+"""Names of all families."""
 
 
 class _Part(DocumentTable):
@@ -152,6 +155,11 @@ class LogisticInference(_OneColumn):
     """Odds of the second of two declared categories."""
 
     family: Literal["logistic"]
+    rate: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="a guess at the share of records with the second category, where the first step starts; "
+        "default: one half",
+    )
 
     def equation(self, schema: Schema) -> Family:
         column = self.explained(schema)
@@ -160,7 +168,7 @@ class LogisticInference(_OneColumn):
             raise ConfigError(
                 f"inference.target: '{column}' must be declared with two categories, of which the second is explained"
             )
-        return Logistic(column)
+        return Logistic(column, self.rate)
 
 
 class LinearInference(_OneColumn):
@@ -183,9 +191,12 @@ class PoissonInference(_OneColumn):
     cap: Annotated[int, Field(ge=1, le=1000)] = Field(
         description="larger counts are taken for it; lower is less noise"
     )
+    rate: _Positive | None = Field(
+        None, description="a guess at the mean count, where the first step starts; default: 1"
+    )
 
     def equation(self, schema: Schema) -> Family:
-        return Poisson(self.number(schema), self.cap)
+        return Poisson(self.number(schema), self.cap, self.rate or 1.0)
 
 
 class SurvivalInference(_Asked):
@@ -195,7 +206,7 @@ class SurvivalInference(_Asked):
     grid: Annotated[tuple[float, ...], Field(min_length=2, max_length=50)]
     rate: _Positive | None = Field(
         None,
-        description="a guess at events per unit of time; default: one of two people by the end of the grid",
+        description="a guess at events per unit of time; default: one for every two people by the end of the grid",
     )
     hazard: Annotated[float, Field(gt=0, le=1)] = Field(
         0.6, description="c: a record is followed until its cumulative hazard is this"
