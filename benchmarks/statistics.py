@@ -177,7 +177,7 @@ def _curves(simulations: int, people: Sequence[int] = (1000, 5000)) -> Iterator[
                 inside += bool(((low <= truth[:k]) & (truth[:k] <= high)).all())
                 points = [found.point(place) for place in range(k)]
                 at += [
-                    one.low <= true <= one.high  # type: ignore[operator]
+                    one.low <= true <= one.high
                     for one, true in zip(points, truth, strict=False)
                     if one is not None
                 ]

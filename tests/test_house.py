@@ -244,7 +244,7 @@ def test_a_decision_by_words_is_noticed() -> None:
 
 # --- sizes --------------------------------------------------------------------------------------------------------
 
-MOST_PARAMETERS, MOST_LINES = 6, 400
+MOST_PARAMETERS, MOST_LINES = 6, 700
 
 LONG_LISTS: dict[str, int] = {  # keywords of public functions: each is documented by name
     "api/training.py train": 14,
@@ -269,7 +269,7 @@ def test_functions_have_at_most_six_parameters() -> None:
     assert _more(found, LONG_LISTS) == {}
 
 
-def test_files_have_at_most_four_hundred_lines() -> None:
+def test_files_have_at_most_seven_hundred_lines() -> None:
     found = {
         file: lines for file in trees() if (lines := (SOURCE / file).read_text().count("\n")) > MOST_LINES
     }

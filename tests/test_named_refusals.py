@@ -160,10 +160,11 @@ NAMED: dict[str, dict[str, str]] = {
         "the sheet is empty": FILE,
         "and exactly one is needed": FILE,
         "has no column": FILE,
-        "convert the file, or declare the encoding": LINE,
+    },
+    "population/csv_lines.py": {
         "an odd number of quotation marks": LINE,
-        "a quotation mark inside of a cell": LINE,
         "and the header": LINE,
+        "a cell goes on in the next line": LINE,
     },
     "population/table_reader.py": {
         "durations, which are no numbers": FILE,
@@ -184,6 +185,7 @@ NAMED: dict[str, dict[str, str]] = {
         "a test table needs at least one": PUBLIC_TABLE,
         "is also in data.table.files": FILE,
         "is not among the silos of the schema": TABLE_ID,
+        "the schema lists a silo twice": SCHEMA,
     },
 }
 
