@@ -15,7 +15,7 @@ from fedveil.engine.populations import Populations
 from fedveil.engine.setup import Prepared, prepare, setting_with
 from fedveil.errors import ModelError
 from fedveil.local.alone import alone_in_a_batch
-from fedveil.local.choice import choose_trainer, records_together
+from fedveil.local.choice import TrainerOptions, choose_trainer, records_together
 from fedveil.local.dpsgd import DpSgdTrainer, RecordSums
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
@@ -259,11 +259,12 @@ class _Rounded(torch.autograd.Function):
 def test_kernels_that_round_by_their_batch_are_found_and_refused() -> None:
     task, cohort = Task(model=Mixing(), loss=load_loss("cross_entropy")), cohort_of([3, 2])
     local = LocalSgd(learning_rate=0.1, epochs=1)
-    assert alone_in_a_batch(task_of("mlp"), cohort)
-    assert not alone_in_a_batch(task, cohort)
+    assert alone_in_a_batch(task_of("mlp"), cohort, {1: 64, 16: 4})
+    assert not alone_in_a_batch(task, cohort, {1: 64})
+    assert not alone_in_a_batch(task, cohort, {16: 4})
     assert isinstance(choose_trainer(task, local, cohort=cohort), LoopTrainer)
     with pytest.raises(ModelError, match="beside it"):
-        choose_trainer(task, local, name="vmap", cohort=cohort, bound=Clip(norm=1.0))
+        choose_trainer(task, local, TrainerOptions(name="vmap"), cohort=cohort, bound=Clip(norm=1.0))
 
 
 def test_nan_hides_no_difference() -> None:
@@ -291,7 +292,7 @@ def test_products_that_round_by_their_number_keep_span_away(batch_size: int | No
     with RoundingProducts():
         assert not isinstance(choose_trainer(task, local, cohort=cohort, bound=clip), SpanTrainer)
         with pytest.raises(ModelError, match="beside it"):
-            choose_trainer(task, local, name="span", cohort=cohort, bound=clip)
+            choose_trainer(task, local, TrainerOptions(name="span"), cohort=cohort, bound=clip)
 
 
 def test_a_model_that_vmap_cannot_batch_is_refused_by_it() -> None:
@@ -299,7 +300,7 @@ def test_a_model_that_vmap_cannot_batch_is_refused_by_it() -> None:
     local = LocalSgd(learning_rate=0.1, epochs=1)
     for bound in (None, Clip(norm=1.0)):
         with pytest.raises(ModelError, match="cannot batch"):
-            choose_trainer(task, local, name="vmap", cohort=cohort, bound=bound)
+            choose_trainer(task, local, TrainerOptions(name="vmap"), cohort=cohort, bound=bound)
     with pytest.raises(ModelError, match="single records"):
         records_together(task, cohort)
 

@@ -9,7 +9,7 @@ import torch
 
 import fedveil as fv
 from fedveil.errors import ModelError
-from fedveil.local.choice import choose_trainer
+from fedveil.local.choice import TrainerOptions, choose_trainer
 from fedveil.local.dpsgd import RecordSums
 from fedveil.local.loop import BatchGradient, LoopTrainer
 from fedveil.local.losses import load_loss
@@ -80,7 +80,7 @@ def test_span_computes_in_float32_alone() -> None:
     assert isinstance(choose_trainer(task_of("linear"), LOCAL, cohort=cohort), SpanTrainer)
     assert not isinstance(choose_trainer(task, LOCAL, cohort=cohort), SpanTrainer)
     with pytest.raises(ModelError, match="span computes in float32"):
-        choose_trainer(task, LOCAL, name="span", cohort=cohort)
+        choose_trainer(task, LOCAL, TrainerOptions(name="span"), cohort=cohort)
 
 
 def test_metrics_are_computed_in_float32() -> None:

@@ -11,19 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedveil.engine.environment import environment
 from fedveil.engine.experiments.experiment import parse
+from fedveil.engine.placement import beside_others
 from fedveil.engine.rounds.round import play_round
 from fedveil.engine.run import resume, run
 from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, DataError, FedveilError, PrivacyError, RunFolderError
+from fedveil.local.steps import LocalSgd
+from fedveil.local.vectorized import VmapTrainer
 from fedveil.population.catalogue import digests
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
 from tests.children import forking
 from tests.runs import Silent, experiment, files, same_model
+from tests.training import task_of
 
 
 @pytest.mark.parametrize(
@@ -56,8 +61,17 @@ def test_every_method_runs_end_to_end_and_states_its_privacy(method: dict[str, A
         assert (outcome.folder / name).is_file()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Dynamo detected:UserWarning")
 @pytest.mark.parametrize(
-    ("trainer", "compiled", "lines"), [("loop", True, 0), ("vmap", False, 0), ("vmap", True, 1)]
+    ("trainer", "compiled", "lines"),
+    [
+        ("loop", True, 0),
+        ("vmap", False, 0),
+        pytest.param(
+            "vmap", True, 1, marks=pytest.mark.slow
+        ),  # the choice of the trainer compiles a gradient
+    ],
 )
 def test_a_statement_says_where_others_may_round_a_contribution(
     trainer: str, compiled: bool, lines: int
@@ -66,6 +80,13 @@ def test_a_statement_says_where_others_may_round_a_contribution(
     document = experiment().model_dump(exclude_none=True) | {"trainer": section}
     document["method"] = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0}
     assert sum("training in batches" in line for line in prepare(parse(document, "test")).uncovered) == lines
+
+
+@pytest.mark.parametrize(("compiled", "lines"), [(False, 0), (True, 1)])
+def test_a_statement_names_compiled_kernels(compiled: bool, lines: int) -> None:
+    trainer = VmapTrainer(task=task_of("mlp"), local=LocalSgd(), compile=compiled)
+    said = beside_others("vmap", "this", trainer, torch.device("cpu"))
+    assert sum("by compiled kernels" in line for line in said) == len(said) == lines
 
 
 def test_every_round_is_charged_before_it_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedveil.errors import ModelError, PrivacyError
-from fedveil.local.choice import choose_trainer
+from fedveil.local.choice import TrainerOptions, choose_trainer
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import LOSSES, Loss, RecordLoss
 from fedveil.local.span.features import ADDITIONS, BLOCK_ROWS, Rows
@@ -295,7 +295,7 @@ def test_whether_the_proof_holds_is_asked_of_the_number_of_users_before_a_run() 
     for users, kind in ((MOST_WEIGHT, SpanTrainer), (MOST_WEIGHT + 1, VmapTrainer)):
         assert isinstance(choose_trainer(task, local, bound=Clip(norm=1.0), users=users), kind)
     with pytest.raises(ModelError, match="proved for up to 838860 users, and 838861 are declared"):
-        choose_trainer(task, local, name="span", bound=Clip(norm=1.0), users=MOST_WEIGHT + 1)
+        choose_trainer(task, local, TrainerOptions(name="span"), bound=Clip(norm=1.0), users=MOST_WEIGHT + 1)
     assert isinstance(choose_trainer(task, local, bound=Unbounded(), users=10**9), SpanTrainer)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import ConfigError, ModelError
 from fedveil.local import trainer
-from fedveil.local.choice import choose_trainer
+from fedveil.local.choice import TrainerOptions, choose_trainer
 from fedveil.local.counters import batch_order, mix
 from fedveil.local.loop import LoopTrainer
 from fedveil.local.losses import load_loss
@@ -253,11 +253,11 @@ def test_the_trainer_is_chosen_by_what_the_model_can_do():
     assert isinstance(choose_trainer(recurrent, local), LoopTrainer)
     branching = Task(model=Branching(), loss=load_loss("cross_entropy"))
     assert isinstance(choose_trainer(branching, local, cohort=cohort), LoopTrainer)
-    assert isinstance(choose_trainer(task_of("linear"), local, name="loop"), LoopTrainer)
+    assert isinstance(choose_trainer(task_of("linear"), local, TrainerOptions(name="loop")), LoopTrainer)
     with pytest.raises(ConfigError, match="auto, loop, vmap or span"):
-        choose_trainer(recurrent, local, name="fast")
+        choose_trainer(recurrent, local, TrainerOptions(name="fast"))
     with pytest.raises(ModelError, match="span"):
-        choose_trainer(recurrent, local, name="span")
+        choose_trainer(recurrent, local, TrainerOptions(name="span"))
 
 
 def test_span_knows_neither_l1_bounds_nor_passes_that_end_early():
@@ -267,9 +267,9 @@ def test_span_knows_neither_l1_bounds_nor_passes_that_end_early():
     assert isinstance(choose_trainer(task, local, cohort=cohort, bound=bound), VmapTrainer)
     assert isinstance(choose_trainer(task, limited, cohort=cohort), VmapTrainer)
     with pytest.raises(ModelError, match="early"):
-        choose_trainer(task, limited, name="span")
+        choose_trainer(task, limited, TrainerOptions(name="span"))
     with pytest.raises(ModelError, match="l1"):  # before a round is charged
-        choose_trainer(task, local, name="span", cohort=cohort, bound=bound)
+        choose_trainer(task, local, TrainerOptions(name="span"), cohort=cohort, bound=bound)
     with pytest.raises(ModelError, match="l1"):
         SpanTrainer(task=task, local=local).sums(
             TrainJob(task.initial(), cohort, *everyone(cohort), bound, ExperimentRandomness(0), ("round", 1))

@@ -21,7 +21,7 @@ from fedveil.local.task import Task
 
 def remember_trials() -> None:
     """Let the choice of a trainer try each case once, and each loss of the house be tried once."""
-    for name in ("trains_alone", "alone_in_a_batch", "vmappable"):
+    for name in ("trains_alone", "alone_in_a_batch", "batches_like_loop", "validate_gradient"):
         setattr(choice, name, _remembering(getattr(choice, name)))
     validate, fit = task_choice.validate_loss, set[Hashable]()
 
@@ -34,10 +34,10 @@ def remember_trials() -> None:
     task_choice.validate_loss = validated
 
 
-def _remembering(trial: Callable[..., bool]) -> Callable[..., bool]:
-    answers: dict[Hashable, bool] = {}
+def _remembering(trial: Callable[..., bool | None]) -> Callable[..., bool | None]:
+    answers: dict[Hashable, bool | None] = {}
 
-    def tried(*arguments: Any) -> bool:
+    def tried(*arguments: Any) -> bool | None:
         try:
             case = tuple(_case(one) for one in arguments)
         except ValueError:
@@ -64,10 +64,17 @@ def _case(value: Any) -> Hashable:
         if not all(layer.__module__.startswith(("torch.", "fedveil.")) for layer in layers):
             raise ValueError
         state = tuple((name, _case(one)) for name, one in value.model.state_dict().items())
-        return repr(value.model), layers, state, type(value.loss), repr(sorted(vars(value.loss).items()))
+        return (
+            repr(value.model),
+            layers,
+            state,
+            value.precision,
+            type(value.loss),
+            repr(sorted(vars(value.loss).items())),
+        )
     if hasattr(value, "task"):  # a trainer
         return type(value), _case(value.task), value.local, torch.get_num_threads()
     if hasattr(value, "targets"):  # a cohort
         of = [(str(one.dtype), tuple(one.shape[1:])) for one in (value.features, value.targets)]
         return *of, str(value.device)
-    return tuple(value) if isinstance(value, list | tuple) else value
+    return tuple(value.items()) if isinstance(value, dict) else value

@@ -54,8 +54,9 @@ if _typing.TYPE_CHECKING:
 __version__ = "0.2.0"
 
 # Intel's library rounds a product by where in memory its arrays start, on some processors, unless it is asked not to
-# before its first product: docs/theory/alone-in-a-batch.md.
-_os.environ.setdefault("MKL_CBWR", "AUTO")
+# before its first product: docs/theory/alone-in-a-batch.md. An empty value asks for nothing, like an unset one.
+if not _os.environ.get("MKL_CBWR", "").strip():
+    _os.environ["MKL_CBWR"] = "AUTO"
 
 _PLACES: _typing.Final = {
     **dict.fromkeys(

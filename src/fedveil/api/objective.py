@@ -7,7 +7,6 @@ holds. Of code the names are recorded, and not what it does.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from fedveil.engine.experiments.handed_over import SESSION
 from fedveil.engine.experiments.task_choice import defaults_of
 from fedveil.errors import ConfigError, FedveilError, ModelError
+from fedveil.local.copying import copy_module, unwrap
 from fedveil.local.import_path import import_object
 from fedveil.local.losses import LOSSES, Loss, Metric, RecordLoss, load_loss
 from fedveil.local.metrics import checked, load_metric
@@ -137,9 +137,10 @@ def _module(model: nn.Module | str, people: Population, seed: int) -> tuple[nn.M
             f"model: a torch.nn.Module or a name is needed, not {type(model).__name__}; names are listed in "
             "docs/reference/experiment.md"
         )
+    model = unwrap(model)
     validate_layers(model)
     _check_trainable(model)
-    mine = copy.deepcopy(model).cpu()
+    mine = copy_module(model).cpu()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made_up = torch.randn(4, *shape)
@@ -194,7 +195,7 @@ def _loss(given: LossLike | None, people: Population, outputs: int) -> Loss:
             f"loss: a name or a function (outputs, targets) -> one term a record is needed: {what}"
         )
     if isinstance(given, nn.Module):
-        given = copy.deepcopy(given)
+        given = copy_module(given, "loss")
         if getattr(given, "reduction", "none") != "none":
             given.reduction = "none"  # type: ignore[assignment]
         return RecordLoss(f"{SESSION}{type(given).__name__}", given)

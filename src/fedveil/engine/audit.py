@@ -208,6 +208,9 @@ def canary_scores(
     experiment = ExperimentRandomness(prepared.experiment.seed)
     released = _Released(setting.method.server)
     state = replace(setting.method, server=released).init(model)
+    first = as_trained(setting.method.local, 1)
+    # Once: choosing tries kernels, and the rounds differ in their learning rate alone.
+    watching = choose_trainer(prepared.task, first, cohort=watcher, bound=setting.method.bound)
     parties = SimulatedParties.in_the_open(setting)  # the sums of the method, whatever hides them
     for number in range(1, rounds + 1):
         turn = prepared.turn(number, model, state, privacy, measured=False)
@@ -215,7 +218,7 @@ def canary_scores(
         bound = setting.method.at_round(number, state).bound
         after, state, _ = play_round(turn, parties)
         local = as_trained(setting.method.local, number)
-        trainer = choose_trainer(prepared.task, local, cohort=watcher, bound=bound)
+        trainer = replace(watching, local=local)
         path = ("audit", number)
         job = TrainJob(model, watcher, everyone, ones, bound, experiment, path)
         updates = trainer.sums(job).total

@@ -26,8 +26,8 @@ from fedveil.engine.releases.side_releases import together
 from fedveil.engine.rounds.setting import Setting
 from fedveil.engine.rounds.turn import Turn
 from fedveil.errors import CompositionError, ConfigError, DataError
-from fedveil.local.choice import choose_trainer, records_together
-from fedveil.local.dpsgd import DpSgdTrainer
+from fedveil.local.choice import TrainerOptions, choose_trainer, records_together
+from fedveil.local.dpsgd import RECORD_MEMORY, DpSgdTrainer
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, SplitTrainer, Trainer
 from fedveil.methods.derive import derive
@@ -347,22 +347,18 @@ def _trainer(
     if experiment.trainer.processes > 1:
         check_dealt_out(method)
     if local.own_noise:
-        trainer = DpSgdTrainer(
+        records = RECORD_MEMORY if memory is None else memory
+        return DpSgdTrainer(
             task=task,
             local=local,
             noise=grid_gaussian,
             privacy=experiment.privacy.randomness(),
-            together=records_together(task, cohort),
+            memory=records,
+            together=records_together(task, cohort, records),
         )
-        return trainer if memory is None else replace(trainer, memory=memory)
-    return choose_trainer(
-        task,
-        local,
-        name=experiment.trainer.name,
-        cohort=cohort,
-        bound=method.bound,
-        users=n_users,
-    ).tuned(memory=memory, compile=experiment.trainer.compile)
+    asked = experiment.trainer
+    options = TrainerOptions(name=asked.name, memory=memory, compile=asked.compile)
+    return choose_trainer(task, local, options, cohort=cohort, bound=method.bound, users=n_users)
 
 
 def _handed_over(experiment: Experiment) -> tuple[str, ...]:

@@ -4,66 +4,81 @@ The shapes of :mod:`fedveil.local.shapes` leave a kernel no reason to round one 
 none cannot be proved from here, for a model of one's own least of all. So before any training made-up records are
 trained, or their gradients computed, beside other made-up ones and without some of them, and compared bit for bit.
 Nothing of this looks at private data: the answer, and the trainer that follows from it, is public.
+
+When a contribution leaves, those behind it move one slot forward, the first one of the next chunk becomes the last of
+its own, and the last chunk may shrink by a :func:`unit`. :func:`alone_in_a_batch` therefore puts one made-up
+contribution into every slot: if it is computed alike in all of them, no move changes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from copy import copy
 from typing import Final
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from fedveil.local.replay import Tensors
 from fedveil.local.shapes import same, undivided, unit
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Trainer, TrainJob
-from fedveil.local.vectorized import BatchedGradients
-from fedveil.population.records import Affine, Records
+from fedveil.local.vectorized import BatchedGradients, without_fallback_warnings
+from fedveil.population.records import Affine, Groups, Records
 from fedveil.privacy.bounds import Unbounded
 from fedveil.randomness import ExperimentRandomness
 
-WIDTHS: Final = (1, 4, 16)
-"""Records a step that are tried whatever the batch size; their units are 32, 8 and 2 slots."""
+LINE: Final = 16
+"""Float32 numbers of a cache line, and of the widest vector. Slot i of an array with s numbers a slot starts i s modulo
+16 numbers behind the start of a line, so 16 slots in a row start everywhere that any slot can."""
 
-_SIZES: Final = (1, 2, 5, 5, 5, 9, 17, 33, 49, 65)
+_ALIKE: Final = 8
+_SIZES: Final = (1, 1, 2, *_ALIKE * (5,), 9, 9, 17, 33, 49, 65)
 _MANY: Final = (257, 300)  # records of contributions with more of them than features, where features are few
+_POOL: Final = 1000  # records that are made up for a cohort; contributions share them
 
 
-def vmappable(task: Task, cohort: Cohort) -> bool:
-    """Return whether ``torch.func.vmap`` can batch the gradient of a task, on records of the cohort's shape.
+def tried_slots(width: int, most: int) -> tuple[int, int]:
+    """Return the slots of the two batches that a width is tried with.
 
-    Data-dependent control flow, writes to tensors that are not batched, and custom autograd functions without a vmap
-    rule fail.
+    The long one has a slot at every offset that a slot can have from a cache line (:data:`LINE`), or is the largest
+    batch of this width. The short one is the shortest; it is shorter than the long one where there are two lengths.
+
+    Args:
+        width: records of each contribution.
+        most: slots of the largest batch of this width, a multiple of its unit.
+
+    >>> tried_slots(16, 2), tried_slots(16, 100), tried_slots(1, 1000)
+    ((2, 2), (16, 2), (64, 32))
     """
-    try:
-        _gradients(task, cohort, _MadeUp(task, cohort, 1, 2))
-    except (RuntimeError, NotImplementedError, ValueError):
-        return False
-    return True
+    one = unit(width)
+    return min(most, max(2 * one, LINE)), one
 
 
-def alone_in_a_batch(task: Task, cohort: Cohort, widths: Iterable[int] = WIDTHS) -> bool:
-    """Return whether no made-up contribution's gradient depends on its place, its neighbours or their number.
+def alone_in_a_batch(task: Task, cohort: Cohort, shapes: Mapping[int, int]) -> bool:
+    """Return whether neither its slot, nor its neighbours or their number change a made-up contribution's gradient.
+
+    For every width the gradients of one contribution are computed in all slots of a long batch, and beside others in a
+    short one. All of them must be the same, bit for bit.
 
     Args:
         task: a task that vmap can batch.
         cohort: tells the shapes of a record.
-        widths: how many records each contribution has.
+        shapes: slots of the largest batch, by how many records each contribution has.
     """
     with undivided():
-        for width in widths:
-            slots = unit(width)
-            few, many = (_MadeUp(task, cohort, width, count) for count in (slots, 2 * slots))
-            places = {0: 0, slots // 2: 1, slots - 1: 2 * slots - 1}
-            for here, there in places.items():
-                many.take(there, few, here)
-            ours, theirs = _gradients(task, cohort, few), _gradients(task, cohort, many)
-            for one, other in zip(ours, theirs, strict=True):
-                for here, there in places.items():
-                    if any(not same(one[name][here], other[name][there]) for name in one):
-                        return False
+        for width, most in shapes.items():
+            long, short = tried_slots(width, most)
+            among_others = _MadeUp(task, cohort, width, short)
+            place = short // 2
+            everywhere = among_others.repeated(place, long)
+            for one, other in zip(
+                _gradients(task, cohort, everywhere), _gradients(task, cohort, among_others), strict=True
+            ):
+                if not all(same(one[name], other[name][place]) for name in one):
+                    return False
     return True
 
 
@@ -74,13 +89,12 @@ def trains_alone(trainer: Trainer, start: Tensor, cohort: Cohort, batch_size: in
         trainer: of a few epochs, or of as many as the trial may take.
         start: the model.
         cohort: tells the shapes of a record.
-        batch_size: more contributions than its unit have one record more.
+        batch_size: so many contributions have one record more that they start at every offset from a cache line.
     """
     sizes = [*_SIZES, *(_MANY if cohort.features[0].numel() < _MANY[0] else ())]
     few = len(sizes)
-    sizes += [] if batch_size is None else [batch_size + 1] * (unit(batch_size) + 1)
-    user = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
-    made_up = _made_up_cohort(cohort, user)
+    sizes += [] if batch_size is None else [batch_size + 1] * (max(unit(batch_size), LINE) + 1)
+    made_up = _made_up_cohort(cohort, np.array(sizes, dtype=np.int64))
 
     def updates(gone: set[int]) -> tuple[Tensor, Tensor]:
         left = torch.tensor([member for member in range(len(sizes)) if member not in gone])
@@ -89,26 +103,39 @@ def trains_alone(trainer: Trainer, start: Tensor, cohort: Cohort, batch_size: in
         return trainer.sums(job.apart()).total, left
 
     everybody, _ = updates(set())
-    for gone in ({0, 3, few - 1}, {2, 7, *range(few, len(sizes))}):
+    # One of those that are alike leaves, so that those behind it move by one; then half of all, so that batches shrink.
+    for gone in ({0, _SIZES.index(5), few}, set(range(1, len(sizes), 2))):
         without, left = updates(gone)
         if not same(without, everybody[left.to(everybody.device)]):
             return False
     return True
 
 
-def _made_up_cohort(cohort: Cohort, user: np.ndarray) -> Cohort:
-    """Return records of these users, in one silo, of the shape of the cohort's and with nothing else of them."""
+def _made_up_cohort(cohort: Cohort, sizes: Int64[np.ndarray, " m"]) -> Cohort:
+    """Return contributions of these sizes, in one silo, of the shape of the cohort's and with nothing else of them.
+
+    Contributions share a pool of records, each from another one on, so that large ones take no more memory.
+    """
     shape, kind = cohort.features.shape[1:], cohort.targets
+    total, user = int(sizes.sum()), np.arange(len(sizes), dtype=np.int32)
+    count = min(total, _POOL)
     records = Records(
-        features=np.random.default_rng(0).normal(size=(len(user), *shape)).astype(np.float32),
-        targets=_made_up_targets(len(user), kind).numpy(),
+        features=np.random.default_rng(0).normal(size=(count, *shape)).astype(np.float32),
+        targets=made_up_targets(count, kind).numpy(),
+        silo=np.zeros(count, dtype=np.int32),
+        user=np.zeros(count, dtype=np.int32),
+    )
+    groups = Groups(
+        order=np.arange(total) % count,
+        start=np.cumsum(sizes) - sizes,
+        size=sizes,
         silo=np.zeros_like(user),
         user=user,
     )
-    return Cohort.of(records, groups=records.by_silo_user(), n_silos=1, scale=Affine(), device=cohort.device)
+    return Cohort.of(records, groups=groups, n_silos=1, scale=Affine(), device=cohort.device)
 
 
-def _made_up_targets(count: int, kind: Tensor) -> Tensor:
+def made_up_targets(count: int, kind: Tensor) -> Tensor:
     """Return targets that every loss for targets of this kind takes, 0 and 1 in turn, so that few batches are alike."""
     turns = (torch.arange(count) + 1) % 2 if kind.is_floating_point() else torch.arange(count) % 2
     return turns.to(kind.dtype).reshape(-1, *(1 for _ in kind.shape[1:])).repeat(1, *kind.shape[1:])
@@ -125,27 +152,27 @@ class _MadeUp:
         shape, kind = cohort.features.shape[1:], cohort.targets
         self.features = torch.randn(slots, width, *shape, generator=generator).to(cohort.device)
         self.targets = (
-            _made_up_targets(slots * width, kind).reshape(slots, width, *kind.shape[1:]).to(cohort.device)
+            made_up_targets(slots * width, kind).reshape(slots, width, *kind.shape[1:]).to(cohort.device)
         )
         self.mask = torch.ones(slots, width, dtype=torch.bool, device=cohort.device)
         self.seeds = torch.arange(slots, device=cohort.device)
 
-    def take(self, place: int, other: _MadeUp, theirs: int) -> None:
-        """Put another's contribution at a place."""
-        for mine, its in (
-            (self.models, other.models),
-            (self.features, other.features),
-            (self.targets, other.targets),
-            (self.seeds, other.seeds),
-        ):
-            mine[place] = its[theirs]
+    def repeated(self, place: int, slots: int) -> _MadeUp:
+        """Return so many copies of the contribution in one place."""
+        other = copy(self)
+        other.models, other.features, other.targets, other.mask, other.seeds = (
+            one[place].expand(slots, *one.shape[1:]).contiguous()
+            for one in (self.models, self.features, self.targets, self.mask, self.seeds)
+        )
+        return other
 
 
 def _gradients(task: Task, cohort: Cohort, made_up: _MadeUp) -> tuple[Tensors, Tensors]:
     """Return the gradients of made-up contributions, all at the model's start and each at its own model."""
     gradients, layout = BatchedGradients.of(task, cohort.device), task.layout
     batch = (made_up.features, made_up.targets, made_up.mask, made_up.seeds)
-    return (
-        gradients.at_one(layout.unflatten(made_up.start), *batch),
-        gradients.at_each(layout.unflatten(made_up.models), *batch),
-    )
+    with without_fallback_warnings():
+        return (
+            gradients.at_one(layout.unflatten(made_up.start), *batch),
+            gradients.at_each(layout.unflatten(made_up.models), *batch),
+        )

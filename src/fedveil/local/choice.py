@@ -7,16 +7,19 @@ there are. A choice that did would change everybody's training when one user joi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from torch import nn
 
 from fedveil.errors import ConfigError, ModelError
-from fedveil.local.alone import WIDTHS, alone_in_a_batch, trains_alone, vmappable
+from fedveil.local.alone import alone_in_a_batch, trains_alone
+from fedveil.local.dpsgd import RECORD_MEMORY, record_slots
 from fedveil.local.loop import LoopTrainer
+from fedveil.local.products import HOW_TO_ASK, rounds_by_place
 from fedveil.local.span.plan import linear_layer
 from fedveil.local.span.steps import spannable
 from fedveil.local.span.sums import MOST_WEIGHT
@@ -24,25 +27,41 @@ from fedveil.local.span.trainer import SpanTrainer
 from fedveil.local.steps import LocalStep, as_sgd, check_computed
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, SplitTrainer
+from fedveil.local.validate_gradient import batches_like_loop, try_compiled, validate_gradient
 from fedveil.local.vectorized import VmapTrainer
 from fedveil.privacy.bounds import Bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions:
+    """How the local training is executed.
+
+    Args:
+        name: which trainer; all give the same sums.
+        memory: bytes that a chunk may take; None takes what is fastest.
+        compile: compile the gradients of the vmap trainer.
+    """
+
+    name: str = "auto"
+    memory: int | None = None
+    compile: bool = False
 
 
 def choose_trainer(
     task: Task,
     local: LocalStep,
+    options: TrainerOptions | None = None,
     *,
-    name: str = "auto",
     cohort: Cohort | None = None,
     bound: Bound | None = None,
     users: int | None = None,
 ) -> SplitTrainer:
-    """Return the trainer with this name; ``auto`` is span for linear models, else vmap, else the loop.
+    """Return the trainer that is asked for; ``auto`` is span for linear models, else vmap, else the loop.
 
     Args:
         task: model and loss.
         local: what each contribution computes.
-        name: which trainer; all give the same sums.
+        options: which trainer, and how it computes; None: ``auto``.
         cohort: lets the model be tried on made-up records of the cohort's shape, which finds every model that vmap
             cannot batch and kernels that round one contribution by others; without it only the recurrent layers of
             PyTorch are known to be such.
@@ -51,15 +70,22 @@ def choose_trainer(
 
     Raises:
         ConfigError: a name that does not exist, or local steps of a class that trainers do not know.
-        ModelError: ``span`` for a model that is not linear, for projected steps with momentum, under an l1 bound, in
+        ModelError: a model whose gradients cannot be bounded (:func:`fedveil.local.validate_gradient.loop_gradient`);
+            ``span`` for a model that is not linear, for projected steps with momentum, under an l1 bound, in
             bfloat16, or for more users than its bound is proved for; ``vmap`` for a model that it cannot batch; either
-            under a bound on a machine whose kernels let a contribution depend on those beside it.
+            under a bound on a machine whose kernels let a contribution depend on those beside it; gradients that
+            PyTorch cannot compile.
     """
     check_computed(local)
+    options = TrainerOptions() if options is None else options
+    name = options.name
     bounds = bound is not None and bound.bounded
     too_many = bounds and users is not None and users > MOST_WEIGHT
+    if cohort is not None:
+        validate_gradient(task, cohort)
     if name == "auto":
-        return _TRAINERS[_fastest(task, local, cohort, bound, span=not too_many)](task=task, local=local)
+        trainer = _fastest(task, local, options, cohort, bound, span=not too_many)
+        return trainer if cohort is None else _compiled(trainer, cohort)
     if name not in _TRAINERS:
         raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or span")
     if name == "span" and too_many:
@@ -75,11 +101,18 @@ def choose_trainer(
         raise ModelError(
             f"trainer.precision = '{task.precision}': span computes in float32; use 'vmap' or 'loop' (or 'auto')"
         )
-    if name == "vmap" and cohort is not None and not vmappable(task, cohort):
-        raise ModelError("trainer.name = 'vmap': vmap cannot batch this model; use 'loop' (or 'auto')")
-    if bounds and cohort is not None and not _alone(name, task, local, cohort):
-        raise ModelError(_NOT_ALONE.format(name))
-    return _TRAINERS[name](task=task, local=local)
+    if name == "vmap" and cohort is not None and not batches_like_loop(task, cohort):
+        raise ModelError(
+            "trainer.name = 'vmap': vmap cannot batch this model, or gives it other gradients than the loop; use "
+            "'loop' (or 'auto')"
+        )
+    trainer = _made(name, task, local, options)
+    if cohort is None:
+        return trainer
+    if bounds and not _leaves_alone(trainer, cohort):
+        reason = f"; {HOW_TO_ASK}" if rounds_by_place() else ""
+        raise ModelError(_NOT_ALONE.format(name) + reason)
+    return _compiled(trainer, cohort)
 
 
 def computes_alone(name: str) -> bool:
@@ -90,15 +123,25 @@ def computes_alone(name: str) -> bool:
     return name in _TRAINERS and not _TRAINERS[name].side_by_side
 
 
-def records_together(task: Task, cohort: Cohort) -> bool:
+def records_together(task: Task, cohort: Cohort, memory: int = RECORD_MEMORY) -> bool:
     """Return whether gradients of single records may be computed side by side; else DP-SGD computes one at a time.
+
+    Args:
+        task: model and loss.
+        cohort: tells the shape of a record.
+        memory: bytes that the gradients of a chunk may take.
 
     Raises:
         ModelError: vmap cannot batch the model, so that there are no gradients of single records.
     """
-    if not vmappable(task, cohort):
-        raise ModelError("DP-SGD clips gradients of single records, which vmap cannot compute for this model")
-    return alone_in_a_batch(task, cohort, (1,))
+    validate_gradient(task, cohort)
+    if not batches_like_loop(task, cohort):
+        raise ModelError(
+            "DP-SGD clips gradients of single records, which vmap cannot compute for this model, or computes otherwise "
+            "than the loop; use a method that bounds contributions (uldp-avg, uldp-sgd)"
+        )
+    slots = record_slots(task, cohort, memory)
+    return _placed_anywhere(cohort) and (slots == 1 or alone_in_a_batch(task, cohort, {1: slots}))
 
 
 _TRAINERS: Final[Mapping[str, type[SplitTrainer]]] = MappingProxyType(
@@ -108,50 +151,70 @@ _NOT_ALONE: Final = (
     "trainer.name = {!r}: on this machine the update of one contribution depends on those computed beside it, so "
     "bounding each bounds nothing; use 'loop' (or 'auto')"
 )
-_WIDEST: Final = 64  # records a step that are tried at most
+_WIDEST: Final = 256  # records a step that are tried with span at most
 _EPOCHS: Final = 2  # that are tried
 
 
-def _fastest(task: Task, local: LocalStep, cohort: Cohort | None, bound: Bound | None, *, span: bool) -> str:
+def _made(name: str, task: Task, local: LocalStep, options: TrainerOptions) -> SplitTrainer:
+    return _TRAINERS[name](task=task, local=local).tuned(memory=options.memory, compile=options.compile)
+
+
+def _fastest(
+    task: Task,
+    local: LocalStep,
+    options: TrainerOptions,
+    cohort: Cohort | None,
+    bound: Bound | None,
+    *,
+    span: bool,
+) -> SplitTrainer:
     if (
         span
-        and _linear(task)
+        and linear_layer(task.model) is not None
         and task.precision == "float32"
         and spannable(as_sgd(local))
         and (bound is None or bound.order == 2)
-        and (
-            cohort is None
-            or ((task.loss.in_closed_form or vmappable(task, cohort)) and _span_alone(task, local, cohort))
-        )
     ):
-        return "span"
+        trainer = _made("span", task, local, options)
+        if cohort is None or (
+            (task.loss.in_closed_form or batches_like_loop(task, cohort)) and _leaves_alone(trainer, cohort)
+        ):
+            return trainer
+    loop = _made("loop", task, local, options)
     if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
-        return "loop"
-    if cohort is None:
-        return "vmap"
-    return "vmap" if vmappable(task, cohort) and _vmap_alone(task, local, cohort) else "loop"
+        return loop
+    trainer = _made("vmap", task, local, options)
+    if cohort is None or (batches_like_loop(task, cohort) and _leaves_alone(trainer, cohort)):
+        return trainer
+    return loop
 
 
-def _linear(task: Task) -> bool:
-    return linear_layer(task.model) is not None
-
-
-def _alone(name: str, task: Task, local: LocalStep, cohort: Cohort) -> bool:
-    """Return whether a trainer leaves contributions alone."""
-    if name == "span":  # the trainer refuses models that are not linear by itself
-        return not _linear(task) or _span_alone(task, local, cohort)
-    return computes_alone(name) or _vmap_alone(task, local, cohort)
-
-
-def _span_alone(task: Task, local: LocalStep, cohort: Cohort) -> bool:
-    sgd = as_sgd(local)
-    if not spannable(sgd):
-        return True  # the trainer refuses such steps itself
-    trainer = SpanTrainer(task=task, local=replace(sgd, epochs=min(sgd.epochs, _EPOCHS)))
+def _leaves_alone(trainer: SplitTrainer, cohort: Cohort) -> bool:
+    """Return whether a trainer's updates do not depend on the contributions beside them, as far as is tried."""
+    if not trainer.side_by_side:
+        return True
+    if not _placed_anywhere(cohort):
+        return False
+    if isinstance(trainer, VmapTrainer):
+        return alone_in_a_batch(trainer.task, cohort, trainer.batch_shapes(cohort))
+    sgd = as_sgd(trainer.local)
     batch_size = sgd.batch_size if sgd.batch_size is not None and sgd.batch_size <= _WIDEST else None
-    return trains_alone(trainer, task.initial(), cohort, batch_size)
+    few_epochs = replace(trainer, local=replace(sgd, epochs=min(sgd.epochs, _EPOCHS)))
+    return trains_alone(few_epochs, trainer.task.initial(), cohort, batch_size)
 
 
-def _vmap_alone(task: Task, local: LocalStep, cohort: Cohort) -> bool:
-    own = min(as_sgd(local).batch_size or max(WIDTHS), _WIDEST)
-    return alone_in_a_batch(task, cohort, sorted({own, *(width for width in WIDTHS if width < own)}))
+def _placed_anywhere(cohort: Cohort) -> bool:
+    """Return whether products may be computed in batches: not where their library rounds by where an array lies."""
+    if cohort.device.type == "cpu" and rounds_by_place():
+        warnings.warn(
+            f"{HOW_TO_ASK}. Until then contributions are trained one by one, which is slower", stacklevel=2
+        )
+        return False
+    return True
+
+
+def _compiled(trainer: SplitTrainer, cohort: Cohort) -> SplitTrainer:
+    """Return a trainer whose gradients were compiled once, if it compiles any: a compiler may be missing."""
+    if isinstance(trainer, VmapTrainer) and trainer.compile:
+        try_compiled(trainer, cohort)
+    return trainer

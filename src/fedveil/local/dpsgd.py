@@ -43,7 +43,7 @@ from fedveil.local.steps import LocalDpSgd, PoissonPlan, check_computed
 from fedveil.local.stillness import unchanged
 from fedveil.local.task import Task
 from fedveil.local.trainer import Cohort, Progress, Sums, TrainJob, Watch
-from fedveil.local.vectorized import BatchedGradients
+from fedveil.local.vectorized import BatchedGradients, without_fallback_warnings
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.rows import contribution_norms
 from fedveil.randomness import BitSource, PrivacyRandomness
@@ -51,6 +51,8 @@ from fedveil.randomness import BitSource, PrivacyRandomness
 NoiseSampler: TypeAlias = Callable[[int, float, float, BitSource], Float64[np.ndarray, " d"]]
 """``noise(d, std, grid, source)``: d independent values of this standard deviation, multiples of ``grid``."""
 
+RECORD_MEMORY: Final = 48 << 20
+"""Bytes that the gradients of single records of a chunk may take where nobody says."""
 _SMALL: Final = 2**14
 """Parameters up to which every record of a step has a copy of its silo's model."""
 _DRAWN: Final = 2**16
@@ -88,7 +90,7 @@ class DpSgdTrainer:
     local: LocalDpSgd
     noise: NoiseSampler
     privacy: PrivacyRandomness
-    memory: int = 48 << 20
+    memory: int = RECORD_MEMORY
     together: bool = True
 
     def __post_init__(self) -> None:
@@ -233,8 +235,7 @@ class RecordSums:
     def __init__(self, task: Task, bound: Bound, cohort: Cohort, memory: int) -> None:
         self._gradients = BatchedGradients.of(task, cohort.device)
         self._bound, self._cohort = bound, cohort
-        fitting = rows_in_memory(task, cohort, memory)
-        self._rows = fitting // unit(1) * unit(1) or 1
+        self._rows = record_slots(task, cohort, memory)
         self.drops_out = bool(seed_names(task.model))
         self.side_by_side = self._rows > 1 and task.dimension <= _SMALL
 
@@ -266,7 +267,7 @@ class RecordSums:
                 torch.ones(slots, 1, dtype=torch.bool, device=device),
                 seeds.to(device),
             )
-            with undivided():
+            with undivided(), without_fallback_warnings():
                 if self.side_by_side:
                     slopes = self._gradients.at_each(layout.unflatten(models[own.to(device)]), *batch)
                 else:
@@ -275,6 +276,11 @@ class RecordSums:
             ones = torch.ones(taken, dtype=torch.float64, device=device)
             sums.add_(flat, ones, own[:taken].to(device))
         return sums.total()
+
+
+def record_slots(task: Task, cohort: Cohort, memory: int) -> int:
+    """Return how many gradients of single records are computed at once at most; 1: one at a time."""
+    return rows_in_memory(task, cohort, memory) // unit(1) * unit(1) or 1
 
 
 def _filled(values: Int64[Tensor, " n"], slots: int) -> Int64[Tensor, " slots"]:

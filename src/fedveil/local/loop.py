@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
+from fedveil.errors import ModelError
 from fedveil.local.counters import batch_order, derive, step_seeds
 from fedveil.local.dropout import seed_names
 from fedveil.local.memory import LARGEST_BATCH, records_at_once
@@ -136,10 +137,17 @@ class BatchGradient:
         named = task.layout.unflatten(model)
         parameters = {name: _laid_out(view.detach()).requires_grad_() for name, view in named.items()}
         constants = self._constants | dict.fromkeys(self._seeds, seed.to(model.device))
-        outputs = task.outputs(parameters | constants, features)
-        everyone = torch.ones(len(features), dtype=torch.bool, device=model.device)
-        loss = task.loss(outputs, targets, everyone)
+        with torch.enable_grad():
+            outputs = task.outputs(parameters | constants, features)
+            everyone = torch.ones(len(features), dtype=torch.bool, device=model.device)
+            loss = task.loss(outputs, targets, everyone)
         gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        for name, gradient in zip(parameters, gradients, strict=True):
+            if gradient.layout != torch.strided:
+                raise ModelError(
+                    f"parameter {name} has a sparse gradient, and a bound is computed of dense ones; give its layer "
+                    "sparse=False"
+                )
         return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 

@@ -31,6 +31,7 @@ from torch import nn
 
 from fedveil.errors import ModelError
 from fedveil.foreign import foreign
+from fedveil.local.copying import unwrap
 from fedveil.local.import_path import import_object
 from fedveil.local.residual import resnet18_groupnorm, resnet_small_groupnorm
 from fedveil.local.validate import validate_behaviour, validate_layers
@@ -294,6 +295,7 @@ def build_model(
         made_up = torch.randn(4, *input_shape)
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {name}: the factory returned {type(model).__name__}, not a torch.nn.Module")
+    model = unwrap(model)
     validate_layers(model)
     validate_behaviour(model, made_up)
     return model

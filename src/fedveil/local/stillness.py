@@ -161,7 +161,9 @@ class _Teller:
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, Tensor):
-            hung = [(name, self.told(one)) for name, one in vars(value).items()]
+            hung = [
+                (name, self.told(one)) for name, one in vars(value).items() if not _is_compiler_note(name)
+            ]
             return value.dtype, value.shape, zlib.crc32(tensor_bytes(value)), hung
         if isinstance(value, np.ndarray) and value.dtype != object:
             return value.dtype, value.shape, zlib.crc32(np.ascontiguousarray(value).data)
@@ -192,6 +194,8 @@ class _Teller:
                 )
             case Random():
                 return self.told(value.getstate()), self._attributes(value)
+            case torch.Generator():
+                return self.told(value.get_state())
             case FunctionType():
                 return self._of_objects(value.__code__), self._function(value)
             case MethodType():
@@ -262,6 +266,11 @@ class _Teller:
         slots = sorted({name for one in type(value).__mro__ for name in _slots(one) if hasattr(value, name)})
         held = [(name, self.told(getattr(value, name))) for name in slots]
         return held + [(name, self.told(one)) for name, one in getattr(value, "__dict__", {}).items()]
+
+
+def _is_compiler_note(name: str) -> bool:
+    """Return whether torch.compile hung an attribute on a tensor: how to compile it, and no number of a record."""
+    return name.startswith("_dynamo_")
 
 
 def _is_empty(cell: CellType) -> bool:

@@ -6,7 +6,6 @@ Methods, noise and protocols know a model only as a float32 vector w of d traina
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedveil.errors import ModelError
+from fedveil.local.copying import copy_module, unwrap
 from fedveil.local.dropout import with_seeded_dropout
 from fedveil.local.losses import Loss, Metric
 from fedveil.local.validate import validate_layers
@@ -79,7 +79,7 @@ class Task:
 
     Raises:
         ModelError: a layer that mixes records (with the replacement), a parameter that is not float32,
-            nothing to train.
+            nothing to train, a model that cannot be copied.
     """
 
     model: nn.Module
@@ -90,21 +90,22 @@ class Task:
     kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        validate_layers(self.model)
-        for name, parameter in self.model.named_parameters():
+        model = unwrap(self.model)
+        validate_layers(model)
+        for name, parameter in model.named_parameters():
             if parameter.dtype != torch.float32:
                 raise ModelError(
                     f"parameter {name} is {parameter.dtype}; models are trained in torch.float32"
                 )
-        if [*map(id, self.model.parameters())] != [id(one) for _, one in self.model.named_parameters()]:
+        if [*map(id, model.parameters())] != [id(one) for _, one in model.named_parameters()]:
             raise ModelError(
                 "the model's parameters() are others than its named_parameters(), which are trained: define neither; "
                 "requires_grad_(False) freezes a parameter"
             )
-        layout = Layout.of(self.model)
+        layout = Layout.of(model)
         if layout.dimension == 0:
             raise ModelError("the model has no trainable parameter")
-        object.__setattr__(self, "model", with_seeded_dropout(copy.deepcopy(self.model)).train())
+        object.__setattr__(self, "model", with_seeded_dropout(copy_module(model)).train())
         object.__setattr__(self, "layout", layout)
 
     @property

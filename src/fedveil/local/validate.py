@@ -7,16 +7,16 @@ parameters, leaks past the bound or makes the result depend on how records are b
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DistributedDataParallel
 
 from fedveil.errors import ModelError
+from fedveil.local.copying import copy_module, is_compiled
 from fedveil.local.dropout import with_seeded_dropout
 from fedveil.local.stillness import WHY, difference, fingerprint
 
@@ -29,6 +29,12 @@ def validate_layers(model: nn.Module) -> None:
     Raises:
         ModelError: names the layer, says why it cannot be trained and what to put in its place.
     """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name} is on the meta device, where tensors have no numbers: build the model on the processor, or "
+                "call to_empty(device='cpu') and initialise it"
+            )
     for name, module in model.named_modules():
         reason = _refusal(module)
         if reason is not None:
@@ -36,6 +42,21 @@ def validate_layers(model: nn.Module) -> None:
 
 
 def _refusal(module: nn.Module) -> str | None:
+    if is_compiled(module):
+        return "it is compiled, and gradients of contributions are taken of what was compiled; hand over its _orig_mod"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript cannot be differentiated per contribution; hand over the Python module it was made from"
+    if isinstance(module, nn.DataParallel | DistributedDataParallel):
+        return "it spreads the records of a batch over devices; hand over its module"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        if module.sparse:
+            return "its gradient is sparse, and a bound is computed of dense ones; set sparse=False"
+        if module.scale_grad_by_freq:
+            return (
+                "it divides a record's gradient by how often other records of its batch have the same index; set "
+                "scale_grad_by_freq=False"
+            )
+        return None
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         return "its shape is not known before the first batch; give the number of input features, or run the model once"
     if isinstance(module, _InstanceNorm):
@@ -73,7 +94,7 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
         ModelError: says which of the three it does, or that it fails on features of this shape.
     """
     assert len(features) >= 3
-    probe = with_seeded_dropout(copy.deepcopy(model)).train()
+    probe = with_seeded_dropout(copy_module(model)).train()
     before = fingerprint(probe)
     with torch.random.fork_rng(devices=[]):
         try:

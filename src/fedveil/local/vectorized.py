@@ -18,7 +18,9 @@ docs/theory/alone-in-a-batch.md have the arguments.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar, Final
@@ -114,7 +116,7 @@ class VmapTrainer(SplitTrainer):
                 [chunk.positions, chunk.positions[-1:].expand(chunk.slots - len(chunk.positions))]
             )
             batches = Batches(sgd, cohort, members[filled], seeds[filled], chunk.width, watch.look)
-            with undivided():
+            with undivided(), without_fallback_warnings():
                 deltas = train(sgd, batched, start, batches)
             yield chunk.positions, deltas[: len(chunk.positions)]
 
@@ -129,22 +131,52 @@ class VmapTrainer(SplitTrainer):
         once = steps_per_member(self.local, cohort, members) == 1
         per_record = floats_per_record(self.task, cohort)
         widths = torch.from_numpy(self._widths(sizes.numpy(), sgd, per_record))
-        copies = 4 if sgd.momentum == 0 else 5  # parameters, gradients, a temporary of each; the velocity
-        memory = self.memory or (_CUDA_MEMORY if cohort.device.type == "cuda" else _CPU_MEMORY)
         for width, single in product(np.unique(widths.numpy())[::-1].tolist(), (False, True)):
             of_width = ((widths == width) & (once == single)).nonzero().flatten()
             if width == 0 or not len(of_width):
                 continue
             of_width = of_width[sizes[of_width].argsort(descending=True, stable=True)]
-            fitting = memory // (4 * (copies * self.task.dimension + width * per_record))
-            if width >= self._alone_from or fitting < unit(width):
+            most = self._most_slots(width, cohort, per_record)
+            if most == 1:
                 yield Chunk(width=width, slots=1, positions=of_width)
                 continue
-            fixed = self.compile or cohort.device.type == "cuda"
-            most = whole(_FIXED_SLOTS, width) if fixed else fitting // unit(width) * unit(width)
             for positions in torch.split(of_width, most):
-                slots = most if fixed else whole(len(positions), width)
+                slots = most if self._has_fixed_slots(cohort) else whole(len(positions), width)
                 yield Chunk(width=width, slots=slots, positions=positions)
+
+    def batch_shapes(self, cohort: Cohort) -> dict[int, int]:
+        """Return the shapes in which several contributions are computed at once, whatever records there are.
+
+        Args:
+            cohort: tells the shape of a record and the device.
+
+        Returns:
+            For every width (records a step of one contribution, padding included) the largest number of slots of a
+            batch. The other numbers of slots of this width are the smaller multiples of its :func:`unit`. Widths of
+            contributions that are always computed alone are left out.
+        """
+        per_record = floats_per_record(self.task, cohort)
+        # Contributions of more records have these widths too, or are computed alone.
+        sizes = np.arange(1, self._alone_from + 1)
+        widths = np.unique(self._widths(sizes, as_sgd(self.local), per_record)).tolist()
+        most = {width: self._most_slots(width, cohort, per_record) for width in widths}
+        return {width: slots for width, slots in most.items() if slots > 1}
+
+    def _most_slots(self, width: int, cohort: Cohort, per_record: int) -> int:
+        """Return how many contributions of a width are computed at once at most; 1: each by itself."""
+        copies = (
+            4 if as_sgd(self.local).momentum == 0 else 5
+        )  # parameters, gradients, a temporary of each; velocity
+        memory = self.memory or (_CUDA_MEMORY if cohort.device.type == "cuda" else _CPU_MEMORY)
+        fitting = memory // (4 * (copies * self.task.dimension + width * per_record))
+        if width >= self._alone_from or fitting < unit(width):
+            return 1
+        if self._has_fixed_slots(cohort):
+            return whole(_FIXED_SLOTS, width)
+        return fitting // unit(width) * unit(width)
+
+    def _has_fixed_slots(self, cohort: Cohort) -> bool:
+        return self.compile or cohort.device.type == "cuda"
 
     @property
     def _alone_from(self) -> int:
@@ -168,6 +200,16 @@ class VmapTrainer(SplitTrainer):
         if sgd.batch_size is not None:
             widths = np.minimum(widths, sgd.batch_size)
         return np.where(sizes > 0, widths, 0)
+
+
+@contextmanager
+def without_fallback_warnings() -> Iterator[None]:
+    """Hide PyTorch's request to report operations that vmap computes slot by slot: they are slow, and no error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="There is a performance drop because we have not yet implemented"
+        )
+        yield
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -184,7 +184,9 @@ class TrainerSection(Section):
 
     name: Literal["auto", "loop", "vmap", "span"] = "auto"
     compile: bool = Field(
-        False, description="compile the vectorised step (pays for long runs of small networks)"
+        False,
+        description="compile the vectorised step: takes tens of seconds and a C++ compiler, tried before the first "
+        "round (pays for long runs of small networks)",
     )
     device: Device = "auto"
     precision: Literal["float32", "bfloat16"] = Field(
