@@ -17,22 +17,22 @@ from pathlib import Path
 from flwr.app import Message, MessageType
 
 from benchmarks.harness import Row
-from fedveil.flower.coordinator_host.party import Party
-from fedveil.flower.coordinator_host.tasks import Post
-from fedveil.flower.envelope import content_of
+from fedveil.flower.coordinator_host.service import CoordinatorService
+from fedveil.flower.coordinator_host.tasks import MessageQueue
+from fedveil.flower.enrollment.demonstration import write_demonstration
+from fedveil.flower.envelope import pack_message
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding.demonstration import write_demonstration
-from fedveil.flower.silo_host.silo import CARRIERS, ServedSilo
+from fedveil.flower.silo_host.service import CARRIERS, SiloService
 from fedveil.flower.sockets import free_port
 
 _LONGEST_PAUSE = 13.0
 """Seconds; as long as a SuperNode takes to ask, to be kept waiting, and to pause."""
 
 
-def exchange(post: Post, node: int) -> float:
+def exchange(post: MessageQueue, node: int) -> float:
     """Return the seconds from a letter to its answer."""
     begin = time.perf_counter()
-    message = Message(content_of(b"no letter"), dst_node_id=node, message_type=MessageType.QUERY)
+    message = Message(pack_message(b"no letter"), dst_node_id=node, message_type=MessageType.QUERY)
     keys = post.push_messages([message])
     while not (answers := post.pull_messages(keys)):
         time.sleep(0.05)
@@ -53,7 +53,7 @@ def measure(folder: Path, carrier: str, number: int, longest: float = _LONGEST_P
     home, silo = CoordinatorFolder(made.provisioned.coordinator), SiloFolder(made.provisioned.silos[0])
     home.link.settings.model_copy(update={"supernodes": True}).write(home.link / "link.toml")
     silo.settings.model_copy(update={"carrier": carrier}).write(silo / "silo.toml")
-    party, served, pause = Party(home), ServedSilo(silo), random.Random(7)
+    party, served, pause = CoordinatorService(home), SiloService(silo), random.Random(7)
     try:
         with party._tasks.playing() as post:
             while not (nodes := post.get_nodes()):

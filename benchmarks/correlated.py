@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks.harness import Row
 from benchmarks.price import trained
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.populations import FixedPopulation, Populations
-from fedveil.engine.releases.run_evaluation import evaluate
-from fedveil.engine.setup import prepare
+from fedveil.run.config.experiment import parse
+from fedveil.run.populations import FixedPopulation, PopulationCache
+from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.setup import prepare
 
 PERIOD, ROUNDS, EPSILON = 5, 100, 3.85
 SEEDS: Final = range(20, 24)
@@ -62,13 +62,13 @@ def smallest() -> Iterator[Row]:
 
 def compared(data: str, seeds: Sequence[int], rounds: int = ROUNDS, users: int = 1000) -> Iterator[Row]:
     """Train a linear model with each kind of noise on some seeds."""
-    populations = Populations()
+    populations = PopulationCache()
     for kind in KINDS:
         found, seconds = [], []
         for seed in seeds:
             before = time.process_time()
             experiment = parse(document(data, kind, seed, rounds, users), kind)
-            population = populations.of(experiment.data, experiment.seed)
+            population = populations.load(experiment.data, experiment.seed)
             prepared = prepare(experiment, FixedPopulation(population))
             metrics = evaluate(prepared, trained(prepared))
             assert metrics is not None, "no metric is released here"

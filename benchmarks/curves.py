@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.report.document import Section, document, figures, table, write_document
-from fedveil.report.drawing import PALETTE, Plot, blank, label_text, log_y, show
+from fedveil.report.drawing import PALETTE, Plot, empty_figure, label_text, log_y, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def write_page(bench: Mapping[str, Any], path: Path) -> Path:
 def _plot(axis: str, rows: Sequence[Mapping[str, Any]]) -> Plot:
     """Points and fitted lines on logarithmic axes."""
     unit = rows[0]["unit"]
-    figure = blank(x=axis, y=unit)
+    figure = empty_figure(x=axis, y=unit)
     figure.update_layout(height=460, hovermode="closest")
     told = []
     for index, curve in enumerate(dict.fromkeys(row["place"]["curve"] for row in rows)):

@@ -17,15 +17,15 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 
 from benchmarks.harness import Row, cpu_seconds
-from fedveil.local.dpsgd import DpSgdTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.steps import LocalDpSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob
-from fedveil.population.records import Affine, Records
+from fedveil.data.records import Affine, Records
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.noise.on_grid import grid_gaussian
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.training.dpsgd import DpSgdTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.steps import LocalDpSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, TrainJob
 
 SILOS, RECORDS, FEATURES, BATCH = 4, 180, 13, 4
 CLIP, NOISE, RATE = 0.1, 5.0, 0.001
@@ -71,7 +71,7 @@ def _ours(model: nn.Module, features: np.ndarray, targets: np.ndarray, epochs: i
     records = Records(
         features=features, targets=targets, silo=silo, user=np.arange(len(silo), dtype=np.int32)
     )
-    cohort = Cohort.of(
+    cohort = Cohort.from_records(
         records, groups=records.by_silo(SILOS), n_silos=SILOS, scale=Affine(), device=torch.device("cpu")
     )
     task = Task(model=model, loss=load_loss("binary_cross_entropy"))

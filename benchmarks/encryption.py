@@ -20,15 +20,15 @@ from tenseal import sealapi
 from benchmarks.harness import Row, at_most, cpu_seconds
 from fedveil.crypto.ckks import CkksKey, CkksParameters, CkksSum
 from fedveil.crypto.seal_format import MemoryFile
-from fedveil.engine.experiments.study import Selection, load_study
-from fedveil.engine.populations import Populations
-from fedveil.engine.rounds.round import play_round
-from fedveil.engine.rounds.simulated_parties import SimulatedParties
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.setup import prepare
-from fedveil.protection.driver import Driver
-from fedveil.protection.partial.ballots import decode_bitmap, encode_bitmap, largest, secret_order
+from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.partial_encryption.ballots import decode_bitmap, encode_bitmap, largest, secret_order
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.config.study import Selection, load_study
+from fedveil.run.populations import PopulationCache
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.rounds.simulated_parties import SimulatedParties
+from fedveil.run.setup import prepare
 
 RESNET_18 = 11_181_642
 _SILOS = 10
@@ -95,18 +95,18 @@ def _encrypted(length: int, repeats: int) -> Iterator[Row]:
 
 def _overhead() -> Iterator[Row]:
     """Play rounds of Table 1's preset in turn, with and without encryption; needs the subset of Imagenette."""
-    populations, seats = Populations(), {}
+    populations, seats = PopulationCache(), {}
     for name in ("fedavg", "ckks-fedavg", "static-10"):
         selection = Selection(scenarios=("iid",), variants=(name,))
         (experiment,) = load_study("table-1-imagenette", selection).experiments
         prepared = prepare(experiment, populations)
         initial = prepared.task.initial()
-        parties = SimulatedParties(driver=Driver(prepared.agreed), initial=initial)
+        parties = SimulatedParties(driver=LocalDriver(prepared.protocol_spec), initial=initial)
         seats[name] = (prepared.setting, initial, parties, count(1))
 
     def play(name: str) -> None:
         setting, initial, parties, numbers = seats[name]
-        turn = Turn(
+        turn = RoundContext(
             setting=setting,
             model=initial,
             round_number=next(numbers),

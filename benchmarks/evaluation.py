@@ -10,12 +10,12 @@ from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.harness import Row, at_most
-from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import load
-from fedveil.population.schema import Number, Schema
+from fedveil.data.allocation import Allocation
+from fedveil.data.catalogue import load
+from fedveil.data.schema import Number, Schema
 from fedveil.statistics.evaluation.binary import ScoreCounts, auc, enough_bins
 from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges
-from fedveil.statistics.preprocessing import Wanted, refined
+from fedveil.statistics.preprocessing import PreprocessingRequest, refine_schema
 from fedveil.statistics.strategy import Strategy
 
 _CODE = Strategy("prefix", len(FINE) + 1, 2)
@@ -57,7 +57,7 @@ def _area(people: int, epsilon: float, prevalence: float, simulations: int) -> I
         )
         fine = np.bincount(np.searchsorted(FINE, scores, side="right"), minlength=_CODE.width)
         edges = equal_mass_edges(
-            _CODE.decoder @ (_CODE.matrix @ fine + first * rng.normal(size=_CODE.sent)), bins, 0.0
+            _CODE.decoder @ (_CODE.matrix @ fine + first * rng.normal(size=_CODE.n_sent)), bins, 0.0
         )
         cells = np.zeros((2, len(edges) + 1))
         np.add.at(cells, (labels, np.searchsorted(edges, scores, side="left")), 1)
@@ -137,7 +137,9 @@ def _refined(
         {"n_users": 1, "user": "who", "target": {"kind": "number", "column": "y"}, "features": features}
     )
     names = tuple(features)
-    asked = Wanted(schema_=schema, silo_names=("a",), silos="equal", bounds=names, impute=(), pool={})
+    asked = PreprocessingRequest(
+        schema_=schema, silo_names=("a",), silos="equal", bounds=names, impute=(), pool={}
+    )
     vector, noise = np.zeros(asked.layout.length), sd / math.sqrt(_SHARE)
     for slot, values in zip(asked.layout.slots, x.T, strict=True):
         cells = np.bincount(
@@ -145,7 +147,7 @@ def _refined(
             minlength=slot.block.encoder.width,
         )
         vector[slot.place] = slot.scale * slot.block.strategy.matrix @ cells
-    found = refined(asked, vector + noise * rng.normal(size=len(vector)), noise)
+    found = refine_schema(asked, vector + noise * rng.normal(size=len(vector)), noise)
     return [(one.lower, one.upper) for one in found.features.values() if isinstance(one, Number)]
 
 

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.harness import Row
-from fedveil.population.columns import ColumnTable
+from fedveil.data.columns import ColumnTable
 from fedveil.statistics.cells import Everybody
 from fedveil.statistics.evaluation.amounts import Amounts
 from fedveil.statistics.evaluation.confusion import Classes
-from fedveil.statistics.evaluation.evaluator import Evaluator, Group, Placed, Sums
+from fedveil.statistics.evaluation.evaluator import Evaluator, Group, ScoreBins, Sums
 from fedveil.statistics.evaluation.lifetimes import Lifetimes
 from fedveil.statistics.evaluation.scores import FINE
 from fedveil.statistics.intervals import Interval
@@ -45,14 +45,14 @@ class Released:
             np.asarray(slot.block.cells(self._table).sum(axis=0)).ravel() for slot in self._layout.slots
         ]
 
-    def _placed(self) -> Placed:
+    def _placed(self) -> ScoreBins:
         if self._evaluator.first is None:
-            return self._evaluator.unplaced
+            return self._evaluator.placeholder_bins
         fine = np.bincount(
             np.searchsorted(FINE, self._table.numbers("the score").values, side="right"),
             minlength=len(FINE) + 3,
         )
-        return self._evaluator.placed(fine.astype(np.float64))
+        return self._evaluator.score_bins(fine.astype(np.float64))
 
     def noisy(self, sd: float, rng: np.random.Generator, stated: float = 1.0) -> dict[str, Interval | None]:
         """Return figures of all people under noise of a whole vector of norm 1, stated as so much of it."""

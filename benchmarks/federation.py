@@ -22,27 +22,27 @@ from benchmarks.flower_empty import empty_exchanges, wait_for
 from benchmarks.flower_nodes import served
 from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.observer import Unwatched
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import prepare
-from fedveil.federation.heads import HEADS, HeadsSeen
+from fedveil.data.records import Records
+from fedveil.federation.coordinator_setup import open_run_record, open_training
+from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.opening import open_training, record_of
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import Share
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
+from fedveil.federation.silo_data import LocalPopulation
 from fedveil.flower.coordinator_host.submission import END, Submission, create_run, read_document
+from fedveil.flower.enrollment.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.flower.sockets import free_port
-from fedveil.population.records import Records
-from fedveil.protection.letter_parts import Model, Relay, Task
-from fedveil.protection.masking.masked_sums import MaskedSums
-from fedveil.protection.messages import SERVER
+from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.messages import SERVER
+from fedveil.protocols.session_messages import GlobalModel, ProtocolMessage, RoundTask
+from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.observer import NullObserver
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.setup import prepare
 
 POLICY = Policy(
     epsilon=1e6,
@@ -72,7 +72,7 @@ def smallest() -> Iterator[Row]:
     yield Row(case="4 silos in one process", unit="s", ours=time.perf_counter() - begin)
 
 
-class World(Unwatched):
+class World(NullObserver):
     """All parties in one process; counts what passes between them.
 
     Args:
@@ -81,7 +81,7 @@ class World(Unwatched):
         shares: what each silo holds; the first one's test table is the coordinator's.
     """
 
-    def __init__(self, folder: Path, experiment: Experiment, shares: Sequence[Share]) -> None:
+    def __init__(self, folder: Path, experiment: Experiment, shares: Sequence[LocalPopulation]) -> None:
         keys = [IdentityKey.generate() for _ in shares]
         self.key = IdentityKey.generate()
         names = shares[0].silo_names
@@ -105,21 +105,21 @@ class World(Unwatched):
                 )
             )
         prepared = prepare(experiment, FixedPopulation(shares[0]))
-        self.agreed = prepared.agreed
-        record = record_of(RunFolder.create(folder, experiment), self.membership, self.key)
-        heads = HeadsSeen(folder / HEADS, self.membership.charter)
+        self.agreed = prepared.protocol_spec
+        record = open_run_record(RunFolder.create(folder, experiment), self.membership, self.key)
+        heads = SeenHeads(folder / HEADS, self.membership.charter)
         self.coordinator = open_training(prepared, record, heads, self)
         self.letters = self.content = 0
         self.marks: list[tuple[int, int]] = []
 
-    def completed(self, row: dict[str, Any]) -> None:
+    def on_round_end(self, row: dict[str, Any]) -> None:
         """Note what has passed up to the end of a round."""
         self.marks.append((self.letters, self.content))
 
     def play(self) -> None:
         """Carry every letter until the run ends; count it, and in it the model and the protocol's messages."""
-        while not self.coordinator.finished:
-            for silo, letter in self.coordinator.letters():
+        while not self.coordinator.is_finished:
+            for silo, letter in self.coordinator.messages():
                 reply = self.silos[silo].receive(letter)
                 self._count(letter, SERVER, silo)
                 self._count(reply, silo, SERVER)
@@ -134,15 +134,17 @@ class World(Unwatched):
         )
         self.letters += len(data)
         self.content += sum(
-            len(part.encode()) for part in letter.parts if isinstance(part, Model | Task | Relay)
+            len(part.encode())
+            for part in letter.parts
+            if isinstance(part, GlobalModel | RoundTask | ProtocolMessage)
         )
 
 
-def _share(names: tuple[str, ...], number: int, features: int) -> Share:
+def _share(names: tuple[str, ...], number: int, features: int) -> LocalPopulation:
     rng = np.random.default_rng(number)
     values = rng.normal(size=(8, features)).astype(np.float32)
     targets = np.arange(8) % 2
-    return Share(
+    return LocalPopulation(
         name="made up",
         train=Records(
             features=values,
@@ -188,7 +190,7 @@ def _bytes(protection: str, features: int = 10_000) -> Row:
         world.play()
         length = features + 1
         needed = 4 * length + 8 * length
-        if isinstance(world.agreed, MaskedSums):
+        if isinstance(world.agreed, MaskedSumSpec):
             needed = 4 * length + world.agreed.word.itemsize * length + 32
         ratio = world.letters / (_ROUNDS * silos * needed)
     return at_most(f"bytes of letters over the protocol's, {protection}, d = {length}", "ratio", ratio, 1.1)

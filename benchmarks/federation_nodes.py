@@ -20,11 +20,11 @@ import numpy as np
 from benchmarks.curves import Place
 from benchmarks.flower_nodes import connected
 from benchmarks.harness import Row
-from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.coordinator_host.submission import END, Submission, create_run, read_document
+from fedveil.flower.enrollment.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.flower.sockets import free_port
+from fedveil.run.folder.run_folder import RunFolder
 
 _ROUNDS = 5
 _LONGEST_SECONDS = 1500.0

@@ -25,17 +25,17 @@ import numpy as np
 from benchmarks.federation import World
 from benchmarks.flower_empty import empty_exchanges, wait_for
 from benchmarks.harness import Row, at_most
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.federation.share import Share
+from fedveil.data.allocation import Allocation
+from fedveil.data.catalogue import load
+from fedveil.data.records import Population, Records
+from fedveil.federation.silo_data import LocalPopulation
 from fedveil.flower.coordinator_host.submission import END, SOCKET, Submission, read_document
+from fedveil.flower.enrollment.joining import DraftedPolicy
+from fedveil.flower.enrollment.provisioning import Provisioned, provision
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding.joining import DraftedPolicy
-from fedveil.flower.founding.provisioning import Provisioned, provision
 from fedveil.flower.sockets import free_port
-from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import load
-from fedveil.population.records import Population, Records
+from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.folder.run_folder import RunFolder
 
 _ROUNDS = 50
 _EXCHANGES = 2  # of a round: the encrypted sums, and the own masks
@@ -98,11 +98,12 @@ def _made_up(features: int, silos: int = 4, users: int = 8) -> Population:
     )
 
 
-def _shares(whole: Population) -> list[Share]:
+def _shares(whole: Population) -> list[LocalPopulation]:
     kept = {one.name: getattr(whole, one.name) for one in fields(whole) if one.name != "train"}
     silos = range(len(whole.silo_names))
     return [
-        Share(train=whole.train.select(np.flatnonzero(whole.train.silo == silo)), **kept) for silo in silos
+        LocalPopulation(train=whole.train.select(np.flatnonzero(whole.train.silo == silo)), **kept)
+        for silo in silos
     ]
 
 
@@ -271,7 +272,7 @@ def _wire(case: str, wire: float, population: Population, protection: dict[str, 
 
 
 def _found(folder: Path, hospitals: Population) -> tuple[Provisioned, list[_Relay]]:
-    """Write tables, found a federation over them, and put a relay before the coordinator for each silo."""
+    """Write tables, create a federation over them, and put a relay before the coordinator for each silo."""
     names = hospitals.silo_names
     (folder / "schema.toml").write_text(_schema(hospitals), encoding="utf-8")
     for number, name in enumerate(names):

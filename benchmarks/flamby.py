@@ -26,25 +26,25 @@ import torch
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import PLDAccountant
 from jaxtyping import Float32
+from reproduction.results import ResultFolder, Results, Run, Values, digest, rounded
 from torch import Tensor
 
 from benchmarks.harness import Row
 from benchmarks.price import pooled, trained, without
 from benchmarks.price_cases import DATA, POOLED, PROFILE, DataCase, PriceCell
 from fedveil import __version__
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.populations import FixedPopulation, Populations
-from fedveil.engine.releases.run_evaluation import evaluate
-from fedveil.engine.setup import Prepared, prepare
-from fedveil.local.metrics import accuracy
-from fedveil.population.catalogue import data_set
-from fedveil.population.catalogue.files import store
-from fedveil.population.catalogue.heart_disease import HOSPITALS, hospitals, normalised
+from fedveil.data.catalogue import data_set
+from fedveil.data.catalogue.files import store
+from fedveil.data.catalogue.heart_disease import HOSPITALS, hospitals, normalise
 from fedveil.privacy.accounting import epsilon, make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
-from fedveil.reproduction.results import ResultFolder, Results, Run, Values, digest, rounded
+from fedveil.run.config.experiment import parse
+from fedveil.run.populations import FixedPopulation, PopulationCache
+from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.setup import Prepared, prepare
+from fedveil.training.metrics import accuracy
 
 DELTA: Final = 1e-3
 ROUNDS: Final = 15
@@ -85,7 +85,7 @@ class Claim:
         """Digest of what is counted."""
         return digest([self.claimed, self.batches, ROUNDS, UPDATES, DELTA])
 
-    def values(self, seed: int | None, populations: Populations) -> Values:
+    def values(self, seed: int | None, populations: PopulationCache) -> Values:
         """Return what the claim comes to: 1,500 batches, Poisson as it was meant and shuffled as it was run."""
         from opacus.accountants.utils import get_noise_multiplier  # a second of imports, for these rows alone
 
@@ -167,10 +167,10 @@ class UserLevel:
         found = PriceCell(case=self.case, column=self.column, epsilon=self.epsilon).document(seed or 0)
         return {**found, "privacy": {**found.get("privacy", {}), "delta": self.delta}}
 
-    def values(self, seed: int | None, populations: Populations) -> Values:
+    def values(self, seed: int | None, populations: PopulationCache) -> Values:
         """Run it once, with exact noise of the system's randomness."""
         experiment = parse(self.document(seed), self.name)
-        population = populations.of(experiment.data, experiment.seed)
+        population = populations.load(experiment.data, experiment.seed)
         if self.column in POOLED:
             population = pooled(population)
         prepared = without(self.column, prepare(experiment, FixedPopulation(population)))
@@ -205,7 +205,7 @@ def mean_of_centres(prepared: Prepared, model: Float32[Tensor, " d"]) -> float:
         np.mean(
             [
                 accuracy(
-                    prepared.task.predict(model, torch.from_numpy(normalised(one.test, one.train))),
+                    prepared.task.predict(model, torch.from_numpy(normalise(one.test, one.train))),
                     torch.from_numpy(one.test_labels),
                 )
                 for one in found
@@ -228,7 +228,7 @@ def claims() -> list[Claim]:
 def rows(quick: bool) -> Iterator[Row]:
     """Count the claims and play what the result file does not have; with ``quick`` one seed, kept nowhere."""
     kept = Results(table=TABLE, command="fedveil bench flamby") if quick else read()
-    populations = Populations()
+    populations = PopulationCache()
     work: list[tuple[Claim | UserLevel, int | None]] = [(cell, None) for cell in claims()]
     work += [(cell, seed) for cell in USER_LEVEL for seed in (SEEDS[:1] if quick else SEEDS)]
     work += [(cell, seed) for cell in PROFILED for seed in SEEDS[: 1 if quick else 2]]
@@ -239,7 +239,7 @@ def rows(quick: bool) -> Iterator[Row]:
         if not quick:
             ResultFolder(FOLDER).write(kept)
     for claim in claims():
-        value = kept.of(claim.name)[0].values["epsilon"]
+        value = kept.runs_of(claim.name)[0].values["epsilon"]
         assert value is not None
         yield Row(
             case=f"{claim.name}: 1,500 batches",
@@ -249,7 +249,7 @@ def rows(quick: bool) -> Iterator[Row]:
             ratio=value / claim.claimed,
         )
     for cell in USER_LEVEL:
-        found = [run.values[cell.metric] for run in kept.of(cell.name)]
+        found = [run.values[cell.metric] for run in kept.runs_of(cell.name)]
         mean = float(np.mean([value for value in found if value is not None]))
         yield Row(
             case=f"{cell.name} ({len(found)} seeds)",
@@ -262,14 +262,14 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def smallest() -> Iterator[Row]:
     """Count the claim of the smallest centre, and play one cell once."""
-    populations = Populations()
+    populations = PopulationCache()
     for cell, seed in ((claims()[HOSPITALS.index("switzerland")], None), (USER_LEVEL[0], SEEDS[0])):
         for name, value in _run(cell, seed, populations).values.items():
             if value is not None:
                 yield Row(case=cell.name, unit=name, ours=value)
 
 
-def _run(cell: Claim | UserLevel, seed: int | None, populations: Populations) -> Run:
+def _run(cell: Claim | UserLevel, seed: int | None, populations: PopulationCache) -> Run:
     before = time.process_time()
     values = cell.values(seed, populations)
     return Run(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from reproduction.results import Results
 
 from benchmarks.flamby import DELTA, PUBLISHED, USER_LEVEL, UserLevel, claims, read
-from fedveil.reproduction.results import Results
 
 _PAGE: Final = Path("docs/flamby.md")
 _HEAD: Final = Path(__file__).with_name("flamby_head.md")
@@ -51,7 +51,7 @@ def _claims(results: Results) -> Iterator[str]:
     yield f"| claimed epsilon at delta {DELTA:g}, centre | {' | '.join(head for head, _ in _COUNTED)} |"
     yield f"| --- |{' --- |' * len(_COUNTED)}"
     for claim in claims():
-        (run,) = results.of(claim.name)
+        (run,) = results.runs_of(claim.name)
         yield f"| {claim.name} | {' | '.join(f'{run.values[key]:.2f}' for _, key in _COUNTED)} |"
 
 
@@ -66,7 +66,7 @@ def _user_level(results: Results) -> Iterator[str]:
 
 
 def _row(cell: UserLevel, results: Results) -> str:
-    found = [run.values[cell.metric] for run in results.of(cell.name) if run.settings == cell.settings]
+    found = [run.values[cell.metric] for run in results.runs_of(cell.name) if run.settings == cell.settings]
     values = np.array([value for value in found if value is not None])
     told = f"{values.mean():.3f} ± {values.std(ddof=1):.3f}"
     numbers = f"{cell.users} | {cell.epsilon:g} | {cell.delta:g} | {told} | {cell.goal:g} | {len(values)}"

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterator
 
 from fedveil.federation.silo import SiloParty
+from fedveil.flower.enrollment.demonstration import Demonstration
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.founding.demonstration import Demonstration
-from fedveil.flower.silo_host.guard import open_silo
+from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.flower.silo_host.node import Node
 
 _AGAIN_SECONDS = 1.0
@@ -30,7 +30,7 @@ class NodeThread(threading.Thread):
 
     def __init__(self, folder: SiloFolder, party: SiloParty, ended: threading.Event) -> None:
         super().__init__(daemon=True)
-        self._node = Node.of(folder.path, folder.settings.coordinator, party.receive)
+        self._node = Node.from_folder(folder.path, folder.settings.coordinator, party.receive)
         self._ended = ended
 
     def run(self) -> None:

@@ -137,7 +137,7 @@ def simulate(cell: Cell, runs: Iterable[int]) -> Coverage:
         known, unit = covariance(fitted.estimate, fitted.sums[-1]), fitted.family.unit
         error, reach = fitted.estimate.theta * unit - one.truth, known.reach * unit
         naive = NORMAL_95 * np.sqrt(np.diag(known.whole - known.noise)) * unit
-        found.append((error, reach, np.abs(error) < naive, np.array(fitted.shown)))
+        found.append((error, reach, np.abs(error) < naive, np.array(fitted.has_intervals)))
     return Coverage(*map(np.array, zip(*found, strict=True)))
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
-from fedveil.population.records import Affine, Records
+from fedveil.data.records import Affine, Records
 from fedveil.privacy.bounds import Clip
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort
 
 SILOS = 5
 CLIP = Clip(norm=0.1)
@@ -46,7 +46,7 @@ def synthetic(pairs: int) -> Cohort:
         silo=user % np.int32(SILOS),
         user=user,
     )
-    return Cohort.of(
+    return Cohort.from_records(
         records, groups=records.by_silo_user(), n_silos=SILOS, scale=Affine(), device=torch.device("cpu")
     )
 

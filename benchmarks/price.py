@@ -15,30 +15,30 @@ from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float32
+from reproduction.results import ResultFolder, Results, Run, Values, digest, rounded
 from torch import Tensor
 
 from benchmarks.harness import Row
 from benchmarks.price_cases import COLUMNS, DATA, POOLED, PROFILE, SEEDS, PriceCell, cells
 from fedveil import __version__
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.populations import FixedPopulation, Populations
-from fedveil.engine.releases.run_evaluation import evaluate
-from fedveil.engine.rounds.round import play_round
-from fedveil.engine.rounds.simulated_parties import SimulatedParties
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.data.records import Population
 from fedveil.errors import FedveilError
 from fedveil.methods.channels import Identity
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.noise_ratio import noise_to_displacement
 from fedveil.methods.private_weighting import PrivateWeighting
-from fedveil.methods.travel import noise_to_travel
 from fedveil.methods.weights import Weights
-from fedveil.population.records import Population
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Role
 from fedveil.randomness import ExperimentRandomness
-from fedveil.reproduction.results import ResultFolder, Results, Run, Values, digest, rounded
+from fedveil.run.config.experiment import parse
+from fedveil.run.populations import FixedPopulation, PopulationCache
+from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.rounds.simulated_parties import SimulatedParties
+from fedveil.run.setup import Prepared, prepare
 
 TABLE: Final = "price"
 FOLDER: Final = Path("results")
@@ -50,7 +50,7 @@ def rows(quick: bool) -> Iterator[Row]:
     """Play what the result file does not have; with ``quick`` two data sets on four seeds, kept nowhere."""
     asked = list(cells(quick))
     kept = Results(table=TABLE, command="fedveil bench price") if quick else read()
-    populations = Populations()
+    populations = PopulationCache()
     for cell, seed in in_order(asked, 4 if quick else None):
         settings = settings_of(cell)
         if kept.has(cell.name, seed, settings):
@@ -59,7 +59,7 @@ def rows(quick: bool) -> Iterator[Row]:
         if not quick:
             ResultFolder(FOLDER).write(kept)
     for cell in asked:
-        runs = kept.of(cell.name)
+        runs = kept.runs_of(cell.name)
         found = [run.values[cell.case.metric] for run in runs]
         mean = float(np.mean([value for value in found if value is not None]))
         yield Row(case=f"{cell.name} ({len(runs)} seeds)", unit=cell.case.metric, ours=mean)
@@ -69,7 +69,7 @@ def smallest() -> Iterator[Row]:
     """Play every column once on digits of few users, in few rounds."""
     digits = DATA[0]
     few = replace(digits, rounds=2, data={**digits.data, "n_users": 10}, local={**digits.local, "epochs": 1})
-    populations = Populations()
+    populations = PopulationCache()
     for column in (*COLUMNS, *PROFILE):
         cell = PriceCell(case=few, column=column, epsilon=2.0 if column in PROFILE else None)
         if column != "longer" and column != "transferred":
@@ -98,11 +98,11 @@ def settings_of(cell: PriceCell) -> str:
     return digest({**asked, "without": left_out(cell.column)} if cell.column in PROFILE else asked)
 
 
-def played(cell: PriceCell, seed: int, settings: str, populations: Populations) -> Run:
+def played(cell: PriceCell, seed: int, settings: str, populations: PopulationCache) -> Run:
     """Run a cell once, with exact noise of the system's randomness, and return what it gave."""
     before = time.process_time()
     experiment = parse(cell.document(seed), cell.name)
-    population = populations.of(experiment.data, experiment.seed)
+    population = populations.load(experiment.data, experiment.seed)
     if cell.column in POOLED:
         population = pooled(population)
     prepared = without(cell.column, prepare(experiment, FixedPopulation(population)))
@@ -154,7 +154,7 @@ def trained(prepared: Prepared) -> Float32[Tensor, " d"]:
     state, privacy = method.init(model), experiment.privacy.randomness()
     parties = SimulatedParties.in_the_open(prepared.setting)
     for number in range(1, experiment.rounds + 1):
-        turn = Turn(
+        turn = RoundContext(
             setting=prepared.setting,
             model=model,
             state=state,
@@ -179,7 +179,7 @@ def _values(prepared: Prepared, metrics: dict[str, float | None]) -> Values:
         hidden = replace(prepared.method, weights=Weights.by_power(2.0), protection=PrivateWeighting())
         weighted = replace(prepared, guarantee=derive(hidden, facts))
         found["epsilon to the server, private weights p = 2"] = weighted.epsilon_with(Role.SERVER, rounds, ())
-        found["rho"] = noise_to_travel(prepared.method, facts, rounds)
+        found["rho"] = noise_to_displacement(prepared.method, facts, rounds)
     except FedveilError:
         found["epsilon"] = None
     return {

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from reproduction.results import Results, Run
 
 from benchmarks import flamby
 from benchmarks.price import read, settings_of
 from benchmarks.price_cases import COLUMNS, DATA, PROFILE, SEEDS, DataCase, PriceCell, cells
-from fedveil.reproduction.results import Results, Run
 
 _PAGE: Final = Path("docs/price.md")
 _PLOT: Final = Path("docs/images/price.svg")
@@ -57,7 +57,7 @@ def _lost(results: Results) -> Iterator[str]:
             yield _losses(f"{case.name}{at}", [*found, max(one or 0.0 for one in plain)])
     kept = flamby.read()
     of = {
-        cell.column: mean_of([run.values[cell.metric] for run in kept.of(cell.name)])
+        cell.column: mean_of([run.values[cell.metric] for run in kept.runs_of(cell.name)])
         for cell in (flamby.USER_LEVEL[0], *flamby.PROFILED)
     }
     best = max(of["pooled"] or 0.0, of["fedavg"] or 0.0)
@@ -160,7 +160,7 @@ def _row(cell: PriceCell, results: Results) -> str | None:
 
 def _runs(cell: PriceCell, results: Results) -> list[Run]:
     settings = settings_of(cell)
-    return [run for run in results.of(cell.name) if run.settings == settings]
+    return [run for run in results.runs_of(cell.name) if run.settings == settings]
 
 
 def _values(runs: Sequence[Run], metric: str) -> dict[int, float]:

@@ -31,13 +31,13 @@ from benchmarks.weighting_silo import (
     plan_of,
     timed,
 )
-from fedveil.protection.driver import Driver
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.weighting.given import WeightedGiven
-from fedveil.protection.weighting.paillier_weights import PaillierKeyHolder, choose_layout
-from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
-from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
-from fedveil.protection.weighting.weighted_sums import WeightedSums
+from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.weighting.inputs import WeightedInputs
+from fedveil.protocols.weighting.paillier_weights import PaillierKeyHolder, choose_layout
+from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
+from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
+from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -138,7 +138,7 @@ def _whole(plan: WeightingPlan) -> float:
     counts = rng.integers(1, plan.count_limit + 1, (plan.silos, plan.users))
 
     def run() -> None:
-        agreed = WeightedSums(
+        agreed = PrivateWeightingSpec(
             plan=plan,
             counts=counts,
             cipher=SimpleNamespace(
@@ -148,8 +148,10 @@ def _whole(plan: WeightingPlan) -> float:
             ),
         )
         zero = np.zeros(plan.length, dtype=np.int64)
-        given = [WeightedGiven(contributions=contributions(rng, plan), noise=zero) for _ in range(plan.silos)]
-        Driver(agreed).play((1, 0), tuple(range(plan.silos)), None, given.__getitem__)
+        given = [
+            WeightedInputs(contributions=contributions(rng, plan), noise=zero) for _ in range(plan.silos)
+        ]
+        LocalDriver(agreed).play((1, 0), tuple(range(plan.silos)), None, given.__getitem__)
 
     return timed(run)[1]
 

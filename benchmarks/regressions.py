@@ -9,11 +9,11 @@ import numpy as np
 from pydantic import TypeAdapter
 from scipy.stats import norm, poisson
 
+from fedveil.data.columns import ColumnTable, Numbers, Places
+from fedveil.data.schema import Schema
 from fedveil.methods.weights import Weights
-from fedveil.population.columns import ColumnTable, Numbers, Places
-from fedveil.population.schema import Schema
-from fedveil.statistics.inference.fitted import Fitted
 from fedveil.statistics.inference.request import Inference
+from fedveil.statistics.inference.result import FittedRegression
 from fedveil.statistics.stored import NoisySum
 
 SILOS = ("a", "b", "c", "d", "e")
@@ -32,12 +32,12 @@ _TARGETS: dict[str, dict[str, Any]] = {
 class Made:
     """A regression before its first release, the records of its people, and what is true of them."""
 
-    fitted: Fitted
+    fitted: FittedRegression
     table: ColumnTable
     truth: np.ndarray
 
 
-def asked(family: str, n_users: int, covariates: int, **keys: Any) -> Fitted:
+def asked(family: str, n_users: int, covariates: int, **keys: Any) -> FittedRegression:
     """Return a regression on numbers between -3 and 3, without any release."""
     features = {f"x{place}": {"kind": "number", "lower": -3, "upper": 3} for place in range(covariates)}
     schema = Schema.model_validate(
@@ -49,7 +49,7 @@ def asked(family: str, n_users: int, covariates: int, **keys: Any) -> Fitted:
             "features": features,
         }
     )
-    return Fitted(
+    return FittedRegression(
         name="made",
         request=_REQUEST.validate_python({"family": family} | keys),
         schema=schema,
@@ -124,10 +124,10 @@ def _survival(n_users: int, overlap: float, rng: np.random.Generator, **keys: An
     return Made(asked("survival", n_users, len(beta), **keys), table_of(user, silo, x[user], target), truth)
 
 
-def exact_sum(fitted: Fitted, table: ColumnTable, place: int) -> np.ndarray:
+def exact_sum(fitted: FittedRegression, table: ColumnTable, place: int) -> np.ndarray:
     """Return a release's sum over all people without noise."""
     step = fitted.equation(place)
-    weights = Weights.BY_RECORDS.of(table.pairs(), len(SILOS), table.n_users).numpy()
+    weights = Weights.BY_RECORDS.for_groups(table.pairs(), len(SILOS), table.n_users).numpy()
     records, _, mixed = step.pairs(table)
     found = np.zeros(step.length)
     for some, vectors in step.vectors(records, mixed):
@@ -135,7 +135,7 @@ def exact_sum(fitted: Fitted, table: ColumnTable, place: int) -> np.ndarray:
     return found
 
 
-def released(one: Made, mu: float, rng: np.random.Generator) -> Fitted:
+def released(one: Made, mu: float, rng: np.random.Generator) -> FittedRegression:
     """Return the regression with all releases: exact sums plus noise that costs mu^2 in all; none if mu is infinite."""
     fitted = one.fitted
     for place, part in enumerate(fitted.parts):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from fedveil.engine.run import run
-from fedveil.engine.setup import prepare
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import run
 
 _STUDIES = ("experiments.study", "study")  # where this checkout has them, and where earlier ones do
 
@@ -24,13 +24,13 @@ class Clock:
     def __init__(self) -> None:
         self.marks: list[float] = []
 
-    def started(self, *_: object) -> None:
+    def on_run_start(self, *_: object) -> None:
         """Nothing."""
 
     def training(self, *_: object) -> None:
         """Nothing."""
 
-    def completed(self, _: object) -> None:
+    def on_round_end(self, _: object) -> None:
         """Note the time."""
         self.marks.append(time.process_time())
 
@@ -41,8 +41,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "case.toml"
         written.write_text(sys.argv[1])
-        place = next(one for one in _STUDIES if find_spec(f"fedveil.engine.{one.partition('.')[0]}"))
-        study = import_module(f"fedveil.engine.{place}").load_study(str(written))
+        place = next(one for one in _STUDIES if find_spec(f"fedveil.run.{one.partition('.')[0]}"))
+        study = import_module(f"fedveil.run.{place}").load_study(str(written))
         prepared = prepare(study.experiments[0])
     for _ in sys.stdin:
         clock = Clock()

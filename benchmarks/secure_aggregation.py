@@ -15,12 +15,12 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from benchmarks.harness import Row, at_most, cpu_seconds
-from fedveil.crypto.agreement import RoundId
+from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.privacy.noise import DiscreteGaussian
-from fedveil.protection.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
-from fedveil.protection.protocol import Place
+from fedveil.protocols.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
+from fedveil.protocols.protocol import ClientContext
 from fedveil.randomness import PrivacyRandomness
 
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ def _round(length: int) -> Iterator[Row]:
     identities = [IdentityKey.generate() for _ in range(_SILOS)]
     roster = tuple(identity.public for identity in identities)
     silos = [
-        AggregationSilo(plan, Place(run=run, number=i, identity=identity, roster=roster))
+        AggregationSilo(plan, ClientContext(run=run, number=i, identity=identity, roster=roster))
         for i, identity in enumerate(identities)
     ]
     server = AggregationServer(plan, run)
@@ -97,7 +97,7 @@ def _round(length: int) -> Iterator[Row]:
             _, seconds = _timed(lambda r=recipient, d=data: silos[r].receive(d))  # type: ignore[misc]
             spent[recipient] += seconds
         for silo in silos:
-            data, seconds = _timed(lambda silo=silo: silo.masked(units))  # type: ignore[misc]
+            data, seconds = _timed(lambda silo=silo: silo.mask_vector(units))  # type: ignore[misc]
             masking.append(seconds)
             spent[silo.index] += seconds
             messages, seconds = _timed(lambda s=silo.index, d=data: server.receive(s, d))  # type: ignore[misc]

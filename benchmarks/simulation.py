@@ -26,17 +26,17 @@ import torch
 
 from benchmarks.harness import Row, at_most, cpu_seconds
 from benchmarks.pfl_alone.networks import network
-from fedveil.engine.rounds.round import play_round
-from fedveil.engine.rounds.setting import Setting
-from fedveil.engine.rounds.turn import Turn
-from fedveil.local.choice import choose_trainer
-from fedveil.local.losses import load_loss
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
+from fedveil.data.records import Affine, Records
 from fedveil.methods.dp_fed_ls import dp_fed_ls
-from fedveil.population.records import Affine, Records
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.training.losses import load_loss
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort
+from fedveil.training.trainer_choice import choose_trainer
 
 RECORDS, COHORT, EPOCHS, BATCH = 50, 50, 5, 10
 TARGETS = {"linear": 10.0, "cnn": 2.0}
@@ -151,7 +151,7 @@ def played(name: str, clients: int, rounds: int, cohort: int = COHORT) -> dict[s
         user=user,
     )
     groups = records.by_silo_user()
-    held = Cohort.of(
+    held = Cohort.from_records(
         records, groups=groups, n_silos=1, scale=Affine(factor=1 / 255), device=torch.device("cpu")
     )
     task = Task(model=network(name), loss=load_loss("cross_entropy"))
@@ -165,11 +165,11 @@ def played(name: str, clients: int, rounds: int, cohort: int = COHORT) -> dict[s
         client_sampling="uniform",
         client_sampling_rate=cohort / clients,
     )
-    setting = Setting(
+    setting = TrainingSetup(
         method=method,
         trainer=choose_trainer(task, local, cohort=held),
         cohort=held,
-        weights=method.weights.of(groups, 1, clients),
+        weights=method.weights.for_groups(groups, 1, clients),
         n_users=clients,
         shapes=tuple(tuple(shape) for shape in task.layout.shapes),
     )
@@ -177,7 +177,7 @@ def played(name: str, clients: int, rounds: int, cohort: int = COHORT) -> dict[s
     seconds = []
     for number in range(1, rounds + 1):
         before = time.process_time()
-        turn = Turn(
+        turn = RoundContext(
             setting=setting,
             model=model,
             round_number=number,

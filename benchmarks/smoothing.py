@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.harness import Row, cpu_seconds
-from fedveil.server.denoise import smooth
+from fedveil.training.server.denoise import smooth
 
 _MOST_TIMES_TRANSFORMS = 2.0
 

@@ -16,22 +16,22 @@ from scipy.stats import ks_2samp
 
 from benchmarks import evaluation, evaluation_targets
 from benchmarks.harness import Row, at_most
+from fedveil.data.allocation import Allocation
+from fedveil.data.catalogue import load
+from fedveil.data.columns import ColumnTable, Numbers
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.message_encoding import Sender
 from fedveil.methods.method import Method
 from fedveil.methods.secure_aggregation import SecureAggregation
-from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
-from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import load
-from fedveil.population.columns import ColumnTable, Numbers
 from fedveil.privacy.bounds import FixedVector
 from fedveil.randomness import PrivacyRandomness
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import Bins
 from fedveil.statistics.intervals import NORMAL_95
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
 from fedveil.statistics.strategy import Kind, Strategy
 from fedveil.statistics.survival import curve
 
@@ -88,7 +88,7 @@ def _against_central(
         step, n_silos = LocalStatistic(layout=histograms(names, 24, "flat")), population.n_silos
         for epsilon in (0.5, 3.0):
             method = _method(step, n_silos, users, _MULTIPLIERS[epsilon])
-            weights = Weights.BY_RECORDS.of(table.pairs(), n_silos, users)
+            weights = Weights.BY_RECORDS.for_groups(table.pairs(), n_silos, users)
             sums = silo_sums(step, table, weights, FixedVector(norm=1.0, step=method.bound.grid))
             exact = sums.sum(axis=0)
             seeds = range(round(1000 * epsilon), round(1000 * epsilon) + repeats)  # others for each epsilon

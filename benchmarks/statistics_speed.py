@@ -10,18 +10,18 @@ import torch
 
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.statistics import histograms
-from fedveil.engine.releases.release import Release, noisy_sum
+from fedveil.data.columns import ColumnTable, Numbers
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.message_encoding import Sender
 from fedveil.methods.secure_aggregation import SecureAggregation
-from fedveil.methods.sending import Sender
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
-from fedveil.population.columns import ColumnTable, Numbers
 from fedveil.privacy.bounds import FixedVector
-from fedveil.protection.driver import Driver
-from fedveil.protection.masking.masked_sums import MaskedSums
+from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.randomness import PrivacyRandomness
-from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.run.releases.release import Release, noisy_sum
+from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
 
 _NAMES: Final = tuple(f"x{place}" for place in range(8))
 
@@ -62,15 +62,15 @@ def _masked(step: LocalStatistic, n_silos: int) -> Row:
         protection=SecureAggregation(),
     )
     release = Release(method=method, step=step, public=public)
-    agreed = release.agreed(table.pairs())
-    assert isinstance(agreed, MaskedSums)
+    agreed = release.protocol_spec(table.pairs())
+    assert isinstance(agreed, MaskedSumSpec)
 
     def give(silo: int) -> object:
         at = Sender(number=silo, senders=n_silos, round=1, grid=release.bound.grid, privacy=privacy)
         return agreed.units(method.channel.send(np.zeros(step.length), at).numbers)
 
     def round_of_zeros() -> object:
-        driver: Driver[Any, Any] = Driver(agreed, kinds=method.kinds)
+        driver: LocalDriver[Any, Any] = LocalDriver(agreed, kinds=method.kinds)
         return driver.play((1, 0), tuple(range(n_silos)), None, give)
 
     ours, theirs = cpu_seconds(lambda: noisy_sum(release, table, privacy), round_of_zeros, repeats=3)

@@ -19,15 +19,15 @@ import torch
 from benchmarks import training_linear
 from benchmarks.harness import Row, at_most, compared, cpu_seconds, extra_peak_megabytes
 from benchmarks.peers import CLIP, plain_loop, synthetic
-from fedveil.local.choice import choose_trainer
-from fedveil.local.losses import load_loss
-from fedveil.local.models import build_model
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob
-from fedveil.local.vectorized import VmapTrainer
-from fedveil.population.catalogue import Allocation, catalogue, load
+from fedveil.data.catalogue import Allocation, catalogue, load
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.losses import load_loss
+from fedveil.training.models import build_model
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, TrainJob
+from fedveil.training.trainer_choice import choose_trainer
+from fedveil.training.vectorized import VmapTrainer
 
 PAIRS = 2_000
 LOCAL = LocalSgd(learning_rate=0.1, epochs=2)
@@ -111,7 +111,7 @@ def _mnist_round(
     population = load("mnist", n_users=n_users, allocation=Allocation(law="zipf"))
     records = population.train
     groups = records.by_silo_user()
-    cohort = Cohort.of(
+    cohort = Cohort.from_records(
         records,
         groups=groups,
         n_silos=population.n_silos,

@@ -15,14 +15,14 @@ import torch
 
 from benchmarks.harness import Row, at_most, compared, cpu_seconds
 from benchmarks.peers import CLIP, plain_loop, synthetic
-from fedveil.local.losses import load_loss
-from fedveil.local.models import build_model
-from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob, steps_per_member
-from fedveil.population.catalogue import Allocation, catalogue, load
+from fedveil.data.catalogue import Allocation, catalogue, load
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.models import build_model
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, TrainJob, steps_per_member
 
 PAIRS = 2_000
 
@@ -73,7 +73,7 @@ def rows(quick: bool) -> Iterator[Row]:
             continue
         population = load(case.name, n_users=case.users, allocation=Allocation(law="zipf"))
         records = population.train
-        cohort = Cohort.of(
+        cohort = Cohort.from_records(
             records,
             groups=records.by_silo_user(),
             n_silos=population.n_silos,
@@ -114,7 +114,7 @@ def _rates(task: Task, local: LocalSgd, cohort: Cohort, sample: int, repeats: in
     ones = torch.ones(len(everybody), dtype=torch.float64)
     job = TrainJob(task.initial(), cohort, everybody, ones, CLIP, ExperimentRandomness(0), ("round", 1))
     seconds = cpu_seconds(
-        partial(SpanTrainer(task=task, local=local).sums, job),
+        partial(GramTrainer(task=task, local=local).sums, job),
         plain_loop(task, local, cohort, chosen),
         repeats=repeats,
     )

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from benchmarks.curves import Place, Point, fit
 from benchmarks.harness import Row
 from benchmarks.weighting_silo import GRID, KEY_BITS, UNIT, Silo, key, paillier_evaluator, plan_of, timed
-from fedveil.protection.weighting.paillier_weights import PaillierKeyHolder
-from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
+from fedveil.protocols.weighting.paillier_weights import PaillierKeyHolder
+from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
 
 _SHORT = 5.0  # CPU seconds below which the median of three steps is taken
 

@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 import numpy as np
 
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.protection.weighting.paillier_weights import PaillierEvaluator
-from fedveil.protection.weighting.plan import WeightingPlan
-from fedveil.protection.weighting.private_weighting import Evaluator, KeyHolder
+from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator
+from fedveil.protocols.weighting.plan import WeightingPlan
+from fedveil.protocols.weighting.private_weighting import Evaluator, KeyHolder
 
 _T = TypeVar("_T")
 UNIT: Final = 10**10

@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerContext
 def forking() -> ForkServerContext:
     """Return a context whose processes begin with the commands that train imported, unchecked, and nothing done yet."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedveil.commands.training", "tests.test_run"])
+    context.set_forkserver_preload(["fedveil.cli.training", "tests.test_run"])
     return context
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from typer.testing import CliRunner
 
-from fedveil import cli
+from fedveil.cli import app
 
 
 class Ended(NamedTuple):
@@ -31,7 +31,7 @@ class Ended(NamedTuple):
 
 def output(*words: object, code: int = 0) -> str:
     """Run a command that ends with this code; return what it prints."""
-    result = CliRunner().invoke(cli.app, [str(one) for one in words], catch_exceptions=False)
+    result = CliRunner().invoke(app.app, [str(one) for one in words], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -50,5 +50,5 @@ def ended(*words: object) -> Ended:
         redirect_stderr(err),
         pytest.raises(SystemExit) as stop,
     ):
-        cli.main()
+        app.main()
     return Ended(int(stop.value.code or 0), out.getvalue(), err.getvalue())

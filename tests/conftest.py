@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-ROOMS = ("randomness", "privacy", "quantization", "population", "local", "server", "methods")
+ROOMS = ("randomness", "privacy", "quantization", "data", "training", "methods")
 ROOT = Path(__file__).resolve().parents[1]
 TOGETHER = (
     ("tests/test_run.py", "tests/test_distributed.py", "tests/test_ledger.py", "tests/test_paraaegis.py"),
-    ("tests/test_house.py", "tests/test_dependencies.py", "tests/test_console.py"),
+    ("tests/test_source_rules.py", "tests/test_dependencies.py", "tests/test_console.py"),
     ("tests/test_accounting.py", "tests/test_dpsgd.py"),
 )
 """Files whose tests share what is dear and is kept by a process: the server that processes are forked from, Opacus,

@@ -11,9 +11,9 @@ from typing import Any, Final
 import torch
 from safetensors.torch import save
 
-from fedveil.engine.experiments.experiment import Experiment, merge, parse, parse_assignment
-from fedveil.engine.experiments.release_document import kind_in
-from fedveil.validation import validated
+from fedveil.run.config.experiment import Experiment, merge, parse, parse_assignment
+from fedveil.run.config.release_document import kind_in
+from fedveil.validation import validate_document
 from tests.documented_values import TEXT, Value, played
 
 BASE: Final[dict[str, Any]] = {
@@ -42,6 +42,7 @@ PUBLIC_MODEL: Final = save({"1.weight": torch.zeros(10, 64), "1.bias": torch.zer
 """The file public.safetensors of the cases."""
 ELSEWHERE: Final = {
     ("model.loss_sha256", TEXT): "tests/test_handed_over.py",  # which only the program writes
+    ("privacy.allow_large_delta", "false"): "tests/test_large_delta.py",  # as a document without the key
 }
 """Values that no experiment here has, and where they are tested."""
 
@@ -87,7 +88,7 @@ class Case:
         if self.refused:
             return set(self.only)
         kind = kind_in(self.changes)
-        return played(self.experiment if kind is None else validated(kind, self.release, self.name))
+        return played(self.experiment if kind is None else validate_document(kind, self.release, self.name))
 
 
 @cache

@@ -18,16 +18,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
-from fedveil.engine.experiments.choice import Choice, Chosen, Keys, own_keys
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.release_document import TableDocument
-from fedveil.keys import Key, keys_of
-from fedveil.local.losses import LOSSES
-from fedveil.local.metrics import METRIC_NAMES
-from fedveil.local.models import MODELS
+from fedveil.config_keys import Key, keys_of
 from fedveil.registry import find, names
+from fedveil.run.config.choice import Choice, ChoiceField, StageField, own_keys
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.release_document import TableDocument
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.request import SHOWN, Request
+from fedveil.training.losses import LOSSES
+from fedveil.training.metrics import METRIC_NAMES
+from fedveil.training.models import MODELS
 
 Value = tuple[str, str]
 """A key and one of its values."""
@@ -71,12 +71,12 @@ def _of_table(table: type[BaseModel], above: str) -> Iterator[Value]:
         key, mark = f"{above}{name}", _mark(hint)
         if _is_optional(hint):
             yield key, NONE
-        if isinstance(mark, Chosen):
+        if isinstance(mark, ChoiceField):
             for member in names(mark.kind):
                 yield f"{key}.name", member
                 for one in own_keys(find(mark.kind, member).load()):
                     yield from _of_key(one, f"{key}[{member}].{one.name}")
-        elif isinstance(mark, Keys):
+        elif isinstance(mark, StageField):
             for one in own_keys(mark.stage):
                 yield from _of_key(one, f"{key}.{one.name}")
         elif _sections(hint):
@@ -152,11 +152,11 @@ def _is_optional(hint: Any) -> bool:
     return get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint)
 
 
-def _mark(hint: Any) -> Chosen | Keys | None:
+def _mark(hint: Any) -> ChoiceField | StageField | None:
     """Return what says that a field is the section of a stage, or of one that it names."""
     if get_origin(hint) is Annotated:
         inner, *marks = get_args(hint)
-        return next((mark for mark in marks if isinstance(mark, Chosen | Keys)), _mark(inner))
+        return next((mark for mark in marks if isinstance(mark, ChoiceField | StageField)), _mark(inner))
     found = (_mark(one) for one in get_args(hint))
     return next((mark for mark in found if mark is not None), None)
 

@@ -16,35 +16,35 @@ import pytest
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.run import Outcome, run
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import prepare
+from fedveil.data.records import Population, Records
+from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.document import canonical
-from fedveil.federation.heads import HEADS, NONE, HeadsSeen, heads_for, sign_heads
+from fedveil.federation.coordinator_setup import open_run_record, open_training
+from fedveil.federation.ledger_heads import HEADS, NONE, SeenHeads, heads_for, sign_heads
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.opening import open_training, record_of
 from fedveil.federation.policy import Policy
-from fedveil.federation.sessions import session_name, session_run
-from fedveil.federation.share import Share
+from fedveil.federation.session_admission import session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
+from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
-from fedveil.population.records import Population, Records
 from fedveil.privacy import ledger as ledgers
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import Here, Knock, Part, Relay, Task, Terms
-from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.sealed_sums import SealedMessage, SealedServer
-from fedveil.protection.weighting import ciphers
-from fedveil.protection.weighting.paillier_weights import PaillierEvaluator
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import SERVER, Envelope
+from fedveil.protocols.plaintext_sums import PlaintextVector
+from fedveil.protocols.sealed_sums import SealedMessage, SealedServer
+from fedveil.protocols.session_messages import Hello, ProtocolMessage, Ready, RoundTask, SessionMessage, Terms
+from fedveil.protocols.weighting import ciphers
+from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
+from fedveil.run.config.experiment import Experiment, merge, parse
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import Outcome, run
 from tests.runs import Silent, files, same_model
 
 RUN = bytes(range(16))
@@ -184,8 +184,8 @@ def public_records(held: Population) -> Records:
     return Records(features=held.test_features, targets=held.test_targets, silo=nobody, user=nobody)
 
 
-def _share(held: Population, records: Records, features: np.ndarray, targets: np.ndarray) -> Share:
-    return Share(
+def _share(held: Population, records: Records, features: np.ndarray, targets: np.ndarray) -> LocalPopulation:
+    return LocalPopulation(
         name=held.name,
         train=records,
         test_features=features,
@@ -197,13 +197,13 @@ def _share(held: Population, records: Records, features: np.ndarray, targets: np
     )
 
 
-def share_of(held: Population, number: int) -> Share:
+def share_of(held: Population, number: int) -> LocalPopulation:
     """What a silo has: its own records."""
     records = held.train.select(np.flatnonzero(held.train.silo == number))
     return _share(held, records, records.features[:1], records.targets[:1])
 
 
-def public_share_of(held: Population) -> Share:
+def public_share_of(held: Population) -> LocalPopulation:
     """What the coordinator has."""
     return _share(held, public_records(held), held.test_features, held.test_targets)
 
@@ -217,7 +217,9 @@ def _rounds(path: Path) -> list[int]:
     return [entry.round for entry in read_entries(path)]
 
 
-def _letter(run: bytes, session: bytes, number: int, silo: int, parts: tuple[Part, ...]) -> SignedMessage:
+def _letter(
+    run: bytes, session: bytes, number: int, silo: int, parts: tuple[SessionMessage, ...]
+) -> SignedMessage:
     return SignedMessage(run=run, session=session, number=number, sender=SERVER, recipient=silo, parts=parts)
 
 
@@ -249,7 +251,7 @@ class World:
         self.left: dict[tuple[int, int], set[bytes]] = {}
         self.silos: list[SiloParty | None] = [self.silo(number) for number in range(len(self.keys))]
         self.coordinator: CoordinatorParty | None = None
-        self.lie: Callable[[int, tuple[Part, ...]], tuple[Part, ...]] | None = None
+        self.lie: Callable[[int, tuple[SessionMessage, ...]], tuple[SessionMessage, ...]] | None = None
 
     def party(self, number: int = 0) -> SiloParty:
         """The process of a silo, which runs."""
@@ -298,7 +300,7 @@ class World:
         for number in range(len(self.silos)):
             assert self.charged(number) == list(range(1, self.experiment.rounds + 1))
 
-    def share(self, number: int) -> Share:
+    def share(self, number: int) -> LocalPopulation:
         return share_of(self.held, number)
 
     def silo(self, number: int) -> SiloParty:
@@ -313,11 +315,11 @@ class World:
         )
 
     def coordinate(self) -> CoordinatorParty:
-        record = record_of(self.run_folder, self.membership, self.key)
+        record = open_run_record(self.run_folder, self.membership, self.key)
         return open_training(
             prepare(self.experiment, FixedPopulation(public_share_of(self.held))),
             record,
-            HeadsSeen(self.folder / HEADS, bytes(32)),
+            SeenHeads(self.folder / HEADS, bytes(32)),
             Silent(),
         )
 
@@ -325,14 +327,14 @@ class World:
         """Remember what left a silo in the open, by round of its answers."""
         letter = self.answer(number, data)
         for part in letter.parts:
-            if not isinstance(part, Relay):
+            if not isinstance(part, ProtocolMessage):
                 continue
             envelope = Envelope.decode(part.message)
-            if isinstance(envelope.message, OpenVector | SealedMessage):
+            if isinstance(envelope.message, PlaintextVector | SealedMessage):
                 party = self.party(number)
                 record = party._store.read(letter.run)
                 assert record is not None
-                vector = isinstance(envelope.message, OpenVector)
+                vector = isinstance(envelope.message, PlaintextVector)
                 content = envelope.message.encode() if vector else self.opened(number, record, envelope)
                 self.left.setdefault((number, record.round), set()).add(content)
 
@@ -341,7 +343,7 @@ class World:
         server = getattr(self.coordinator, "_server", None)  # none before its session begins
         if isinstance(server, SealedServer):
             try:
-                return server.unsealed(number, envelope)
+                return server.open_sealed(number, envelope)
             except ProtocolError:  # sealed in a session that is over
                 return record.given
         return record.given
@@ -350,10 +352,10 @@ class World:
         """Carry every letter once, in order, until the run ends."""
         coordinator = self.coordinator = self.coordinate()
         for _ in range(most):
-            if coordinator.finished:
+            if coordinator.is_finished:
                 self.farewell()
                 return
-            for number, data in coordinator.letters():
+            for number, data in coordinator.messages():
                 reply = self.party(number).receive(self.altered(number, data))
                 self.note(number, reply)
                 coordinator.receive(number, reply)
@@ -367,8 +369,8 @@ class World:
         return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)
 
     def tell(
-        self, *parts: Part, silo: int = 0, session: int = 1, number: int = 0, run: bytes = RUN
-    ) -> tuple[Part, ...]:
+        self, *parts: SessionMessage, silo: int = 0, session: int = 1, number: int = 0, run: bytes = RUN
+    ) -> tuple[SessionMessage, ...]:
         """What a silo answers to a letter of the coordinator; terms begin a session, under a nonce that is asked for.
 
         Args:
@@ -381,15 +383,15 @@ class World:
         place = silo, run, session
         if isinstance(parts[0], Terms):
             opened = bytes([session]) * 16
-            (here,) = self.ask(_letter(run, opened, 0, silo, (Knock(),)))
-            assert isinstance(here, Here)
+            (here,) = self.ask(_letter(run, opened, 0, silo, (Hello(),)))
+            assert isinstance(here, Ready)
             nonces = ((silo, here.nonce),)
             terms = replace(parts[0], opened=opened, nonces=nonces)
             parts = (terms, *parts[1:])
             self.named[place] = session_name(run, opened, nonces)
             self.runs[place] = session_run(self.named[place], terms.digest)
         named = self.named.get(place, session.to_bytes(16, "big"))
-        if any(isinstance(part, Task) for part in parts) and self.unplayed(silo, named):
+        if any(isinstance(part, RoundTask) for part in parts) and self.unplayed(silo, named):
             said = {
                 peer: sign_heads(key, named, [NONE] * len(self.keys)) for peer, key in enumerate(self.keys)
             }
@@ -402,7 +404,7 @@ class World:
         joined = party._last is not None and party._last.session == named and party._session is not None
         return joined and not party._session.talk._rounds  # type: ignore[union-attr]
 
-    def ask(self, letter: SignedMessage) -> tuple[Part, ...]:
+    def ask(self, letter: SignedMessage) -> tuple[SessionMessage, ...]:
         """What a silo answers to a letter."""
         return self.answer(
             letter.recipient, self.party(letter.recipient).receive(letter.seal(self.key))
@@ -434,7 +436,7 @@ class World:
 
     def exchange(self, coordinator: CoordinatorParty) -> None:
         """Carry the letters that wait, and their answers."""
-        for number, data in coordinator.letters():
+        for number, data in coordinator.messages():
             coordinator.receive(number, self.party(number).receive(data))
 
     def farewell(self) -> None:
@@ -475,9 +477,9 @@ class Chaos:
             if world.coordinator is None:
                 world.coordinator = self._mortal(world.coordinate, [])
                 continue
-            if world.coordinator.finished:
+            if world.coordinator.is_finished:
                 return
-            post = [(number, data, True) for number, data in world.coordinator.letters()]
+            post = [(number, data, True) for number, data in world.coordinator.messages()]
             if self.late and self._happens():
                 post += self.random.sample(self.late, min(3, len(self.late)))
             self.random.shuffle(post)
@@ -535,13 +537,14 @@ class Chaos:
         coordinator = self.world.coordinator
         if (
             coordinator is not None
-            and self._mortal(lambda: [coordinator.go_on(coordinator.awaited)], [coordinator]) is None
+            and self._mortal(lambda: [coordinator.drop_missing(coordinator.awaited_silos)], [coordinator])
+            is None
         ):
             self.world.coordinator = None
 
     def _to_coordinator(self, number: int, data: bytes) -> None:
         coordinator = self.world.coordinator
-        if coordinator is None or coordinator.finished:
+        if coordinator is None or coordinator.is_finished:
             return
 
         def read() -> bool:

@@ -30,7 +30,7 @@ from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import signed_end
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.partial import encryption as partial_encryption
+from fedveil.protocols.partial_encryption import silo as partial_encryption
 from tests.federation_world import World, small_keys
 from tests.kills import Given, models
 from tests.test_federation_grammar import ALL, CASES, asked, held_by
@@ -173,9 +173,9 @@ class Run:
         with own(self.whose == COORDINATOR):
             coordinator = world.coordinator = world.coordinate()
         for _ in range(1000):
-            if coordinator.finished:
+            if coordinator.is_finished:
                 break
-            self._carry(coordinator.letters())
+            self._carry(coordinator.messages())
         self._carry(coordinator.farewells)
         return world.outcome.stopped is None and len(signed_end(world.run_folder.path)) == len(world.silos)
 

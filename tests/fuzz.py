@@ -35,12 +35,12 @@ from fedveil.crypto.seal_format import (
 )
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.run_record import TERMS, read_terms
-from fedveil.federation.document import canonical, read_canonical
+from fedveil.federation.canonical_document import canonical, read_canonical
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.methods.sending import Coded
-from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.partial.given import PartialGiven
-from fedveil.protection.weighting.given import WeightedGiven
+from fedveil.methods.message_encoding import CodedMessage
+from fedveil.protocols.messages import SERVER, Envelope
+from fedveil.protocols.partial_encryption.inputs import PartialInputs
+from fedveil.protocols.weighting.inputs import WeightedInputs
 from fedveil.quantization.streams import TAG_BYTES
 from tests.federation_world import asked
 from tests.test_coder_fuzz import LENGTH, STREAMS, decode_any
@@ -97,8 +97,8 @@ def decoders(folder: Path) -> tuple[Decoder, ...]:
     ring, words = Ring(degree=8192, primes=3), np.arange(2 * 3 * 8192, dtype=np.uint64).reshape(2, 3, 8192)
     ckks = CkksParameters(silos=3)
     hidden = CkksKey(ckks).encrypt(np.arange(5))
-    weighted = WeightedGiven(contributions=np.arange(6).reshape(2, 3), noise=np.arange(3), dither=bytes(32))
-    partial = PartialGiven(values=np.arange(9.0), message=np.arange(9.0))
+    weighted = WeightedInputs(contributions=np.arange(6).reshape(2, 3), noise=np.arange(3), dither=bytes(32))
+    partial = PartialInputs(values=np.arange(9.0), message=np.arange(9.0))
     files = federation(folder / "run") | alone(folder / "alone") | of_releases(folder / "releases")
     (terms,) = (folder / "run").rglob(TERMS)
     return (
@@ -111,7 +111,9 @@ def decoders(folder: Path) -> tuple[Decoder, ...]:
         ),
         Decoder(name="codec", read=_decoded, good=tuple(coded_messages()), seal=tagged),
         Decoder(
-            name="codec's frame", read=Coded.from_bytes, good=(Coded(key=bytes(32), message=b"m").to_bytes(),)
+            name="codec's frame",
+            read=CodedMessage.from_bytes,
+            good=(CodedMessage(key=bytes(32), message=b"m").to_bytes(),),
         ),
         Decoder(name="ring", read=ring.decode, good=(words.tobytes(),)),
         Decoder(name="ckks", read=lambda data: CkksSum(ckks, 5).add(data), good=(hidden,)),
@@ -122,8 +124,8 @@ def decoders(folder: Path) -> tuple[Decoder, ...]:
             good=(seeded_ciphertext_bytes((1, 2, 3, 4), words[0, 0], bytes(64)),),
         ),
         Decoder(name="seal, plain", read=parse_plaintext, good=(plaintext_bytes(words[0, 0, :9]),)),
-        Decoder(name="weighted input", read=WeightedGiven.decode, good=(weighted.encode(),)),
-        Decoder(name="partial input", read=PartialGiven.decode, good=(partial.encode(),)),
+        Decoder(name="weighted input", read=WeightedInputs.decode, good=(weighted.encode(),)),
+        Decoder(name="partial input", read=PartialInputs.decode, good=(partial.encode(),)),
         Decoder(
             name="experiment",
             read=lambda data: read_canonical(data.decode(errors="replace")),

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.run.config.experiment import merge, parse
+from fedveil.run.setup import Prepared, prepare
 
 FILES = ("north", "south", "west")
 

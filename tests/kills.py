@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedveil.federation.own.session import OwnSession
 from fedveil.federation.silo import MODELS
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.silo_session.session import SiloSession
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.partial import encryption as partial_encryption
+from fedveil.protocols.partial_encryption import silo as partial_encryption
 from tests.federation_world import Chaos, Moments, World, small_keys
 from tests.test_federation_grammar import ALL, CASES, asked, held_by
 
@@ -39,16 +39,16 @@ class Given:
 
     def __init__(self, patched: pytest.MonkeyPatch) -> None:
         self.kept: dict[tuple[int, int], set[bytes]] = {}
-        keep = OwnSession._keep
+        keep = SiloSession._keep
 
-        def noted(session: OwnSession, given: Any) -> None:
+        def noted(session: SiloSession, given: Any) -> None:
             keep(session, given)
             assert session._record is not None
             vector = getattr(given, "message", given)  # what is divided later is the same before and after
             content = vector.tobytes() if isinstance(vector, np.ndarray) else session._record.given
             self.kept.setdefault((session._place.number, session._record.round), set()).add(content)
 
-        patched.setattr(OwnSession, "_keep", noted)
+        patched.setattr(SiloSession, "_keep", noted)
 
 
 def models(world: World) -> list[dict[str, bytes]]:

@@ -26,8 +26,8 @@ from typing import Any, Final
 from fedveil.errors import FedveilError
 from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.protection.letter_parts import Part, Relay
-from fedveil.protection.messages import SERVER, Envelope
+from fedveil.protocols.messages import SERVER, Envelope
+from fedveil.protocols.session_messages import ProtocolMessage, SessionMessage
 from tests.federation_world import World, asked, population
 from tests.test_federation_grammar import ALL, CASES, Exchange, exchanges
 from tests.test_federation_silo import EXAMPLES
@@ -135,14 +135,14 @@ def stretched(body: bytes, room: int) -> Iterator[tuple[str, bytes]]:
             yield f"{count} items of {item} bytes", count.to_bytes(size, "big") + count * block
 
 
-def lies(part: Part, room: int) -> Iterator[tuple[str, str, Any]]:
+def lies(part: SessionMessage, room: int) -> Iterator[tuple[str, str, Any]]:
     """What a liar sends in place of a part: the kind, how it was made, and what has the bytes."""
-    if isinstance(part, Relay):
+    if isinstance(part, ProtocolMessage):
         envelope = Envelope.decode(part.message)
         head, body = part.message[:_ENVELOPE_BYTES], envelope.message.encode()
         for how, made in stretched(body, room - _ENVELOPE_BYTES):
             content = head[:-8] + len(made).to_bytes(8, "big") + made
-            yield type(envelope.message).__name__, how, Relay(message=content)
+            yield type(envelope.message).__name__, how, ProtocolMessage(message=content)
     else:
         for how, made in stretched(part.encode(), room):
             yield type(part).__name__, how, _Raw(part.kind, made)
@@ -159,9 +159,11 @@ class _Raw:
         return self.body
 
 
-def kind_of(part: Part) -> str:
+def kind_of(part: SessionMessage) -> str:
     """The name of a part, or of the message that it relays."""
-    return type(part if not isinstance(part, Relay) else Envelope.decode(part.message).message).__name__
+    return type(
+        part if not isinstance(part, ProtocolMessage) else Envelope.decode(part.message).message
+    ).__name__
 
 
 def in_exchange(exchange: Exchange) -> Iterator[Cost]:
@@ -204,7 +206,9 @@ def of_no_session(world: World) -> Iterator[Cost]:
     party = world.party()
     letter = SignedMessage(run=bytes(16), session=bytes(16), number=0, sender=SERVER, recipient=0, parts=())
     for part in EXAMPLES:
-        for kind, how, lie in lies(part, LARGEST_OPENING - 200) if not isinstance(part, Relay) else ():
+        for kind, how, lie in (
+            lies(part, LARGEST_OPENING - 200) if not isinstance(part, ProtocolMessage) else ()
+        ):
             yield _cost(
                 f"{kind}, of no session",
                 "silo",

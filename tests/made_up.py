@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.population.catalogue import DataSet, data_set
-from fedveil.population.catalogue.files import DataFile, digest_of
-from fedveil.population.catalogue.heart_disease import HOSPITALS
-from fedveil.population.catalogue.tcga_brca import REGIONS
-from fedveil.registry import HOUSE
+from fedveil.data.catalogue import DataSet, data_set
+from fedveil.data.catalogue.files import DataFile, digest_of
+from fedveil.data.catalogue.heart_disease import HOSPITALS
+from fedveil.data.catalogue.tcga_brca import REGIONS
+from fedveil.registry import BUILTINS
 
 ROWS = (60, 45, 12, 30)
 PATIENTS = (24, 16, 15, 12, 12, 9)
@@ -71,7 +71,7 @@ def serve(name: str, files: tuple[DataFile, ...], monkeypatch: pytest.MonkeyPatc
 
 def register(one: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a data set in the place of the house's of its name."""
-    module, _, attribute = HOUSE["data_sets"][one.name].partition(":")
+    module, _, attribute = BUILTINS["data_sets"][one.name].partition(":")
     monkeypatch.setattr(import_module(module), attribute, one)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedveil.methods.channels import Channel
-from fedveil.methods.sending import Coded, Sender
+from fedveil.methods.message_encoding import CodedMessage, Sender
 from fedveil.randomness import PrivacyRandomness
 
 
@@ -21,5 +21,5 @@ def received(channel: Channel, values: np.ndarray, at: Sender) -> np.ndarray:
     message = channel.send(values, at)
     if message.coded is None:
         return message.numbers
-    coded = Coded.from_bytes(message.coded.to_bytes())
+    coded = CodedMessage.from_bytes(message.coded.to_bytes())
     return np.asarray(channel.decode(coded, senders=at.senders, length=len(values)))

@@ -9,26 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.engine.rounds.simulated_parties import SimulatedParties
-from fedveil.engine.setup import Prepared
-from fedveil.protection.driver import Driver
-from fedveil.protection.partial.given import PartialGiven, PartialResult
-from fedveil.protection.partial.plan import PartialPlan
-from fedveil.protection.partial.sums import PartialSums
-from fedveil.protection.protocol import Agreement, Place
-from fedveil.protection.transcript import Transcript
-from fedveil.protection.weighting.given import WeightedGiven
-from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
-from fedveil.protection.weighting.weighted_sums import WeightedSums
+from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.partial_encryption.inputs import PartialInputs, PartialResult
+from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
+from fedveil.protocols.protocol import ClientContext, ProtocolSpec
+from fedveil.protocols.transcript import Transcript
+from fedveil.protocols.weighting.inputs import WeightedInputs
+from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
+from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.randomness import PrivacyRandomness
+from fedveil.run.rounds.simulated_parties import SimulatedParties
+from fedveil.run.setup import Prepared
 
 
 class Inside:
     """A driver whose ends can be reached: ``server`` and ``silos`` are the state machines under them."""
 
-    def __init__(self, agreement: Agreement[Any, Any], plan: Any) -> None:
+    def __init__(self, agreement: ProtocolSpec[Any, Any], plan: Any) -> None:
         self.transcript = Transcript()
-        self.driver = Driver(agreement, self.transcript)
+        self.driver = LocalDriver(agreement, self.transcript)
         self.server: Any = self.driver._server
         self.silos: list[Any] = list(self.driver._clients)
         self.plan, self.run = plan, self.driver._run
@@ -43,7 +43,7 @@ def parties_of(
     prepared: Prepared, privacy: PrivacyRandomness, transcript: Transcript | None = None
 ) -> SimulatedParties:
     """Return the parties of a run, in this process."""
-    driver: Driver[Any, Any] = Driver(prepared.agreed, transcript, privacy=privacy)
+    driver: LocalDriver[Any, Any] = LocalDriver(prepared.protocol_spec, transcript, privacy=privacy)
     return SimulatedParties(driver=driver, initial=prepared.task.initial())
 
 
@@ -55,7 +55,7 @@ class WeightingParties(Inside):
     ) -> None:
         size = CipherSizes(key=1, number=1, weight=1, ciphertext=1, ciphertexts=1)
         cipher = SimpleNamespace(holder=lambda _: holder, evaluator=evaluator, sizes=lambda _: size)
-        super().__init__(WeightedSums(plan=plan, counts=counts, cipher=cipher), plan)
+        super().__init__(PrivateWeightingSpec(plan=plan, counts=counts, cipher=cipher), plan)
 
     def aggregate(
         self,
@@ -69,9 +69,9 @@ class WeightingParties(Inside):
         """Return the weighted sum of a round, in grid units."""
         left = iter(inputs)
 
-        def give(silo: int) -> WeightedGiven:
+        def give(silo: int) -> WeightedInputs:
             contributions, noise = next(left)
-            return WeightedGiven(contributions=contributions, noise=noise, dither=dither(silo))
+            return WeightedInputs(contributions=contributions, noise=noise, dither=dither(silo))
 
         everybody = tuple(range(self.plan.silos))
         return self.driver.play((round_number, attempt), everybody, drawn, give)[0]
@@ -81,12 +81,14 @@ class PartialParties(Inside):
     """The parties of a run under partial encryption."""
 
     def __init__(self, plan: PartialPlan, encrypting: Executor | None = None) -> None:
-        class Divided(PartialSums):
+        class Divided(PartialEncryptionSpec):
             """Divides a message as the round of a test says."""
 
             workers = encrypting
 
-            def divide(_, message: Any, partition: np.ndarray, round_number: int, place: Place) -> Any:
+            def divide(
+                _, message: Any, partition: np.ndarray, round_number: int, place: ClientContext
+            ) -> Any:
                 return self._split(place.number, partition)
 
         super().__init__(Divided(plan=plan), plan)
@@ -104,8 +106,8 @@ class PartialParties(Inside):
 
         self._split = split
 
-        def give(silo: int) -> PartialGiven:
-            return PartialGiven(
+        def give(silo: int) -> PartialInputs:
+            return PartialInputs(
                 values=values[silo],
                 message=values[silo],
                 votes=None if vote_noise is None else vote_noise(silo),

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from fedveil.engine.experiments import choice
 from fedveil.registry import members
+from fedveil.run.config import choice
 
 
 class Install(Protocol):

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.coordinator_host.submission import END, SOCKET
+from fedveil.flower.enrollment.demonstration import Demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.founding.demonstration import Demonstration
 from fedveil.flower.sockets import address
 from fedveil.privacy.ledger import read_entries
+from fedveil.run.folder.run_folder import RunFolder
 
 FEDVEIL = [sys.executable, "-m", "fedveil"]
 SECONDS = 600.0

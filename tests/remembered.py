@@ -18,16 +18,16 @@ from torch import nn
 from fedveil.crypto import paillier
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.crypto.rlwe import Ring
-from fedveil.engine import populations, setup
-from fedveil.engine.experiments import task_choice
-from fedveil.engine.experiments.experiment import Experiment
 from fedveil.federation.charter import Charter
 from fedveil.federation.membership import Membership
-from fedveil.local.models import MODELS
-from fedveil.privacy import ledger_lines
+from fedveil.privacy import ledger
 from fedveil.privacy.events import Event
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.randomness import ExperimentRandomness
+from fedveil.run import populations, setup
+from fedveil.run.config import task_choice
+from fedveil.run.config.experiment import Experiment
+from fedveil.training.models import MODELS
 
 _PRIMES: Final = 8
 """Primes of each size that keys are made of; two keys in a row share none."""
@@ -131,7 +131,7 @@ def remember_documents() -> None:
         return known[asked]
 
     Experiment.to_toml = written  # type: ignore[method-assign]
-    ledger_lines._read_line = _remembering(ledger_lines._read_line)
+    ledger._read_line = _remembering(ledger._read_line)
 
 
 def remember_models() -> None:

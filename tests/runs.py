@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load_file
 
-from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.observer import Unwatched
 from fedveil.privacy.ledger import read_entries
+from fedveil.run.config.experiment import Experiment, merge, parse
+from fedveil.run.observer import NullObserver
 
 
-class Silent(Unwatched):
+class Silent(NullObserver):
     """Keeps the rows; raises KeyboardInterrupt after a number of rounds if asked."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
         self.interrupt_after = interrupt_after
 
-    def completed(self, row: dict[str, Any]) -> None:
+    def on_round_end(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         if row["round"] == self.interrupt_after:
             raise KeyboardInterrupt

@@ -16,27 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.rounds.round import play_round
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.run import resume, run
-from fedveil.engine.setup import prepare
+from fedveil.data.records import Affine, Records
 from fedveil.errors import CompositionError, ConfigError, FedveilError
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.models import build_model
-from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob
-from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.contributions import SiloContribution
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.uldp import uldp_avg_w, uldp_sgd_w
 from fedveil.methods.weights import Weights
-from fedveil.population.records import Affine, Records
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.audit import canary_bound
@@ -44,6 +31,19 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.registry import names
+from fedveil.run.config.experiment import Experiment, merge, parse
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.models import build_model
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, TrainJob
+from fedveil.training.vectorized import VmapTrainer
 from tests.messages import sender
 from tests.opened_parties import parties_of
 from tests.runs import Silent, experiment, files, same_model
@@ -108,20 +108,22 @@ def linear() -> Task:
 
 def totals(trainer: Any, bound: AdaptiveClip, weights: Weights, records: Records) -> np.ndarray:
     groups = records.by_silo_user()
-    cohort = Cohort.of(records, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu"))
+    cohort = Cohort.from_records(
+        records, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu")
+    )
     job = TrainJob(
         trainer.task.initial(),
         cohort,
         torch.arange(len(groups)),
-        weights.of(groups, SILOS, USERS),
+        weights.for_groups(groups, SILOS, USERS),
         bound,
         ExperimentRandomness(1),
         ("round", 1),
     )
-    return trainer.sums(job).marked(job).total.sum(0).numpy()
+    return trainer.sums(job).with_clip_marks(job).total.sum(0).numpy()
 
 
-@pytest.mark.parametrize("kind", [LoopTrainer, VmapTrainer, SpanTrainer])
+@pytest.mark.parametrize("kind", [LoopTrainer, VmapTrainer, GramTrainer])
 @settings(max_examples=12)
 @given(data=st.data())
 def test_one_user_moves_the_sum_of_every_trainer_by_at_most_the_claim(kind: Any, data: st.DataObject) -> None:
@@ -160,9 +162,9 @@ def test_the_clip_finds_the_quantile_of_the_lengths_and_zero_updates_abstain(
     bound, weights = AdaptiveClip(start=start, quantile=quantile), torch.ones(6000, dtype=torch.float64)
     state = bound.init()
     for _ in range(400):
-        marks = bound.at(state).marks(with_zeros, weights).sum(0)
-        state = bound.moved(marks, 1000.0, state)
-    found = float((lengths <= bound.at(state).unit).double().mean())
+        marks = bound.at_state(state).marks(with_zeros, weights).sum(0)
+        state = bound.next_state(marks, 1000.0, state)
+    found = float((lengths <= bound.at_state(state).unit).double().mean())
     assert found == pytest.approx(quantile, abs=0.02)
 
 
@@ -176,7 +178,7 @@ def test_marks_say_longer_of_what_is_not_finite_and_nothing_of_zero() -> None:
 def test_the_clip_stays_between_its_limits_whatever_the_noise_says() -> None:
     bound = AdaptiveClip(start=1.0, least=0.5, most=2.0)
     for value, end in ((1e9, 0.5), (-1e9, 2.0)):
-        moved = bound.moved(torch.tensor([value]).double(), 10.0, bound.init())
+        moved = bound.next_state(torch.tensor([value]).double(), 10.0, bound.init())
         assert float(moved["norm"]) == end
         assert int(moved["round"]) == 1
 
@@ -202,7 +204,7 @@ def test_a_round_is_one_gaussian_release_of_the_multiplier_that_is_given(
         uldp_avg_w(local=LOCAL, clip=0.7, noise_multiplier=z), PublicFacts(n_silos=SILOS, n_users=USERS)
     )
     for role in (Role.READER, Role.SERVER, Role.SILO):
-        assert type(guarantee.against(role)) is type(plain.against(role))
+        assert type(guarantee.event_for(role)) is type(plain.event_for(role))
 
 
 def test_an_attack_on_the_marks_is_held_by_the_statement_and_finds_marks_without_noise() -> None:
@@ -259,7 +261,7 @@ def test_masks_change_no_bit() -> None:
     for protection in ({}, {"protection": {"name": "secure-aggregation"}}):
         prepared = prepare(asked(method=ADAPTIVE, rounds=1, **protection))
         parties = parties_of(prepared, PrivacyRandomness.insecure(11))
-        turn = Turn(
+        turn = RoundContext(
             setting=prepared.setting,
             model=prepared.task.initial(),
             state=prepared.method.init(prepared.task.initial()),
@@ -280,7 +282,7 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
     "secure-aggregation": {"protection": {"name": "secure-aggregation"}},
     "recovery": {
         "method": {"name": "uldp-avg"},
-        "protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1},
+        "protection": {"name": "secure-aggregation", "on_dropout": "recover", "max_dropouts": 1},
     },
     "private-weighting": {"protection": {"name": "private-weighting", "n_max": 30}},
     "rlwe": {"protection": {"name": "private-weighting", "n_max": 30, "cipher": "rlwe"}},

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.engine.advice import advice, advice_of
-from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.movement import movement
-from fedveil.engine.run_folder.documents import RoundRow, read_rows
-from fedveil.engine.run_folder.folder import Checkpoint
-from fedveil.engine.setup import prepare
-from fedveil.privacy.ledger_lines import Head
+from fedveil.privacy.ledger import Head
 from fedveil.report.page import write_report
+from fedveil.run.advice import advice, advice_of
+from fedveil.run.config.experiment import merge, parse
+from fedveil.run.folder.documents import RoundRow, read_rows
+from fedveil.run.folder.run_folder import Checkpoint
+from fedveil.run.movement import movement
+from fedveil.run.setup import prepare
 
 
 def rows(

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from fedveil.errors import ConfigError, DataError
-from fedveil.population.allocation import (
+from fedveil.data.allocation import (
     Allocation,
     FixedZipf,
     Law,
-    deal,
+    deal_evenly,
     draw_zipf,
     fixed_uniform,
     limit_labels,
@@ -22,7 +21,8 @@ from fedveil.population.allocation import (
     spread_over_silos,
     zipf_law,
 )
-from fedveil.population.splits import holdout_by_user, local_tests, stratified_holdout
+from fedveil.data.splits import holdout_by_user, local_tests, stratified_holdout
+from fedveil.errors import ConfigError, DataError
 from fedveil.randomness import ExperimentRandomness
 
 FALSE_ALARM = 1e-6
@@ -43,13 +43,13 @@ def chi_square_fits(counts: np.ndarray, law: np.ndarray) -> bool:
 
 @given(st.integers(0, 500), st.integers(1, 40), st.integers(0, 3))
 def test_dealing_gives_everyone_equally_many_up_to_one(n: int, hands: int, seed: int) -> None:
-    counts = np.bincount(deal(n, hands, generator(seed)), minlength=hands)
+    counts = np.bincount(deal_evenly(n, hands, generator(seed)), minlength=hands)
     assert counts.sum() == n
     assert counts.max() - counts.min() <= 1
 
 
 def test_dealing_is_a_random_permutation() -> None:
-    first = [int(deal(4, 4, generator(seed))[0]) for seed in range(4000)]
+    first = [int(deal_evenly(4, 4, generator(seed))[0]) for seed in range(4000)]
     assert chi_square_fits(np.bincount(first, minlength=4), np.full(4, 0.25))
 
 
@@ -120,7 +120,7 @@ def test_leftover_records_go_to_user_0() -> None:
 @pytest.mark.parametrize("least", [1, 2])
 @pytest.mark.parametrize("law", ["uniform", "zipf"])
 def test_fixed_silos_keep_their_sizes_and_users_their_least(law: Law, least: int) -> None:
-    user = Allocation(law=law).fixed(
+    user = Allocation(law=law).allocate_within_silos(
         TCGA, n_users=50, n_silos=6, least=least, randomness=ExperimentRandomness(3)
     )
     counts = np.bincount(user, minlength=50)
@@ -213,7 +213,7 @@ def test_the_measured_allocation_of_fixed_silos_lies_in_our_range(
     n_silos = int(silo.max()) + 1
     seen = []
     for seed in range(30):
-        user = Allocation(law=law).fixed(
+        user = Allocation(law=law).allocate_within_silos(
             silo, n_users=n_users, n_silos=n_silos, least=least, randomness=ExperimentRandomness(seed)
         )
         counts = np.bincount(user, minlength=n_users)
@@ -253,7 +253,7 @@ def test_the_measured_allocation_of_free_silos_lies_in_our_range(
     labels = np.arange(60_000, dtype=np.int64) % 10
     for seed in range(3):
         randomness = ExperimentRandomness(seed)
-        user, silo = Allocation(law=law).free(
+        user, silo = Allocation(law=law).allocate(
             labels, len(labels), n_users=n_users, n_silos=5, randomness=randomness
         )
         kept = ~local_tests(silo, labels, randomness.numpy("local test"))
@@ -271,7 +271,7 @@ def test_the_measured_allocation_of_free_silos_lies_in_our_range(
 
 
 def test_clients_are_silos_of_one_user() -> None:
-    user, silo = Allocation(law="clients").free(
+    user, silo = Allocation(law="clients").allocate(
         None, 1000, n_users=20, n_silos=20, randomness=ExperimentRandomness(0)
     )
     assert user.tolist() == silo.tolist()
@@ -282,7 +282,7 @@ def test_an_allocation_depends_on_its_seed_alone() -> None:
     def drawn(seed: int) -> list[int]:
         return (
             Allocation()
-            .free(None, 100, n_users=9, n_silos=3, randomness=ExperimentRandomness(seed))[0]
+            .allocate(None, 100, n_users=9, n_silos=3, randomness=ExperimentRandomness(seed))[0]
             .tolist()
         )
 
@@ -303,18 +303,23 @@ def test_impossible_allocations_are_refused() -> None:
     refused("labels_per_user", lambda: Allocation(labels_per_user=0))
     refused(
         "as many silos",
-        lambda: Allocation(law="clients").free(None, 9, n_users=3, n_silos=2, randomness=randomness),
+        lambda: Allocation(law="clients").allocate(None, 9, n_users=3, n_silos=2, randomness=randomness),
     )
     refused(
         "needs class labels",
-        lambda: Allocation(law="limited-labels").free(None, 9, n_users=3, n_silos=2, randomness=randomness),
+        lambda: Allocation(law="limited-labels").allocate(
+            None, 9, n_users=3, n_silos=2, randomness=randomness
+        ),
     )
     refused(
-        "at least one user", lambda: Allocation().free(None, 9, n_users=0, n_silos=2, randomness=randomness)
+        "at least one user",
+        lambda: Allocation().allocate(None, 9, n_users=0, n_silos=2, randomness=randomness),
     )
     refused(
         "needs free silos",
-        lambda: Allocation(law="clients").fixed(HEART, n_users=3, n_silos=4, least=1, randomness=randomness),
+        lambda: Allocation(law="clients").allocate_within_silos(
+            HEART, n_users=3, n_silos=4, least=1, randomness=randomness
+        ),
     )
 
 
@@ -372,13 +377,13 @@ def test_shares_of_a_class_are_dirichlet_and_reject_another_concentration(concen
 def test_dirichlet_gives_every_record_to_a_client_who_is_a_silo() -> None:
     labels = np.tile(np.arange(3), 50)
     law = Allocation(law="dirichlet", concentration=0.1)
-    user, silo = law.free(labels, 150, n_users=4, n_silos=4, randomness=ExperimentRandomness(0))
+    user, silo = law.allocate(labels, 150, n_users=4, n_silos=4, randomness=ExperimentRandomness(0))
     assert np.array_equal(user, silo)
     assert user.min() >= 0
     assert user.max() < 4
     with pytest.raises(ConfigError, match="class labels"):
-        law.free(None, 150, n_users=4, n_silos=4, randomness=ExperimentRandomness(0))
+        law.allocate(None, 150, n_users=4, n_silos=4, randomness=ExperimentRandomness(0))
     with pytest.raises(ConfigError, match="as many silos"):
-        law.free(labels, 150, n_users=4, n_silos=3, randomness=ExperimentRandomness(0))
+        law.allocate(labels, 150, n_users=4, n_silos=3, randomness=ExperimentRandomness(0))
     with pytest.raises(ConfigError, match="concentration"):
         Allocation(law="dirichlet", concentration=0.0)

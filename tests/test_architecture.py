@@ -10,12 +10,12 @@ from types import FrameType
 import pytest
 
 import fedveil
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.rounds.round import play_round
-from fedveil.engine.rounds.simulated_parties import SimulatedParties
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.setup import prepare
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.config.experiment import parse
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.rounds.simulated_parties import SimulatedParties
+from fedveil.run.setup import prepare
 from tests.federation_world import World, asked, population
 
 ROOT = Path(__file__).parents[1]
@@ -32,19 +32,19 @@ ASKED = {
 }
 
 
-def test_every_file_and_room_that_the_page_names_exists() -> None:
+def test_every_file_and_package_that_the_page_names_exists() -> None:
     named = set(re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|md|toml))`", PAGE))
-    rooms = set(re.findall(r"`([a-z]+)/`", PAGE))
+    packages = set(re.findall(r"`([a-z]+)/`", PAGE))
     assert len(named) > 20
-    assert len(rooms) > 10
+    assert len(packages) > 10
     places = (SOURCE, ROOT, ROOT / "docs")
     assert {one for one in named if not any((place / one).is_file() for place in places)} == set()
-    assert {one for one in rooms if not any((place / one).is_dir() for place in places)} == set()
+    assert {one for one in packages if not any((place / one).is_dir() for place in places)} == set()
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
 def test_what_a_page_names_of_a_file_is_in_it(page: Path) -> None:
-    """`room/file.py` exists, and with (`Class.name`, ...) behind it defines them."""
+    """`package/file.py` exists, and with (`Class.name`, ...) behind it defines them."""
     pattern = r"`((?:[a-z_]+/)+[a-z_]+\.py)`(?:\s*\(((?:`[\w.]+`(?:, )?)+)\))?"
     for file, names in re.findall(pattern, page.read_text()):
         place = SOURCE / file if (SOURCE / file).is_file() else ROOT / file
@@ -52,9 +52,9 @@ def test_what_a_page_names_of_a_file_is_in_it(page: Path) -> None:
         assert {name.rpartition(".")[2] for name in re.findall(r"[\w.]+", names)} <= defined, file
 
 
-def test_every_room_of_the_package_is_on_the_page() -> None:
-    rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
-    assert {one for one in rooms if f"`{one}/`" not in PAGE} == set()
+def test_every_package_is_on_the_page() -> None:
+    packages = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+    assert {one for one in packages if f"`{one}/`" not in PAGE} == set()
 
 
 class Watch:
@@ -80,7 +80,7 @@ def walk() -> tuple[set[str], int]:
     """The modules that hand a record's part of the sum on, and the calls open around its training."""
     prepared = prepare(parse(ASKED, "test"))
     parties = SimulatedParties.in_the_open(prepared.setting)
-    turn = Turn(
+    turn = RoundContext(
         setting=prepared.setting,
         model=prepared.task.initial(),
         round_number=1,
@@ -115,10 +115,10 @@ def _is_station(frame: FrameType) -> bool:
     if module is None:
         return False
     return (
-        (module.startswith("local/") and name == "sums")
+        (module.startswith("training/") and name == "sums")
         or (module.startswith("methods/") and name == "send")
-        or (module.startswith("protection/") and name == "result")
-        or (module == "server/optimizers.py" and name == "step")
+        or (module.startswith("protocols/") and name == "result")
+        or (module == "training/server/optimizers.py" and name == "step")
         or (module == "federation/signed_message.py" and name == "seal")
     )
 

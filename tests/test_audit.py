@@ -17,17 +17,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from fedveil.engine.audit import audit, canary_scores, infer_membership
-from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.observer import Unwatched
-from fedveil.engine.rounds.round import play_round
-from fedveil.engine.run import resume, run
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, PrivacyError, RunFolderError
 from fedveil.privacy import audit as attacks
 from fedveil.privacy.audit import canary_bound, lowest_epsilon, membership, refutation
 from fedveil.randomness import PrivacyRandomness
+from fedveil.run.audit import audit, canary_scores, infer_membership
+from fedveil.run.config.experiment import merge, parse
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.observer import NullObserver
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
 from tests.commands import as_json, output
 from tests.test_report import rewrite
 
@@ -130,7 +130,7 @@ def finished(folder: Path, **changes: Any) -> Path:
         "method": {"name": "dp-fed", "clip": 1.0, "noise_multiplier": 3.0, "client_sampling_rate": 0.5},
         "privacy": {"delta": 1e-3},
     }
-    return run(prepare(parse(merge(base, changes), "test")), folder, Unwatched()).folder
+    return run(prepare(parse(merge(base, changes), "test")), folder, NullObserver()).folder
 
 
 def test_a_private_run_stands_and_the_attack_is_near_chance(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_private_run_stands_and_the_attack_is_near_chance(tmp_path: Path) -> N
     found = audit(folder, canaries=60)
     assert found.bound is not None
     assert found.claimed is not None
-    assert not found.refuted
+    assert not found.is_refuted
     assert found.inference.low < 0.56
     written = json.loads((folder / "audit.json").read_text())
     assert written["schema_version"] == 1
@@ -169,7 +169,7 @@ def test_a_claim_below_the_bound_is_refuted(noiseless: Path, tmp_path: Path) -> 
     found = audit(folder, canaries=120)
     assert found.claimed is not None
     assert found.claimed < 0.3
-    assert found.refuted
+    assert found.is_refuted
     assert json.loads((folder / "audit.json").read_text())["refuted"] is True
 
 
@@ -208,7 +208,7 @@ def test_users_of_several_silos_are_audited_as_users(tmp_path: Path) -> None:
     )
     found = audit(folder, canaries=20)
     assert found.unit == "user"
-    assert not found.refuted
+    assert not found.is_refuted
 
 
 def test_an_audit_plays_the_rounds_that_the_claim_is_about(
@@ -219,7 +219,7 @@ def test_an_audit_plays_the_rounds_that_the_claim_is_about(
     played = len((folder / "metrics.jsonl").read_text().splitlines()) - 1
     assert 0 < played < 30
     play = Mock(side_effect=play_round)
-    monkeypatch.setattr("fedveil.engine.audit.play_round", play)
+    monkeypatch.setattr("fedveil.run.audit.play_round", play)
     audit(folder, canaries=20)
     assert [call.args[0].round_number for call in play.call_args_list] == list(range(1, played + 1))
 
@@ -246,7 +246,7 @@ def test_records_that_no_weight_lets_train_are_no_members(
         asked.append(features)
         return np.zeros(len(features))
 
-    monkeypatch.setattr("fedveil.engine.audit._losses", losses)
+    monkeypatch.setattr("fedveil.run.audit._losses", losses)
     infer_membership(prepared, prepared.task.initial())
     records = prepared.population.train
     counts = np.zeros((40, 3), dtype=np.int64)
@@ -290,7 +290,7 @@ def test_users_without_records_are_canaries_too_so_that_no_refusal_counts_them(t
 def test_an_audit_that_could_leave_nothing_trains_nothing(
     noiseless: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedveil.engine.audit.os.access", lambda path, mode: False)
+    monkeypatch.setattr("fedveil.run.audit.os.access", lambda path, mode: False)
     with pytest.raises(RunFolderError, match="nothing can be written; audit a copy") as refused:
         audit(noiseless)
     assert "resume" not in str(refused.value)
@@ -308,7 +308,7 @@ def test_an_audit_of_a_run_whose_members_are_unknown_is_refused(tmp_path: Path) 
 
 def test_a_run_does_not_go_on_with_other_records(tmp_path: Path) -> None:
     folder = finished(tmp_path, rounds=1)
-    assert resume(folder, Unwatched()).rounds == 1
+    assert resume(folder, NullObserver()).rounds == 1
     rewrite(folder / "diagnostics.json", records_sha256="0" * 64)
     with pytest.raises(RunFolderError, match="restore the data"):
-        resume(folder, Unwatched())
+        resume(folder, NullObserver())

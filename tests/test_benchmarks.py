@@ -16,7 +16,7 @@ from benchmarks.price import read, settings_of
 from benchmarks.price_cases import DATA, GRID, SOURCES, TRANSFERRED, PriceCell, cells
 from benchmarks.price_page import page, plot
 
-from fedveil.engine.experiments.experiment import parse
+from fedveil.run.config.experiment import parse
 
 MISSES = {
     "1 M parameters (from 100,000), a client: encrypt, serialise, decrypt; peer: CKKSVector, public key",
@@ -108,7 +108,7 @@ def test_a_clip_and_a_step_that_are_transferred_are_the_best_of_the_grid_on_othe
     for case in (one for one in DATA if one.name in SOURCES):
         means = []
         for point in GRID:
-            runs = kept.of(PriceCell(case=case, column=point).name)
+            runs = kept.runs_of(PriceCell(case=case, column=point).name)
             assert [run.seed for run in runs] == [0, 1, 2]
             means.append(sum(run.values[case.metric] or 0.0 for run in runs) / 3)
         short[case.data["name"]] = [max(means) - mean for mean in means]
@@ -128,10 +128,10 @@ def test_flamby_s_claims_are_counted_and_the_page_is_that_of_its_runs(
     kept = flamby.read()
     assert (Path("docs") / "flamby.md").read_text(encoding="utf-8") == flamby_page.page(kept)
     for claim in flamby.claims():
-        (run,) = kept.of(claim.name)
+        (run,) = kept.runs_of(claim.name)
         assert run.settings == claim.settings
         assert run.values["epsilon"] == pytest.approx(run.values["epsilon by dp-accounting"], rel=2e-3)
-    found = [kept.of(claim.name)[0].values["epsilon"] for claim in flamby.claims()]
+    found = [kept.runs_of(claim.name)[0].values["epsilon"] for claim in flamby.claims()]
     assert found[:4] == pytest.approx([1.50, 1.64, 4.56, 2.45], abs=0.006)
     assert found[6] == pytest.approx(25.4, abs=0.1)
     for cell in (*flamby.USER_LEVEL, *flamby.PROFILED):

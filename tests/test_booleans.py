@@ -12,22 +12,21 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 import fedveil
-from fedveil.engine.experiments.choice import section_of
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.sections import EvaluationSection
+from fedveil.data.schema import Schema
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.federation.policy import Policy
 from fedveil.flower.coordinator_host.link_folder import LinkSettings
 from fedveil.flower.folders import CoordinatorSettings
-from fedveil.local.steps import LocalSgd
-from fedveil.population.schema import Schema
-from fedveil.registry import HOUSE
+from fedveil.registry import BUILTINS
+from fedveil.run.config.choice import section_of
+from fedveil.run.config.experiment import EvaluationSection, Experiment
 from fedveil.statistics.inference.request import LinearInference
 from fedveil.statistics.request import ColumnRelease
-from fedveil.validation import validated
+from fedveil.training.steps import LocalSgd
+from fedveil.validation import validate_document
 
 SAMPLES: tuple[Any, ...] = (0.5, 1, 0.05, 2.0, "linear", "a", [1.0, 2.0], {"a": 0.5}, {}, 2048, 0, True)
-MEMBERS = [(kind, name) for kind in HOUSE if kind != "data_sets" for name in HOUSE[kind]]
+MEMBERS = [(kind, name) for kind in BUILTINS if kind != "data_sets" for name in BUILTINS[kind]]
 NUMERIC = ("int'", "float'", "bool'", "int,", "float,")
 
 EXPERIMENT: dict[str, Any] = {
@@ -41,7 +40,7 @@ EXPERIMENT: dict[str, Any] = {
     "local": {"learning_rate": 0.1, "epochs": 1},
     "trainer": {"memory_mb": 64, "processes": 1, "compile": False},
     "method": {"name": "uldp-avg", "clip": {"start": 0.1}, "noise_multiplier": 1.0},
-    "protection": {"name": "secure-aggregation", "missing_silos": 1},
+    "protection": {"name": "secure-aggregation", "max_dropouts": 1},
     "server": {"optimizer": {"name": "sgd", "learning_rate": 1.0, "momentum": 0.5, "nesterov": True}},
     "privacy": {"delta": 1e-5, "budget": 3.0, "colluding_silos": 0, "insecure_seed": 4},
 }
@@ -59,7 +58,7 @@ LINEAR = {
     "scale": {"age": {"centre": 6, "scale": 13}},
 }
 COLUMN = {"bins": 4, "quantiles": [0.5], "lower": 0, "upper": 9, "weight": 2}
-METRICS = {"bins": 16, "largest_error": 4, "horizons": [2.5]}
+METRICS = {"bins": 16, "max_standard_error": 4, "horizons": [2.5]}
 
 DOCUMENTS: dict[type[BaseModel], dict[str, Any]] = {
     Experiment: EXPERIMENT,
@@ -107,7 +106,7 @@ def test_true_and_text_are_no_numbers_at_any_depth_of_a_document(document: type[
     assert len(changed) >= 6
     for path, wrong in changed:
         with pytest.raises(ConfigError, match=f"file: {path.replace('.', '[.]')}(: must be | = '4': )"):
-            validated(document, wrong, "file")
+            validate_document(document, wrong, "file")
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda kind: kind.__name__)
@@ -122,7 +121,7 @@ def test_true_and_text_are_no_numbers_for_any_key_of_a_member_or_of_a_party(tabl
         wrong = [one for value in right for _, one in _swapped(value)]
         for value in wrong:
             with pytest.raises(ConfigError, match=f"file: {name}"):
-                validated(table, {**required, name: value}, "file")
+                validate_document(table, {**required, name: value}, "file")
         assert wrong or not any(one in str(section.annotation) for one in NUMERIC), name
 
 

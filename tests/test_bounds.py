@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedveil.errors import PrivacyError
-from fedveil.local.silo_sums import SiloSums
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
-from fedveil.privacy.rows import EXACT_FLOAT32_ROWS, contribution_norms, l1_norms
+from fedveil.privacy.row_norms import EXACT_FLOAT32_ROWS, contribution_norms, l1_norms
+from fedveil.training.silo_sums import SiloSums
 
 both_clips = pytest.mark.parametrize("kind", [Clip, ClipL1])
 HARD_VALUES = [0.0, -0.0, 1e-45, -1.2e-38, 3.0e38, -3.4028235e38, 1.9e19, 1.0, math.nan, math.inf, -math.inf]
@@ -138,7 +138,7 @@ def test_a_short_row_is_kept_up_to_the_grid_and_a_long_one_keeps_its_direction()
     expected = deltas.double() * torch.clamp(1.0 / norms, max=1.0)
     assert (stored - expected).abs().max() <= clip.grid * 1.5
     assert torch.all(stored[2:].norm(dim=1) > 0.9995)
-    assert clip.clipped(contribution_norms(deltas)).tolist() == [False, False, True, True]
+    assert clip.is_clipped(contribution_norms(deltas)).tolist() == [False, False, True, True]
 
 
 @pytest.mark.parametrize("bound", [Clip(norm=1.0), ClipL1(norm=1.0), Unbounded()])
@@ -151,7 +151,7 @@ def test_rows_with_nan_or_infinity_become_zero_and_are_reported(bound: Clip | Cl
     stored = quantized(bound, deltas, torch.full((4,), 0.5, dtype=torch.float64))
     assert stored[:3].abs().sum() == 0.0
     assert bool((stored[3] > 0).all())
-    assert not bound.clipped(norms)[:3].any()
+    assert not bound.is_clipped(norms)[:3].any()
 
 
 def test_norms_neither_overflow_nor_underflow() -> None:

@@ -33,15 +33,15 @@ from fedveil.bundle.signing import sign
 from fedveil.bundle.verification import NOT_CHECKABLE, verify_bundle
 from fedveil.checks import Verification
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.run_folder.shown import FIELDS, FILES, Kind
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.audit.ledger_audit import verify_ledger
 from fedveil.federation.audit.run_audit import verify_run
-from fedveil.local.models import build_model
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, PoissonSampledEvent, SelfComposedEvent
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.statement import Disclosure, Statement
+from fedveil.run.folder.shown import FIELDS, FILES, Kind
+from fedveil.training.models import build_model
 from tests.commands import as_json, ended
 from tests.test_python import FRAME, PUBLIC_FRAME, PUBLIC_Y, X, network, people, train
 

@@ -9,23 +9,23 @@ import torch
 from safetensors.torch import save_file
 from scipy.io import loadmat, savemat
 
+from fedveil.data.allocation import Allocation
+from fedveil.data.catalogue import data_set, load
+from fedveil.data.catalogue.files import DataFile, digest_of
+from fedveil.data.catalogue.shakespeare import ALPHABET, WINDOW, encode, roles_of
+from fedveil.data.catalogue.svhn import read_mat
 from fedveil.errors import ConfigError, DataError, ModelError
-from fedveil.local.choice import choose_trainer
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.models import ChannelNorm, build_model
-from fedveil.local.pretrained import PublicModel, take_parameters
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import TrainJob
-from fedveil.local.vectorized import VmapTrainer
-from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import data_set, load
-from fedveil.population.catalogue.files import DataFile, digest_of
-from fedveil.population.catalogue.shakespeare import ALPHABET, WINDOW, encode, roles_of
-from fedveil.population.catalogue.svhn import read_mat
 from fedveil.privacy.bounds import Unbounded
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.models import ChannelNorm, build_model
+from fedveil.training.pretrained import PublicModel, take_parameters
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import TrainJob
+from fedveil.training.trainer_choice import choose_trainer
+from fedveil.training.vectorized import VmapTrainer
 from tests.made_up import register, serve, write_images, write_play
 from tests.training import cohort_of, everyone
 

@@ -1,6 +1,6 @@
 """Canary audits of every method, three rounds each: what an attack finds stays below the statement, as noise makes it.
 
-One run a method with every canary left out with probability 1/2 (:mod:`fedveil.engine.audit`), at a stated epsilon that
+One run a method with every canary left out with probability 1/2 (:mod:`fedveil.run.audit`), at a stated epsilon that
 the same attack would refute if the noise were left out; seeds are fixed.
 """
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.audit import canary_scores
-from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.setup import prepare
 from fedveil.privacy.audit import canary_bound
 from fedveil.randomness import PrivacyRandomness
 from fedveil.registry import names
+from fedveil.run.audit import canary_scores
+from fedveil.run.config.experiment import merge, parse
+from fedveil.run.setup import prepare
 
 CANARIES, ROUNDS, DELTA = 160, 3, 1e-5
 PAIRS = {"n_silos": 3, "allocation": {"law": "zipf"}}

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.data.allocation import Allocation
+from fedveil.data.catalogue import catalogue, load
+from fedveil.data.catalogue.creditcard import FULL_FRAUDS, FULL_GENUINE
+from fedveil.data.catalogue.files import DataFile, Store, digest_of, fetch, store
+from fedveil.data.catalogue.mnist import read_idx
+from fedveil.data.records import Population
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import catalogue, load
-from fedveil.population.catalogue.creditcard import FULL_FRAUDS, FULL_GENUINE
-from fedveil.population.catalogue.files import DataFile, Store, digest_of, fetch, store
-from fedveil.population.catalogue.mnist import read_idx
-from fedveil.population.records import Population
 from fedveil.registry import names
 from tests.made_up import PATIENTS, ROWS, serve, serve_hospitals, write_patients
 
@@ -100,7 +100,7 @@ def test_the_full_creditcard_table_gives_the_published_counts(monkeypatch: pytes
     rows = np.random.default_rng(0).normal(
         3, 2, (len(fraud), 2)
     )  # stands for the table, which is not at hand
-    monkeypatch.setattr("fedveil.population.catalogue.creditcard._read", lambda source, files: (rows, fraud))
+    monkeypatch.setattr("fedveil.data.catalogue.creditcard._read", lambda source, files: (rows, fraud))
     population = load("creditcard", allocation=UNIFORM, n_users=100)
     assert population.records_per_silo().tolist() == [4425, 4425, 4425, 4425, 4424]
     assert np.bincount(population.test_targets).tolist() == [42_648, 74]

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
+from fedveil.data.cell_values import DeclaredValues, day_of, without_fraction
+from fedveil.data.columns import read_columns
+from fedveil.data.data_report import data_report
+from fedveil.data.schema import Schema
+from fedveil.data.tables import read_own, read_tables
 from fedveil.errors import DataError
-from fedveil.population.cell_values import DeclaredValues, day_of, without_fraction
-from fedveil.population.columns import read_columns
-from fedveil.population.data_report import data_report
-from fedveil.population.schema import Schema
-from fedveil.population.tables import read_own, read_tables
 
 PEOPLE = 12
 FEATURES = {

@@ -13,20 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.round_charges import over_budget
-from fedveil.engine.rounds.setting import Setting
-from fedveil.engine.rounds.simulated_parties import SimulatedParties
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.workload import ClientWork
-from fedveil.engine.run import resume, run
-from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.trainer import TrainJob
-from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.cepam import cepam_gaussian, cepam_laplace, fl, fl_gaussian, fl_gaussian_sdq, fl_laplace
 from fedveil.methods.client_messages import (
@@ -45,6 +32,19 @@ from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, NoGuarantee, SampledWithoutReplacementEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.config.experiment import merge, parse
+from fedveil.run.round_charges import over_budget
+from fedveil.run.rounds.client_inputs import PerClientInputs
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.simulated_parties import SimulatedParties
+from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.steps import LocalSgd
+from fedveil.training.trainer import TrainJob
+from fedveil.training.vectorized import VmapTrainer
 from tests.messages import received, sender
 from tests.runs import Silent, files, same_model
 from tests.training import cohort_of, task_of
@@ -160,7 +160,7 @@ def test_a_clients_records_come_and_go_behind_the_same_noise(
         cohort = cohort_of([6, 5, 4, 3], n_silos=4)
         size = np.where(np.arange(4) == without, 0, cohort.groups.size)
         cohort = replace(cohort, groups=replace(cohort.groups, size=size))
-        setting = Setting(
+        setting = TrainingSetup(
             method=method,
             trainer=LoopTrainer(task=task, local=local),
             cohort=cohort,
@@ -168,19 +168,19 @@ def test_a_clients_records_come_and_go_behind_the_same_noise(
             n_users=4,
             shapes=tuple(tuple(shape) for shape in task.layout.shapes),
         )
-        turn = Turn(
+        turn = RoundContext(
             setting=setting,
             model=task.initial(),
             round_number=1,
             experiment=ExperimentRandomness(0),
             privacy=PrivacyRandomness.insecure(3),
         )
-        work = ClientWork(turn, SimulatedParties.in_the_open(setting).agreed)
+        work = PerClientInputs(turn, SimulatedParties.in_the_open(setting).protocol_spec)
         work.begin(0)
         total, count = SimulatedParties.in_the_open(setting).driver.play(
-            (1, 0), work.senders((0, 1, 2, 3)), work.drawn, work.give
+            (1, 0), work.senders((0, 1, 2, 3)), work.drawn, work.client_input
         )
-        apart = turn.job(torch.arange(4), method.bound).apart()
+        apart = turn.job(torch.arange(4), method.bound).per_contribution()
         return total, count, turn.trainer.sums(apart).total.numpy()
 
     aggregate, count, rows = sent(None)
@@ -211,16 +211,16 @@ def test_laplace_noise_on_many_coordinates_loses_no_more_than_on_one(
         assert lost.mean() <= worst + 6 * lost.std() / math.sqrt(draws)
 
 
-@pytest.mark.parametrize("trainer", [VmapTrainer, SpanTrainer])
-def test_every_trainer_gives_each_client_her_own_update(trainer: type[VmapTrainer | SpanTrainer]) -> None:
+@pytest.mark.parametrize("trainer", [VmapTrainer, GramTrainer])
+def test_every_trainer_gives_each_client_her_own_update(trainer: type[VmapTrainer | GramTrainer]) -> None:
     """Clients trained apart, some left out, in an order of their own: row by row what the loop gives."""
     task, cohort = task_of("linear"), cohort_of([6, 5, 0, 3, 4], n_silos=1)
     local, members = LocalSgd(learning_rate=0.3, epochs=2, batch_size=2), torch.tensor([4, 0, 3])
 
-    def rows(one: LoopTrainer | VmapTrainer | SpanTrainer) -> np.ndarray:
+    def rows(one: LoopTrainer | VmapTrainer | GramTrainer) -> np.ndarray:
         ones, place = torch.ones(len(members), dtype=torch.float64), (ExperimentRandomness(0), ("round", 1))
         job = TrainJob(task.initial(), cohort, members, ones, Unbounded(), *place)
-        return one.sums(job.apart()).total.numpy()
+        return one.sums(job.per_contribution()).total.numpy()
 
     expected = rows(LoopTrainer(task=task, local=local))
     np.testing.assert_allclose(rows(trainer(task=task, local=local)), expected, atol=1e-6)

@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from typer.testing import CliRunner
 
-from fedveil import cli
-from fedveil.commands.passphrase import Asked
+from fedveil.cli import app
+from fedveil.cli.passphrase import PromptedPassphrase
 from fedveil.crypto import key_files
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
@@ -35,16 +35,16 @@ from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
 from fedveil.federation.membership import Membership
 from fedveil.federation.signed_message import SignedMessage
+from fedveil.flower.enrollment.certificates import Authority, days_left, node_public
+from fedveil.flower.enrollment.founder import admit, create_federation, revoke, seal
+from fedveil.flower.enrollment.joining import accept, join_as_coordinator, join_as_silo, rotate
+from fedveil.flower.enrollment.requests import Request
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding.certificates import Authority, days_left, node_public
-from fedveil.flower.founding.founder import admit, found, revoke, seal
-from fedveil.flower.founding.joining import accept, join_as_coordinator, join_as_silo, rotate
-from fedveil.flower.founding.requests import Request
-from fedveil.flower.silo_host.guard import open_silo
+from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.privacy.events import GaussianEvent
-from fedveil.privacy.ledger_lines import Origin
-from fedveil.protection.letter_parts import Terms
-from fedveil.protection.messages import SERVER
+from fedveil.privacy.ledger import Origin
+from fedveil.protocols.messages import SERVER
+from fedveil.protocols.session_messages import Terms
 from tests.full_disks import Disk, from_then_on
 
 SECRET = b"five random words of mine"
@@ -96,7 +96,7 @@ class Parties:
 def parties(tmp_path: Path) -> Parties:
     made = Parties(tmp_path)
     (tmp_path / "schema.toml").write_text(SCHEMA)
-    found(
+    create_federation(
         made.founder,
         name="hearts",
         schema=tmp_path / "schema.toml",
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_made_is_one_error_that_names_it(parties: Partie
         join_as_coordinator(folder, charter, passphrase=None)
     schema = parties.root / "schema.toml"
     with pytest.raises(ConfigError, match=said):
-        found(folder, name="b", schema=schema, host="localhost", port=1, passphrase=None)
+        create_federation(folder, name="b", schema=schema, host="localhost", port=1, passphrase=None)
 
 
 def test_a_full_disk_is_one_error_at_every_moment_and_loses_no_key(
@@ -246,7 +246,7 @@ def altered(request: Request, other: IdentityKey) -> dict[str, Request]:
         "another identity": replace(request, identity=other.public),
         "another name": replace(request, name="west"),
         "another node": replace(request, transport=request.transport.replace("A", "B", 1)),
-        "signed by another": request.signed(other),
+        "signed by another": request.with_signatures(other),
         "no node's signature": replace(request, transport_signature=b""),
         "another role": replace(request, role="coordinator"),
     }
@@ -432,7 +432,7 @@ def test_a_federation_that_is_founded_again_goes_on_with_its_ledgers(parties: Pa
     again = Parties(root / "again")
     (again.root / "schema.toml").write_text(SCHEMA)
     charter = again.founder / "charter.toml"
-    found(
+    create_federation(
         again.founder,
         name="hearts",
         schema=again.root / "schema.toml",
@@ -488,11 +488,11 @@ def test_two_silos_of_one_node_key_are_not_sealed_together(parties: Parties, tmp
     identity = IdentityKey.load(tmp_path / "west" / "identity.key")
     for comment in (" as somebody else", " " + "long" * 1000):
         named = replace(joined, transport=node_public(parties.root / "south" / "node.key").decode() + comment)
-        named.signed(identity, private).write(tmp_path / "west.request")
+        named.with_signatures(identity, private).write(tmp_path / "west.request")
         with pytest.raises(IntegrityError, match="the node key of 'west' has more beside it than the key"):
             admit(parties.founder, tmp_path / "west.request", named.fingerprint)
     same = replace(joined, transport=node_public(parties.root / "south" / "node.key").decode())
-    same.signed(identity, private).write(tmp_path / "west.request")
+    same.with_signatures(identity, private).write(tmp_path / "west.request")
     admit(parties.founder, tmp_path / "west.request", same.fingerprint)
     with pytest.raises(ConfigError, match="south and west have the same node key"):
         parties.seal()
@@ -520,7 +520,7 @@ def test_no_silo_is_named_like_the_coordinator(parties: Parties, tmp_path: Path)
         join_as_silo(tmp_path / "other", charter, name="coordinator", passphrase=None)
     asked_ = Request.read(parties.root / "north" / "north.request")
     key = IdentityKey.generate()
-    named = replace(asked_, name="coordinator", identity=key.public).signed(key)
+    named = replace(asked_, name="coordinator", identity=key.public).with_signatures(key)
     named.write(tmp_path / "named.request")
     with pytest.raises((ConfigError, IntegrityError)):
         admit(parties.founder, tmp_path / "named.request", named.fingerprint)
@@ -538,7 +538,7 @@ def test_an_older_or_unsealed_membership_is_refused(parties: Parties, tmp_path: 
         "serial": replace(made, serial=3),
         "a silo less": replace(made, silos=made.silos[:1], roster=made.roster[:1], nodes=made.nodes[:1]),
         "valid for longer": replace(made, valid_until="9999-01-01"),
-        "sealed by another": made.sealed(IdentityKey.generate()),
+        "sealed by another": made.with_signature(IdentityKey.generate()),
         "not sealed": replace(made, seal=b""),
         "another charter": replace(made, charter=bytes(32)),
     }
@@ -562,7 +562,7 @@ def test_a_membership_ends(parties: Parties) -> None:
     )
     made = Membership.read(parties.sealed)
     with pytest.raises(ConfigError, match="was valid until 2020-01-01"):
-        replace(made, valid_until="2020-01-01").sealed(founder).check(charter)
+        replace(made, valid_until="2020-01-01").with_signature(founder).check(charter)
 
 
 def test_a_membership_older_than_a_charge_is_refused_at_the_start(parties: Parties) -> None:
@@ -643,7 +643,7 @@ def test_a_key_file_costs_what_the_page_says() -> None:
 def test_a_passphrase_is_read_to_the_end_of_its_descriptor() -> None:
     """A pipe may give it in pieces; the first one would be another passphrase."""
     reading, writing = os.pipe()
-    asked = Asked(reading)
+    asked = PromptedPassphrase(reading)
 
     def write() -> None:
         for piece in (b"five random ", b"words of mine\n"):
@@ -709,7 +709,7 @@ def said(*words: str) -> str:
     os.write(write, SECRET + b"\n")
     os.close(write)
     options = [] if words[1] in ("admit", "revoke") else ["--passphrase-fd", str(read)]
-    result = CliRunner().invoke(cli.app, [*words, *options], catch_exceptions=False)
+    result = CliRunner().invoke(app.app, [*words, *options], catch_exceptions=False)
     os.close(read)
     assert result.exit_code == 0, result.output
     return result.output.strip().rpartition(": ")[2]
@@ -718,7 +718,7 @@ def said(*words: str) -> str:
 def test_the_ceremony_by_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("schema.toml").write_text(SCHEMA)
-    said("federation", "found", "founder", "--host", "learn.example.org")
+    said("federation", "create", "founder", "--host", "learn.example.org")
     charter = ("--charter", "founder/charter.toml")
     prints = {
         "c/coordinator": said("coordinator", "join", "c", *charter),

@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.run import resume, run
-from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.gaussian_shares import GaussianShares
@@ -28,6 +24,10 @@ from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import NoGuarantee
 from fedveil.randomness import PrivacyRandomness
+from fedveil.run.config.experiment import Experiment, merge, parse
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
+from fedveil.training.steps import LocalSgd
 from tests.messages import received, sender
 from tests.runs import Silent, files, same_model
 
@@ -123,8 +123,8 @@ def test_the_event_is_that_of_the_additive_method_and_the_server_is_trusted(coll
     federation = PublicFacts(n_silos=SILOS, n_users=6)
     plain, over = derive(additive(colluding), federation), derive(layered(colluding=colluding), federation)
     assert over.event == plain.event
-    assert over.against(Role.SILO) == plain.against(Role.SILO)
-    assert isinstance(over.against(Role.SERVER), NoGuarantee)
+    assert over.event_for(Role.SILO) == plain.event_for(Role.SILO)
+    assert isinstance(over.event_for(Role.SERVER), NoGuarantee)
     assert "encrypted" in over.uncovered[0]
     assert over.grid_loss == 0
 

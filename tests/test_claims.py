@@ -17,30 +17,29 @@ import numpy as np
 import pytest
 
 from fedveil.errors import CompositionError, PrivacyError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.channels import Channel
-from fedveil.methods.derive import claims_of, derive, moves_of
+from fedveil.methods.derive import compute_claims, compute_sensitivity, derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.message_encoding import Sender
 from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import paraaegis, varying_dp
 from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.secure_aggregation import SecureAggregation
-from fedveil.methods.sending import Sender
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group
 from fedveil.privacy.accounting import epsilon, make_accountant
 from fedveil.privacy.claims import (
     Claim,
     Key,
+    Reveals,
     Role,
     Sent,
-    Tells,
-    against,
-    covering,
+    check_reveals,
+    covered_knowledge,
     knowledge,
-    telling,
-    tells,
-    unprotected,
+    least_covering_claim,
+    no_guarantee,
+    reveals,
 )
 from fedveil.privacy.events import (
     Adjacency,
@@ -52,13 +51,14 @@ from fedveil.privacy.events import (
     atoms,
 )
 from fedveil.privacy.sampling import PoissonUsers
-from fedveil.protection.driver import Driver
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import PARTS, DrawnUsers
-from fedveil.protection.messages import KINDS
-from fedveil.protection.open_sums import OpenSums, OpenVector
+from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import KINDS
+from fedveil.protocols.plaintext_sums import PlaintextSums, PlaintextVector
+from fedveil.protocols.session_messages import PARTS, SampledUsers
 from fedveil.randomness import PrivacyRandomness
-from fedveil.stage import Moves
+from fedveil.stage import Sensitivity
+from fedveil.training.steps import LocalSgd
 from tests.pins.compositions import compositions, public
 from tests.pins.guarantees import read as recorded
 
@@ -79,7 +79,7 @@ def cost(event: Event, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> fl
 @cache
 def folded(name: str) -> tuple[Method, tuple[Claim, ...]]:
     method = dict(compositions())[name]
-    return method, claims_of(method, moves_of(method, public(method)))
+    return method, compute_claims(method, compute_sensitivity(method, public(method)))
 
 
 NAMES = {
@@ -90,10 +90,10 @@ NAMES = {
 each_method = pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
 
 
-KNOWN: dict[Any, frozenset[Tells]] = {}
+KNOWN: dict[Any, frozenset[Reveals]] = {}
 
 
-def known_to(role: Role, sent: tuple[Sent, ...], content: Tells) -> frozenset[Tells]:
+def known_to(role: Role, sent: tuple[Sent, ...], content: Reveals) -> frozenset[Reveals]:
     """What a role knows, found once: many compositions send the same."""
     asked = role, tuple((one.kind, one.to, frozenset(one.instead.items())) for one in sent), content
     if asked not in KNOWN:
@@ -106,10 +106,10 @@ def known_to(role: Role, sent: tuple[Sent, ...], content: Tells) -> frozenset[Te
 
 @pytest.mark.parametrize("kind", [*KINDS.values(), *PARTS.values()], ids=lambda kind: kind.__name__)
 def test_every_field_of_every_message_says_what_it_tells(kind: type) -> None:
-    assert telling(kind) is kind
+    assert check_reveals(kind) is kind
     for one in dataclasses.fields(kind):
-        assert one.metadata["tells"] in Tells
-        assert one.metadata["tells"] is not Tells.UNDECLARED
+        assert one.metadata["tells"] in Reveals
+        assert one.metadata["tells"] is not Reveals.UNDECLARED
 
 
 def test_a_message_that_does_not_say_what_a_field_tells_cannot_be_declared() -> None:
@@ -118,7 +118,7 @@ def test_a_message_that_does_not_say_what_a_field_tells_cannot_be_declared() -> 
         values: bytes
 
     with pytest.raises(TypeError, match=r"Silent\.values does not say what it tells"):
-        telling(Silent)
+        check_reveals(Silent)
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ def test_a_message_that_declares_nothing_leaves_its_readers_without_a_guarantee(
             sent = (*method.sends(), Sent(Undeclared, told))
             for role in ROLES:
                 known = known_to(role, sent, method.channel.content)
-                assert (Tells.UNDECLARED in known) == bool(role & told), name
+                assert (Reveals.UNDECLARED in known) == bool(role & told), name
                 if role & told:
-                    assert isinstance(against(known, claims).event, NoGuarantee), name
+                    assert isinstance(least_covering_claim(known, claims).event, NoGuarantee), name
 
 
 @each_method
@@ -147,11 +147,13 @@ def test_a_claim_that_is_dropped_never_makes_a_line_smaller(names: tuple[str, ..
         method, claims = folded(name)
         for role in ROLES:
             known = known_to(role, method.sends(), method.channel.content)
-            stated = cost(against(known, claims).event, method.sampler.adjacency)
+            stated = cost(least_covering_claim(known, claims).event, method.sampler.adjacency)
             for dropped in range(len(claims)):
                 rest = claims[:dropped] + claims[dropped + 1 :]
-                assert cost(against(known, rest).event, method.sampler.adjacency) >= stated - 1e-12, name
-            assert isinstance(against(known, ()).event, NoGuarantee), name
+                assert (
+                    cost(least_covering_claim(known, rest).event, method.sampler.adjacency) >= stated - 1e-12
+                ), name
+            assert isinstance(least_covering_claim(known, ()).event, NoGuarantee), name
 
 
 @each_method
@@ -161,7 +163,7 @@ def test_who_knows_more_is_never_promised_more(names: tuple[str, ...]) -> None:
         lines = {}
         for role in ROLES:
             known = known_to(role, method.sends(), method.channel.content)
-            lines[role] = known, cost(against(known, claims).event, method.sampler.adjacency)
+            lines[role] = known, cost(least_covering_claim(known, claims).event, method.sampler.adjacency)
         for a, (less, promised) in lines.items():
             for b, (more, same_or_less) in lines.items():
                 if less <= more or b & a == a:
@@ -173,21 +175,21 @@ def test_readers_know_the_models_and_every_line_is_that_of_what_is_sent(names: t
     for name in names:
         method, claims = folded(name)
         guarantee = derive(method, public(method))
-        assert known_to(Role.READER, method.sends(), method.channel.content) == {Tells.MODEL}, name
+        assert known_to(Role.READER, method.sends(), method.channel.content) == {Reveals.MODEL}, name
         assert [view.role for view in guarantee.views] == list(method.parties), name
         for view in guarantee.views:
             known = known_to(view.role, method.sends(), method.channel.content)
-            assert view.event == against(known, claims).charged, name
+            assert view.event == least_covering_claim(known, claims).charged_event, name
 
 
 def test_a_driver_carries_no_message_that_the_method_does_not_list() -> None:
     """What a view does not count cannot be sent: here a vector in the open, where masks are listed."""
     vector = np.zeros(2)
-    listed = Driver(OpenSums(clients=2, length=2), kinds={OpenVector})
+    listed = LocalDriver(PlaintextSums(clients=2, length=2), kinds={PlaintextVector})
     assert listed.play((1, 0), (0, 1), None, lambda _: vector)[1] == 2
     masked = replace(uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=5.0), protection=SecureAggregation())
-    other = Driver(OpenSums(clients=2, length=2), kinds=masked.kinds)
-    with pytest.raises(ProtocolError, match="OpenVector is none of the messages that the method lists"):
+    other = LocalDriver(PlaintextSums(clients=2, length=2), kinds=masked.kinds)
+    with pytest.raises(ProtocolError, match="PlaintextVector is none of the messages that the method lists"):
         other.play((1, 0), (0, 1), None, lambda _: vector)
 
 
@@ -196,16 +198,16 @@ def test_a_driver_carries_no_message_that_the_method_does_not_list() -> None:
 
 @dataclass(frozen=True)
 class Locked:
-    counts: bytes = dataclasses.field(metadata=tells(Tells.COUNTS, Key.SILOS, besides=Tells.PRESENCE))
-    bits: bytes = dataclasses.field(metadata=tells(Tells.DRAWN, Key.NOBODY))
+    counts: bytes = dataclasses.field(metadata=reveals(Reveals.COUNTS, Key.SILOS, besides=Reveals.PRESENCE))
+    bits: bytes = dataclasses.field(metadata=reveals(Reveals.DRAWN, Key.NOBODY))
 
 
 def test_a_field_under_a_key_tells_who_holds_the_key_and_besides_everybody() -> None:
     sent = [Sent(Locked, Role.SERVER)]
-    assert knowledge(Role.SERVER, sent, Tells.EXACT) == {Tells.PRESENCE}
-    assert knowledge(Role.SILO, sent, Tells.EXACT) == {Tells.OWN}
-    both = knowledge(Role.SERVER | Role.SILO, sent, Tells.EXACT)
-    assert both == {Tells.PRESENCE, Tells.COUNTS, Tells.OWN}
+    assert knowledge(Role.SERVER, sent, Reveals.EXACT) == {Reveals.PRESENCE}
+    assert knowledge(Role.SILO, sent, Reveals.EXACT) == {Reveals.OWN}
+    both = knowledge(Role.SERVER | Role.SILO, sent, Reveals.EXACT)
+    assert both == {Reveals.PRESENCE, Reveals.COUNTS, Reveals.OWN}
 
 
 def test_a_server_knows_the_models_and_the_draws_that_it_sends() -> None:
@@ -216,26 +218,26 @@ def test_a_server_knows_the_models_and_the_draws_that_it_sends() -> None:
         noise_multiplier=1.0,
         client_sampling_rate=0.1,
     )
-    assert {Tells.MODEL, Tells.DRAWN} <= knowledge(Role.SERVER, method.sends(), method.channel.content)
+    assert {Reveals.MODEL, Reveals.DRAWN} <= knowledge(Role.SERVER, method.sends(), method.channel.content)
     client = knowledge(Role.SILO, method.sends(), method.channel.content)
-    assert Tells.OWN_DRAW in client
-    assert Tells.DRAWN not in client
+    assert Reveals.OWN_DRAW in client
+    assert Reveals.DRAWN not in client
 
 
 def test_the_least_claim_that_covers_is_taken_and_what_nobody_covers_is_named() -> None:
-    wide = Claim(covering(Tells.SUM, Tells.DRAWN), GaussianEvent(noise_multiplier=1.0))
-    narrow = Claim(covering(Tells.SUM), GaussianEvent(noise_multiplier=3.0))
-    assert against(frozenset({Tells.MODEL}), [wide, narrow]) is narrow
-    assert against(frozenset({Tells.DRAWN}), [narrow, wide]) is wide
-    nothing = against(frozenset({Tells.MODEL, Tells.COUNTS}), [wide, narrow]).event
+    wide = Claim(covered_knowledge(Reveals.SUM, Reveals.DRAWN), GaussianEvent(noise_multiplier=1.0))
+    narrow = Claim(covered_knowledge(Reveals.SUM), GaussianEvent(noise_multiplier=3.0))
+    assert least_covering_claim(frozenset({Reveals.MODEL}), [wide, narrow]) is narrow
+    assert least_covering_claim(frozenset({Reveals.DRAWN}), [narrow, wide]) is wide
+    nothing = least_covering_claim(frozenset({Reveals.MODEL, Reveals.COUNTS}), [wide, narrow]).event
     assert isinstance(nothing, NoGuarantee)
     assert "how many records each user has" in nothing.reason
     assert "the models" not in nothing.reason
 
 
 def test_what_is_unprotected_covers_everything_but_what_nobody_declared() -> None:
-    claim = unprotected("no noise")
-    assert claim.covers == frozenset(Tells) - {Tells.UNDECLARED}
+    claim = no_guarantee("no noise")
+    assert claim.covers == frozenset(Reveals) - {Reveals.UNDECLARED}
     assert isinstance(claim.event, NoGuarantee)
 
 
@@ -251,10 +253,10 @@ def test_a_client_that_is_told_its_own_draw_keeps_the_amplification_and_would_lo
     """dp-fed, q = 0.1, z = 1, 100 rounds: 7.1 was stated while every client was sent every client's draw (91.8)."""
     method = dp_fed(local=LOCAL, n_users=1000, clip=1.0, noise_multiplier=1.0, client_sampling_rate=0.1)
     facts = PublicFacts(n_silos=1000, n_users=1000)
-    client = derive(method, facts).against(Role.SILO)
+    client = derive(method, facts).event_for(Role.SILO)
     assert client == PoissonUsers(rate=0.1).event(GaussianEvent(noise_multiplier=1.0))
-    told = knowledge(Role.SILO, (*method.sends(), Sent(DrawnUsers, Role.SILO)), method.channel.content)
-    spoiled = against(told, claims_of(method, moves_of(method, facts))).event
+    told = knowledge(Role.SILO, (*method.sends(), Sent(SampledUsers, Role.SILO)), method.channel.content)
+    spoiled = least_covering_claim(told, compute_claims(method, compute_sensitivity(method, facts))).event
     assert spoiled == GaussianEvent(noise_multiplier=1.0)
     hundred = [epsilon(SelfComposedEvent(event=one, count=100), 1e-5) for one in (client, spoiled)]
     assert hundred == pytest.approx([7.1, 91.8], abs=0.15)
@@ -280,9 +282,9 @@ def test_the_same_weights_under_private_weighting_are_finite_and_name_who_learns
     method = uldp_avg_w(local=LOCAL, clip=1.0, noise_multiplier=5.0)
     method = replace(method, protection=PrivateWeighting(n_max=100))
     guarantee = derive(method, PublicFacts(n_silos=5, n_users=100, dimension=10))
-    assert math.isfinite(cost(guarantee.against(Role.SERVER)))
-    assert math.isfinite(cost(guarantee.against(Role.SILO)))
-    coalition = guarantee.against(Role.SERVER | Role.SILO)
+    assert math.isfinite(cost(guarantee.event_for(Role.SERVER)))
+    assert math.isfinite(cost(guarantee.event_for(Role.SILO)))
+    coalition = guarantee.event_for(Role.SERVER | Role.SILO)
     assert isinstance(coalition, NoGuarantee)
     assert "how many records each user has" in coalition.reason
     *_, lies, present = guarantee.uncovered
@@ -344,7 +346,7 @@ def test_a_silo_is_guaranteed_what_others_hold_and_never_more_than_a_reader() ->
         share = 5.0 / math.sqrt(n)
         moved = np.linalg.norm(np.full(n - 1, 1 / n), ord=1)
         elsewhere = share * math.sqrt(n - 1) / moved
-        silo = guarantee.against(Role.SILO)
+        silo = guarantee.event_for(Role.SILO)
         assert isinstance(silo, GaussianEvent)
         assert silo.noise_multiplier <= elsewhere * (1 + 1e-12)
         assert silo.noise_multiplier == pytest.approx(min(elsewhere, 5.0))
@@ -359,7 +361,7 @@ class Unclaimed(Channel):
 class Unheard(Channel):
     """A channel that claims nothing, and does not say what it sends."""
 
-    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+    def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
         """Claim nothing."""
         return ()
 
@@ -404,7 +406,7 @@ def test_a_silo_is_guaranteed_what_others_hold_although_they_change_the_weight_o
         local=LOCAL, clip=1.0, noise_multiplier=noise, user_sampling_rate=rate, colluding_silos=colluding
     )
     method = replace(method, protection=PrivateWeighting(n_max=most))
-    silo = derive(method, PublicFacts(n_silos=n, n_users=10, dimension=10)).against(Role.SILO)
+    silo = derive(method, PublicFacts(n_silos=n, n_users=10, dimension=10)).event_for(Role.SILO)
     together = max(1, colluding)
     rng = np.random.default_rng(7)
     moved = 0.0
@@ -430,9 +432,9 @@ def test_noise_that_has_all_but_gone_is_refused_before_a_round() -> None:
         local=LOCAL, n_users=6, largest_silo=1, clip=1.0, noise_multiplier=5.0, noise_decay=0.01
     )
     guarantee = derive(method, PublicFacts(n_silos=6, n_users=6))
-    assert isinstance(guarantee.after(guarantee.event, 40), GaussianEvent)
+    assert isinstance(guarantee.after_rounds(guarantee.event, 40), GaussianEvent)
     with pytest.raises(PrivacyError, match="next to none in round 52: take a larger noise_decay"):
-        guarantee.after(guarantee.event, 300)
+        guarantee.after_rounds(guarantee.event, 300)
 
 
 @pytest.mark.parametrize("noise", [1.0, 1.3, 1.9, 3.9, 7.9])
@@ -450,11 +452,11 @@ def test_the_grid_loss_of_noise_that_falls_covers_every_round(noise: float) -> N
     assert sum(each) <= stated <= 8 * sum(each)
 
 
-@pytest.mark.parametrize(("noise", "seen"), [(0.0, Tells.EXACT), (2.0, Tells.MESSAGE)])
-def test_a_sum_without_noise_is_not_said_to_have_some(noise: float, seen: Tells) -> None:
+@pytest.mark.parametrize(("noise", "seen"), [(0.0, Reveals.EXACT), (2.0, Reveals.MESSAGE)])
+def test_a_sum_without_noise_is_not_said_to_have_some(noise: float, seen: Reveals) -> None:
     method = uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=noise)
     known = knowledge(Role.SERVER, method.sends(), method.channel.content)
-    assert known & {Tells.EXACT, Tells.MESSAGE} == {seen}
+    assert known & {Reveals.EXACT, Reveals.MESSAGE} == {seen}
     masked = derive(replace(method, protection=SecureAggregation()), PublicFacts(n_silos=3, n_users=9))
     assert any("noisy" in view.sees for view in masked.views) is (noise > 0)
     assert any("share of the noise" in view.sees for view in masked.views) is (noise > 0)

@@ -16,9 +16,9 @@ from unittest import mock
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.cli import COMMANDS, app
-from fedveil.commands.examples import EXAMPLES
-from fedveil.engine import populations
+from fedveil.cli.app import COMMANDS, app
+from fedveil.cli.examples import EXAMPLES
+from fedveil.run import populations
 from tests.commands import as_json, ended, output
 
 EXPERIMENT = """
@@ -263,7 +263,7 @@ def test_more_seeds_than_anybody_runs_are_refused_by_name() -> None:
 
 def test_what_does_not_fit_into_memory_is_one_line(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = mock.Mock(side_effect=MemoryError("Unable to allocate an array with shape (4711,)"))
-    monkeypatch.setattr("fedveil.commands.training.prepare", full)
+    monkeypatch.setattr("fedveil.cli.training.prepare", full)
     said = ended("check", str(toml)).mistake
     assert "more memory is needed than there is" in said
     assert "4711" not in said
@@ -271,7 +271,7 @@ def test_what_does_not_fit_into_memory_is_one_line(toml: Path, monkeypatch: pyte
 
 def test_a_full_disk_is_one_line_wherever_it_is_met(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "/media/usb/model"))
-    monkeypatch.setattr("fedveil.commands.training.prepare", full)
+    monkeypatch.setattr("fedveil.cli.training.prepare", full)
     said = ended("check", str(toml)).mistake
     assert said.endswith("/media/usb/model cannot be written: No space left on device")
 
@@ -340,7 +340,7 @@ def test_a_schema_that_does_not_fit_is_named_by_file_and_key(toml: Path) -> None
 def test_help_waits_for_no_library(tmp_path: Path) -> None:
     slow = "{'torch', 'scipy', 'numpy', 'dp_accounting', 'pyarrow', 'plotly', 'pydantic'}"
     code = (
-        "import sys; from fedveil import cli; from typer.testing import CliRunner; "
+        "import sys; from fedveil.cli import app as cli; from typer.testing import CliRunner; "
         "shown = CliRunner().invoke(cli.app, ['--help']).output; "
         f"print(all(name in shown for name in cli.COMMANDS), sorted({slow} & set(sys.modules)))"
     )

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.flower.enrollment.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.flower.sockets import free_port
+from fedveil.run.folder.run_folder import RunFolder
 from tests.processes import Processes, complete, rounds, seeded, submittable, wait_until
 
 HOUR = 3600

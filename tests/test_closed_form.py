@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fedveil.errors import BudgetError, PrivacyError
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.closed_form import round_rdp, theorem_epsilon, theorem_noise
 from fedveil.privacy.events import (
     Adjacency,
     Event,
@@ -20,6 +19,7 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
 )
 from fedveil.privacy.fixed_size import fixed_size_rdp
+from fedveil.privacy.published_bounds import round_rdp, theorem_epsilon, theorem_noise
 from fedveil.privacy.renyi import RdpAccountant, sampled_gaussian_rdp
 
 CLIENTS = {"uniform": 1000, "poisson": 500}

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.closed_form_cepam import (
-    amplified,
+from fedveil.privacy.published_bounds import (
+    amplified_epsilon,
     gaussian_profile,
     laplace_profile,
     sampled_gaussian_delta,
@@ -51,7 +51,7 @@ def hockey_stick(epsilon: float, shift: float, steps: int, records: int) -> floa
 def test_lemma_9_bounds_the_exact_divergence_and_meets_it_for_one_step(
     shift: float, base_epsilon: float, steps: int
 ) -> None:
-    exact = hockey_stick(amplified(base_epsilon, steps=steps, records=20), shift, steps, 20)
+    exact = hockey_stick(amplified_epsilon(base_epsilon, steps=steps, records=20), shift, steps, 20)
     bound = sampled_gaussian_delta(shift=shift, steps=steps, records=20, base_epsilon=base_epsilon)
     assert exact <= bound * (1 + 1e-6)
     if steps == 1:

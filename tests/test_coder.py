@@ -92,7 +92,7 @@ def test_receiver_gets_what_the_sender_quantised(
 )
 def test_integers_survive_any_model(integers: np.ndarray, spread: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    contexts = Contexts.of(
+    contexts = Contexts.choose(
         rng.uniform(-0.5, 0.5, len(integers)), spread * np.exp(rng.normal(size=len(integers)))
     )
     writer = SymbolWriter()
@@ -114,7 +114,7 @@ def test_coded_size_is_the_entropy(offset: float, deviation: float) -> None:
     count = 40_000
     rng = np.random.default_rng(3)
     integers = np.rint(-offset + deviation * rng.normal(size=count)).astype(np.int64)
-    contexts = Contexts.of(np.full(count, offset), np.full(count, deviation))
+    contexts = Contexts.choose(np.full(count, offset), np.full(count, deviation))
     writer = SymbolWriter()
     writer.integers(integers, contexts)
     bits = 8 * len(writer.finish()) / count

@@ -13,7 +13,7 @@ from fedveil.errors import RunFolderError
 from fedveil.report.compare import Comparison, compare
 from fedveil.report.page import report_page
 from fedveil.report.run_data import load_run
-from fedveil.report.tradeoff import Traded, front, line_labels, page, traded, write_tradeoff
+from fedveil.report.tradeoff import Traded, front, line_labels, page, tradeoff_point, write_tradeoff
 from fedveil.report.variant import Spread
 from tests.report_folders import statement, write_run
 from tests.runs import json_lines
@@ -58,7 +58,7 @@ def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
     (row,) = compare(seeds(tmp_path, "avg", [0.9])).rows
     assert row.metrics["accuracy"].std is None
     assert str(row.metrics["accuracy"]) == "0.8946"
-    assert Spread.of([1.0, 3.0]) == Spread(mean=2.0, std=math.sqrt(2.0))
+    assert Spread.from_values([1.0, 3.0]) == Spread(mean=2.0, std=math.sqrt(2.0))
 
 
 def test_runs_that_differ_in_a_setting_are_never_averaged(tmp_path: Path) -> None:
@@ -114,7 +114,11 @@ def test_the_epsilon_of_a_variant_is_that_of_whole_runs(tmp_path: Path) -> None:
 
 def test_pages_with_seconds_say_that_no_guarantee_covers_them(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "0", name="avg")
-    pages = compare([folder]).page(), report_page(load_run(folder)), page([traded(folder, "seed")], "seed")
+    pages = (
+        compare([folder]).page(),
+        report_page(load_run(folder)),
+        page([tradeoff_point(folder, "seed")], "seed"),
+    )
     for one in pages:
         assert "Seconds and bytes depend on who takes part" in one
 
@@ -231,7 +235,7 @@ def test_accuracy_is_shown_against_the_bytes_sent(tmp_path: Path) -> None:
 
 def swept(folder: Path, name: str, settings: str, bests: list[float]) -> list[Traded]:
     """Return runs of one point, a seed each, as the page of `method.clip` reads them."""
-    return [traded(run, "method.clip") for run in seeds(folder, name, bests, settings=settings)]
+    return [tradeoff_point(run, "method.clip") for run in seeds(folder, name, bests, settings=settings)]
 
 
 def test_a_page_of_a_key_has_a_line_for_each_combination_of_the_other_settings(tmp_path: Path) -> None:
@@ -286,7 +290,7 @@ def test_a_page_of_one_key_has_one_line_over_seeds(tmp_path: Path) -> None:
         pytest.param(
             "local.batch_size",
             [
-                "[local]\nbatch_size = 8\n[trainer]\nname = 'span'",
+                "[local]\nbatch_size = 8\n[trainer]\nname = 'gram'",
                 "[local]\nbatch_size = 64\n[trainer]\nname = 'loop'",
             ],
             ["", ""],
@@ -353,7 +357,7 @@ def test_what_follows_from_the_key_makes_no_line_of_its_own(
     key: str, documents: list[str], labels: list[str], tmp_path: Path
 ) -> None:
     runs = [
-        traded(write_run(tmp_path / str(number), name=f"run-{number}", settings=f"{text}\n"), key)
+        tradeoff_point(write_run(tmp_path / str(number), name=f"run-{number}", settings=f"{text}\n"), key)
         for number, text in enumerate(documents)
     ]
     assert line_labels(runs, key) == labels

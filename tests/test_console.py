@@ -18,19 +18,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fedveil.commands import federation as federation_commands
-from fedveil.commands import training
+from fedveil.cli import federation as federation_commands
+from fedveil.cli import training
 from fedveil.console import Terminal, observer, rows_table, transposed_table
-from fedveil.engine import run as run_module
-from fedveil.engine.experiments.choice import own_keys
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RefusedRunError, SilentSiloError
-from fedveil.flower.coordinator_host.submission import End
+from fedveil.flower.coordinator_host.submission import RunOutcome
 from fedveil.privacy.statement import show_noise
 from fedveil.reference import summary
 from fedveil.registry import members, names
 from fedveil.report.plan import _table
+from fedveil.run import training_run as run_module
+from fedveil.run.config.choice import own_keys
+from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.folder.run_folder import RunFolder
 from tests.commands import ended, output
 from tests.source import parsed, walked
 
@@ -123,7 +123,7 @@ def test_paths_and_names_are_whole_in_what_training_commands_print(
     row = {"run": NAME, "test": {"accuracy": 0.5}, "seconds": 1.0, "stopped": "the budget is spent"}
     monkeypatch.setattr(training, "sweep", lambda *_, **__: iter([row]))
     monkeypatch.setattr(training, "write_tradeoff", lambda _, key, path, **__: path)
-    monkeypatch.setattr(training, "spent_together", lambda *_: {"told": "together"})
+    monkeypatch.setattr(training, "joint_cost_of_points", lambda *_: {"told": "together"})
     text = output("sweep", "long.toml", "--over", "seed=0", "--over", "method.clip=0.5", "--runs", runs)
     assert f"{NAME}: stopped: the budget is spent\n" in text
     assert f"\n{runs / 'seed.html'}\n{runs / 'method.clip.html'}\n" in text
@@ -146,7 +146,7 @@ def test_paths_and_names_are_whole_in_what_the_other_commands_print(
     assert f"drafted {schema}: read it" in output("schema", "sample.csv", "--output", schema)
     assert tomllib.loads(output("schema", "sample.csv"))["user"] == "patient"
     founder, silo = place / "founder", place / "north"
-    text = output("federation", "found", founder, "--host", "h", "--schema", schema, "--no-passphrase")
+    text = output("federation", "create", founder, "--host", "h", "--schema", schema, "--no-passphrase")
     charter = founder / "charter.toml"
     assert f"hand out: {charter}\n" in text
     text = output("silo", "join", silo, "--name", "north", "--charter", charter, "--no-passphrase")
@@ -158,7 +158,7 @@ def test_paths_and_names_are_whole_in_what_the_other_commands_print(
 
 def test_a_benchmarks_table_is_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"rows": [{"case": NAME, "epsilon": 1.0}], "machine": {"processor": "some"}}
-    monkeypatch.setattr("fedveil.commands.benchmarks.run_benchmark", lambda *_, **__: document)
+    monkeypatch.setattr("fedveil.cli.benchmarks.run_benchmark", lambda *_, **__: document)
     assert f"│ {NAME} │" in output("bench", "made-up")
 
 
@@ -229,7 +229,7 @@ def test_every_observer_leaves_the_command_that_goes_on(terminal: bool, tmp_path
 
     def interrupted() -> None:
         with watching:
-            watching.started(tmp_path / "run", experiment(), 0)
+            watching.on_run_start(tmp_path / "run", experiment(), 0)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as stop:
@@ -266,7 +266,7 @@ def test_a_run_between_institutions_refused_before_its_first_round_fails(
         (("north",), SilentSiloError, "north did not answer; go on once it does: `fedveil"),
         ((), RefusedRunError, "refused before the first round: silo north refuses: budget"),
     ):
-        end = End(error=None, stopped="silo north refuses: budget", silent=silent)
+        end = RunOutcome(error=None, stopped="silo north refuses: budget", silent=silent)
         monkeypatch.setattr(federation_commands, "watch", lambda *_, end=end: end)
         with pytest.raises(error, match=told):
             federation_commands._run(home, folder, as_json=bool(silent))

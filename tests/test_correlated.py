@@ -14,21 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.rounds.past_sums import PastSums
-from fedveil.engine.rounds.setting import Setting
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.run import resume, run
-from fedveil.engine.setup import prepare
+from fedveil.data.records import Affine, Records
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
-from fedveil.local.losses import load_loss
-from fedveil.local.models import build_model
-from fedveil.local.steps import LocalGradient, LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
-from fedveil.local.vectorized import VmapTrainer
 from fedveil.methods.contributions import SiloContribution
-from fedveil.methods.correlated import Correlated, CorrelatedShares
+from fedveil.methods.correlated import CorrelatedNoise, CorrelatedShares
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
@@ -36,7 +25,6 @@ from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_sgd_w
 from fedveil.methods.weights import Weights
-from fedveil.population.records import Affine, Records
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.adaptive_clip import AdaptiveClip
@@ -51,7 +39,19 @@ from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, NoGuaran
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.privacy.schedule import Scheduled
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
-from fedveil.server.denoise import Laplacian
+from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.sum_history import SumHistory
+from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
+from fedveil.training.losses import load_loss
+from fedveil.training.models import build_model
+from fedveil.training.server.denoise import Laplacian
+from fedveil.training.steps import LocalGradient, LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort
+from fedveil.training.vectorized import VmapTrainer
 from tests.pins.jax_privacy_cases import CASES, FILE
 from tests.runs import Silent, experiment, files, same_model
 
@@ -184,7 +184,7 @@ def test_the_noise_of_the_model_is_that_of_the_inverse() -> None:
 
 # --- what is claimed and charged ----------------------------------------------------------------------------------
 
-STREAM = Correlated(period=4)
+STREAM = CorrelatedNoise(period=4)
 FACTS = PublicFacts(n_silos=3, n_users=12, dimension=11)
 
 
@@ -203,26 +203,28 @@ def test_the_rounds_of_a_ledger_compose_to_the_stream_at_every_stop() -> None:
     channel: Any = method_of().channel
     spent = 0.0
     for number in range(1, 31):
-        event = guarantee.of_round(guarantee.event, number)
+        event = guarantee.event_at_round(guarantee.event, number)
         if event != ComposedEvent(events=()):
             spent += multiplier(event) ** -2
         squared = brute_force(channel.coefficients, number, 4) if number <= 10 else None
         squared = squared_sensitivity(channel.coefficients, 4, number) if squared is None else squared
         assert spent == pytest.approx(squared / 25, rel=1e-12)
-        assert multiplier(guarantee.after(guarantee.event, number)) ** -2 == pytest.approx(spent, rel=1e-12)
+        assert multiplier(guarantee.after_rounds(guarantee.event, number)) ** -2 == pytest.approx(
+            spent, rel=1e-12
+        )
 
 
 def test_a_round_that_is_played_again_is_charged_as_one_more_participation() -> None:
     guarantee = derive(method_of(), FACTS)
-    assert multiplier(guarantee.of_round(guarantee.event, 4, again=True)) == 5.0
-    assert multiplier(guarantee.after(guarantee.event, 1, again=2)) == pytest.approx(5 / math.sqrt(3))
+    assert multiplier(guarantee.event_at_round(guarantee.event, 4, again=True)) == 5.0
+    assert multiplier(guarantee.after_rounds(guarantee.event, 1, again=2)) == pytest.approx(5 / math.sqrt(3))
 
 
 def test_independent_noise_on_a_schedule_is_parallel_composition() -> None:
-    guarantee = derive(method_of(correlated=Correlated(period=4, bands=1)), FACTS)
-    events = [guarantee.of_round(guarantee.event, number) for number in range(1, 7)]
+    guarantee = derive(method_of(correlated=CorrelatedNoise(period=4, bands=1)), FACTS)
+    events = [guarantee.event_at_round(guarantee.event, number) for number in range(1, 7)]
     assert [event == ComposedEvent(events=()) for event in events] == [False, True, True, True, False, True]
-    assert multiplier(guarantee.after(guarantee.event, 6)) == pytest.approx(5 / math.sqrt(2))
+    assert multiplier(guarantee.after_rounds(guarantee.event, 6)) == pytest.approx(5 / math.sqrt(2))
 
 
 def test_what_is_claimed_of_a_run_is_the_formula_written_down_again() -> None:
@@ -234,17 +236,17 @@ def test_what_is_claimed_of_a_run_is_the_formula_written_down_again() -> None:
     s = math.sqrt(3 * sum(c * c for c in code.coefficients))
     mu = s / z
     for role in (Role.READER, Role.SERVER):
-        if not isinstance(guarantee.against(role), NoGuarantee):
-            found = epsilon(guarantee.after(guarantee.against(role), rounds), 1e-5)
+        if not isinstance(guarantee.event_for(role), NoGuarantee):
+            found = epsilon(guarantee.after_rounds(guarantee.event_for(role), rounds), 1e-5)
             assert found == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-9)
     uniform = derive(uldp_avg(local=LOCAL, clip=0.7, noise_multiplier=z, correlated=STREAM, rounds=12), FACTS)
-    server = multiplier(uniform.after(uniform.against(Role.SERVER), rounds))
+    server = multiplier(uniform.after_rounds(uniform.event_for(Role.SERVER), rounds))
     assert server == pytest.approx(
         z / s, rel=1e-9
     )  # share / sqrt(S) over messages that move by C / sqrt(S) each
-    assert uniform.against(Role.SILO) == derive(
+    assert uniform.event_for(Role.SILO) == derive(
         uldp_avg(local=LOCAL, clip=0.7, noise_multiplier=z), FACTS
-    ).against(Role.SILO)
+    ).event_for(Role.SILO)
 
 
 # --- one user moves the whole numbers that are sent by at most the claim ------------------------------------------
@@ -253,12 +255,14 @@ def test_what_is_claimed_of_a_run_is_the_formula_written_down_again() -> None:
 def sent(method: Method, records: Records, models: list[torch.Tensor], units: list[float]) -> np.ndarray:
     """What all silos together send in rounds that begin with these models, noise left out: (T, d)."""
     groups = records.by_silo_user()
-    cohort = Cohort.of(records, groups=groups, n_silos=3, scale=Affine(), device=torch.device("cpu"))
-    weights, past, found = method.weights.of(groups, 3, 6), [], []
+    cohort = Cohort.from_records(
+        records, groups=groups, n_silos=3, scale=Affine(), device=torch.device("cpu")
+    )
+    weights, past, found = method.weights.for_groups(groups, 3, 6), [], []
     for number, (start, unit) in enumerate(zip(models, units, strict=True), start=1):
         now = replace(method, bound=method.bound.measured_in(unit))
-        turn = Turn(
-            setting=Setting(
+        turn = RoundContext(
+            setting=TrainingSetup(
                 method=now,
                 trainer=VmapTrainer(task=TASK, local=LocalGradient()),
                 cohort=cohort,
@@ -272,8 +276,8 @@ def sent(method: Method, records: Records, models: list[torch.Tensor], units: li
             privacy=PrivacyRandomness.insecure(1),
         )
         job = turn.sum_job(None)
-        past = [turn.trainer.sums(job).marked(job).total, *past][: now.channel.memory + 1]
-        found.append(sum(now.channel.encoded([one[silo].numpy() for one in past]) for silo in range(3)))
+        past = [turn.trainer.sums(job).with_clip_marks(job).total, *past][: now.channel.memory + 1]
+        found.append(sum(now.channel.encode_sums([one[silo].numpy() for one in past]) for silo in range(3)))
     return np.array(found)
 
 
@@ -290,7 +294,7 @@ def test_one_user_moves_what_is_sent_by_at_most_the_claim(seed: int) -> None:
     )
     clip: Any = AdaptiveClip() if seed % 2 else 0.7
     power = 1.0 if seed < 2 else "main"
-    method = method_of(clip=clip, power=power, rounds=rounds, correlated=Correlated(period=3))
+    method = method_of(clip=clip, power=power, rounds=rounds, correlated=CorrelatedNoise(period=3))
     models = [torch.from_numpy(random.normal(size=6).astype(np.float32)) for _ in range(rounds)]
     units = [float(np.exp(2 * random.normal())) for _ in range(rounds)]
     whole = sent(method, records, models, units)
@@ -345,14 +349,14 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(changes: dict[str, Any], 
 def test_what_was_sent_before_is_in_no_file_of_the_run(tmp_path: Path) -> None:
     prepared = prepare(asked())
     kept: list[np.ndarray] = []
-    keep = PastSums.keep
+    keep = SumHistory.keep
 
-    def watched(self: PastSums, turn: Turn, sums: torch.Tensor) -> None:
+    def watched(self: SumHistory, turn: RoundContext, sums: torch.Tensor) -> None:
         kept.append(sums.numpy())
         keep(self, turn, sums)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PastSums, "keep", watched)
+        patch.setattr(SumHistory, "keep", watched)
         done = run(prepared, tmp_path, Silent())
     written = b"".join(path.read_bytes() for path in done.folder.rglob("*") if path.is_file())
     assert len(kept) == 7
@@ -398,7 +402,7 @@ def test_what_a_reader_decodes_has_the_noise_of_the_inverse() -> None:
     noise = np.random.default_rng(4).normal(size=(8, 5))
     state, found = channel.init(torch.zeros(4), 5), []
     for row in noise:
-        decoded, state = channel.decoded(row, state, torch.zeros(4), 1.0)
+        decoded, state = channel.decode_sum(row, state, torch.zeros(4), 1.0)
         found.append(decoded)
     np.testing.assert_allclose(found, np.linalg.inv(encoder(code, 8)) @ noise, rtol=1e-12, atol=1e-12)
 
@@ -413,7 +417,7 @@ def test_what_a_reader_decodes_has_the_noise_of_the_inverse() -> None:
         ({"sampler": Everyone()}, "nothing keeps their rounds apart"),
         ({"sampler": Scheduled(period=3)}, "charges every round in full"),
         ({"protection": PrivateWeighting()}, "never let it see"),
-        ({"protection": SecureAggregation(on_missing="recover", missing_silos=1)}, "missing_silos must be 0"),
+        ({"protection": SecureAggregation(on_dropout="recover", max_dropouts=1)}, "max_dropouts must be 0"),
         ({"denoiser": Laplacian(smoothing=1.0)}, "correlated over rounds: remove the denoiser"),
         ({"noise_decay": 0.9}, "falls by a factor"),
         ({"contribution": SiloContribution(), "weights": Weights.ONE}, "pairs on a schedule"),
@@ -441,6 +445,6 @@ def test_a_mistake_in_an_experiment_is_refused_with_the_reason(changes: dict[str
 
 
 def test_gradients_take_a_stream_too() -> None:
-    found = uldp_sgd_w(clip=1.0, noise_multiplier=5.0, correlated=Correlated(period=2), rounds=20)
+    found = uldp_sgd_w(clip=1.0, noise_multiplier=5.0, correlated=CorrelatedNoise(period=2), rounds=20)
     assert found.sampler == Scheduled(period=2)
     assert len(found.channel.strengths) == 2

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.crypto.aead import OVERHEAD_BYTES, seal, unseal
-from fedveil.crypto.agreement import AgreementKey, RoundId, SignedKey, derive
 from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.key_agreement import AgreementKey, RoundId, SignedKey, derive
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.crypto.masks import UniformIntegers, apply_masks_
 from fedveil.crypto.shamir import PRIME, Share, combine, consistent, odd_one_out, split

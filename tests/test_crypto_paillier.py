@@ -16,14 +16,9 @@ from scipy import stats
 from fedveil.crypto import paillier
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.multiexp import FixedPowers, SimultaneousPowers, fixed_window, straus_cost
+from fedveil.crypto.oblivious_transfer import TransferReceiver, TransferSender, check_point, group_modulus
 from fedveil.crypto.paillier import KEY_BITS, PaillierPrivateKey, PaillierPublicKey, Rerandomizer
 from fedveil.crypto.threads import in_threads
-from fedveil.crypto.transfer import (
-    TransferReceiver,
-    TransferSender,
-    check_point,
-    group_modulus,
-)
 
 FALSE_ALARM = 1e-6
 

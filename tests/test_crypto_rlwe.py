@@ -17,9 +17,9 @@ from fedveil.crypto.residues import (
     quotients,
     random_below,
     random_limbs,
-    signed,
     times,
     times_small,
+    to_signed,
 )
 from fedveil.randomness import KeyedStream
 
@@ -88,7 +88,7 @@ def test_numbers_come_back_from_their_residues():
     assert rebuilt == numbers
     found = quotients(digits, moduli, 10**30)
     np.testing.assert_allclose(found, [number / 10**30 for number in numbers], rtol=1e-15)
-    np.testing.assert_array_equal(signed(np.array([-1, 0, 5]), 7), [6, 0, 5])
+    np.testing.assert_array_equal(to_signed(np.array([-1, 0, 5]), 7), [6, 0, 5])
 
 
 sealapi = pytest.importorskip("tenseal.sealapi")

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.data.draft import draft_schema
+from fedveil.data.schema import Format, Schema, read_schema
+from fedveil.data.table_file import open_table
+from fedveil.data.tables import read_own
 from fedveil.errors import DataError
-from fedveil.population.draft import draft_schema
-from fedveil.population.schema import Format, Schema, read_schema
-from fedveil.population.table_file import open_table
-from fedveil.population.tables import read_own
 
 HEADER = ("p", "note", "y", "x")
 NOTES = (

@@ -13,20 +13,20 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.local.choice import choose_trainer
-from fedveil.local.dpsgd import RecordSums
-from fedveil.local.dropout import SeededDropout
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.memory import floats_per_record
-from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Sums, Trainer, TrainJob
-from fedveil.local.vectorized import VmapTrainer
-from fedveil.population.records import Population
+from fedveil.data.records import Population
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.dpsgd import RecordSums
+from fedveil.training.dropout import SeededDropout
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.memory import floats_per_record
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, Sums, Trainer, TrainJob
+from fedveil.training.trainer_choice import choose_trainer
+from fedveil.training.vectorized import VmapTrainer
 from tests.training import cohort_of, everyone, task_of
 
 pytestmark = [
@@ -58,13 +58,13 @@ def updates(trainer: Trainer, task: Task, cohort: Cohort, bound: Bound) -> Sums:
     """Return the updates of all contributions, one a row."""
     members, weights = everyone(cohort)
     job = TrainJob(task.initial(), cohort, members, weights, bound, ExperimentRandomness(0), ("round", 1))
-    return trainer.sums(job.apart())
+    return trainer.sums(job.per_contribution())
 
 
 @pytest.mark.parametrize(
     ("kind", "model", "shape"),
     [
-        (SpanTrainer, "linear", (6,)),
+        (GramTrainer, "linear", (6,)),
         (VmapTrainer, "mlp", (6,)),
         (VmapTrainer, "cnn", (1, 16, 16)),
         (LoopTrainer, "mlp", (6,)),
@@ -110,7 +110,7 @@ def test_bounded_sums_are_exact_whatever_the_order() -> None:
     job = TrainJob(
         task.initial(), cohort, members, weights, Clip(norm=0.1), ExperimentRandomness(0), ("round", 1)
     )
-    apart, together = trainer.sums(job.apart()).total, trainer.sums(job).total
+    apart, together = trainer.sums(job.per_contribution()).total, trainer.sums(job).total
     rows = cohort.silos(members)
     for silo in range(2):
         assert torch.equal(apart[rows == silo].sum(0), together[silo])
@@ -221,7 +221,7 @@ def test_a_run_on_the_device_says_so_and_its_bundle_serves_elsewhere(
 
 def test_a_run_in_bfloat16_can_be_resumed(people: Population, tmp_path: Path) -> None:
     class Once(fv.Callback):
-        def round_ended(self, round: fv.RoundSummary) -> str | None:
+        def on_round_end(self, round: fv.RoundSummary) -> str | None:
             return "enough"
 
     settings = {"trainer": {"device": "cuda", "precision": "bfloat16", "memory_mb": 1}}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import tomlkit
 
+from fedveil.data.data_report import DataReport, data_report
+from fedveil.data.schema import Schema
+from fedveil.data.tables import read_tables
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.data_report import DataReport, data_report
-from fedveil.population.schema import Schema
-from fedveil.population.tables import read_tables
 from fedveil.report.data import data_page
 from tests.commands import as_json, output
 

@@ -16,7 +16,7 @@ from tests.source import parsed, walked
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OURS = {"fedveil", "fedveil_example", "tests", "benchmarks"}
+OURS = {"fedveil", "fedveil_example", "tests", "benchmarks", "reproduction"}
 PEERS = {"pfl", "networks", "opendp", "jax", "jax_privacy", "method_flower", "method_pfl"}
 """Imported by `benchmarks/*_peer.py`, `benchmarks/programs`, `tests/pins/jax_privacy_cases.py` alone, elsewhere."""
 TOOLS = {  # called by name, not imported

@@ -20,24 +20,24 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-from fedveil.engine import workers
-from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.observer import Unwatched
-from fedveil.engine.run import Outcome, resume, run
-from fedveil.engine.run_folder.folder import Row
-from fedveil.engine.setup import prepare
+from fedveil.data.records import Affine, Records
 from fedveil.errors import ConfigError
-from fedveil.local import distributed
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob
-from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
+from fedveil.run import workers
+from fedveil.run.config.experiment import Experiment, merge, parse
+from fedveil.run.folder.run_folder import Row
+from fedveil.run.observer import NullObserver
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import Outcome, resume, run
 from fedveil.torchrun import run_together
+from fedveil.training import distributed
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, TrainJob
 from tests.children import forking, tell_modules
 from tests.test_dp_fed_ls import experiment
 
@@ -62,7 +62,9 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
     """The run of one process, by trainer."""
-    return cache(lambda trainer: run(prepare(seeded(trainer)), tmp_path_factory.mktemp("alone"), Unwatched()))
+    return cache(
+        lambda trainer: run(prepare(seeded(trainer)), tmp_path_factory.mktemp("alone"), NullObserver())
+    )
 
 
 @pytest.mark.slow
@@ -76,13 +78,13 @@ def test_processes_that_are_started_give_the_model_of_one(
 def test_processes_that_are_forked_give_the_model_of_one(
     alone: Callable[[str], Outcome], tmp_path: Path
 ) -> None:
-    several_give_the_model_of_one("span", 3, 1e-6, alone("span"), tmp_path)
+    several_give_the_model_of_one("gram", 3, 1e-6, alone("gram"), tmp_path)
 
 
 def several_give_the_model_of_one(
     trainer: str, processes: int, tolerance: float, alone: Outcome, tmp_path: Path
 ) -> None:
-    together = run(prepare(seeded(trainer, processes=processes)), tmp_path, Unwatched())
+    together = run(prepare(seeded(trainer, processes=processes)), tmp_path, NullObserver())
     torch.testing.assert_close(model(together.folder), model(alone.folder), rtol=0, atol=tolerance)
     assert together.row["norms"] == pytest.approx(alone.row["norms"], rel=1e-4)
     assert together.row["contributions"] == alone.row["contributions"]
@@ -104,7 +106,7 @@ def test_messages_of_clients_come_from_several_processes_too(tmp_path: Path) -> 
             "method": {"name": "cepam-gaussian", "clip": 0.5, "noise_multiplier": 0.3},
             "privacy": {"insecure_seed": 5},
         }
-        models.append(model(run(prepare(parse(document, "test")), tmp_path, Unwatched()).folder))
+        models.append(model(run(prepare(parse(document, "test")), tmp_path, NullObserver()).folder))
     assert torch.equal(models[0], models[1])
 
 
@@ -157,14 +159,14 @@ def test_a_clip_that_moves_is_the_same_in_every_process(tmp_path: Path) -> None:
             "method": {"name": "uldp-avg-w", "clip": {"start": 1.0}, "noise_multiplier": 1.0},
             "privacy": {"insecure_seed": 5},
         }
-        done = run(prepare(parse(document, "test")), tmp_path, Unwatched())
+        done = run(prepare(parse(document, "test")), tmp_path, NullObserver())
         found.append((model(done.folder), done.row["clip"]))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] != 1.0
 
 
-class Interrupted(Unwatched):
-    def completed(self, row: Row) -> None:
+class Interrupted(NullObserver):
+    def on_round_end(self, row: Row) -> None:
         raise KeyboardInterrupt
 
 
@@ -175,14 +177,14 @@ def test_an_interrupted_run_leaves_no_process_behind_and_goes_on_over_several(
     with pytest.raises(KeyboardInterrupt):
         run(prepare(seeded("loop", processes=2)), tmp_path, Interrupted())
     assert multiprocessing.active_children() == []
-    resumed = resume(tmp_path / "clients", Unwatched())
+    resumed = resume(tmp_path / "clients", NullObserver())
     assert torch.equal(model(resumed.folder), model(alone("loop").folder))
 
 
 @pytest.mark.slow
 def test_torchrun_gives_the_model_of_one_process(tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text(seeded("loop").to_toml())
-    alone = run(prepare(seeded("loop")), tmp_path / "alone", Unwatched())
+    alone = run(prepare(seeded("loop")), tmp_path / "alone", NullObserver())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command += [
         "-m",
@@ -205,7 +207,7 @@ def test_what_cannot_be_dealt_out_is_refused_before_any_training(tmp_path: Path)
         document["method"].pop(key, None)
     document["local"].pop("decay", None)
     with pytest.raises(ConfigError, match="one process"):
-        run_together(prepare(parse(document, "test")), tmp_path, Unwatched())
+        run_together(prepare(parse(document, "test")), tmp_path, NullObserver())
     with pytest.raises(ConfigError, match=r"trainer\.processes: uldp-group"):
         prepare(parse(merge(document, {"trainer": {"processes": 2}}), "test"))
     with pytest.raises(ConfigError, match=r"trainer\.processes: must be >= 1, not 0"):
@@ -214,7 +216,7 @@ def test_what_cannot_be_dealt_out_is_refused_before_any_training(tmp_path: Path)
 
 def test_processes_under_torchrun_are_torchruns(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="torchrun starts the processes"):
-        run_together(prepare(seeded("loop", processes=2)), tmp_path, Unwatched())
+        run_together(prepare(seeded("loop", processes=2)), tmp_path, NullObserver())
 
 
 class Emulated:
@@ -234,7 +236,7 @@ class Emulated:
 
 
 def shares(
-    trainer: SpanTrainer | LoopTrainer, cohort: Cohort, members: torch.Tensor, bound: Bound, world: int
+    trainer: GramTrainer | LoopTrainer, cohort: Cohort, members: torch.Tensor, bound: Bound, world: int
 ) -> list[torch.Tensor]:
     """Return what each of ``world`` processes adds to the sums of all silos, weight 1."""
     emulated, found = Emulated(world), []
@@ -256,7 +258,7 @@ def table(features: np.ndarray, targets: np.ndarray, silo: list[int], user: list
         user=np.array(user, dtype=np.int32),
     )
     groups = records.by_silo_user()
-    return Cohort.of(
+    return Cohort.from_records(
         records, groups=groups, n_silos=max(silo) + 1, scale=Affine(), device=torch.device("cpu")
     )
 
@@ -301,7 +303,7 @@ def test_removing_a_user_moves_rounded_sums_of_several_processes_by_at_most_the_
     silos, width, bound = 150, 1000, Clip(norm=1.0)
     task = regression(width)
     rate = 1e-12  # so small that a user's steps do not see one another
-    probe = SpanTrainer(task=task, local=LocalSgd(learning_rate=rate, epochs=1, batch_size=1))
+    probe = GramTrainer(task=task, local=LocalSgd(learning_rate=rate, epochs=1, batch_size=1))
     one = table(np.ones((1, width)), np.ones(1), [0], [0])
     step = float(shares(probe, one, torch.arange(1), Unbounded(), 1)[0][0, 0])
     small = 0.26 * bound.grid / step
@@ -339,7 +341,7 @@ def test_only_the_process_of_a_removed_contribution_sees_a_change(
     user = np.repeat(np.arange(contributions), sizes).tolist()
     features = scale * rng.normal(size=(int(sizes.sum()), width))
     cohort = table(features, rng.normal(size=len(features)), silo, user)
-    trainer = SpanTrainer(task=regression(width), local=LocalSgd(learning_rate=0.1, epochs=2, batch_size=2))
+    trainer = GramTrainer(task=regression(width), local=LocalSgd(learning_rate=0.1, epochs=2, batch_size=2))
     everybody = torch.arange(len(cohort.groups))
     full = shares(trainer, cohort, everybody, bound, world)
     left_out = int(rng.integers(contributions))
@@ -357,5 +359,5 @@ def test_commands_that_train_load_no_library_that_few_of_them_need() -> None:
     telling.close()
     loaded = set(told.recv())
     process.join()
-    assert "fedveil.commands.training" in loaded
+    assert "fedveil.cli.training" in loaded
     assert loaded & {"sklearn", "flwr", "tenseal", "opacus"} == set()

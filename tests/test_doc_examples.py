@@ -19,21 +19,21 @@ import pyarrow.parquet
 import pytest
 import tomlkit
 
-from fedveil import cli
-from fedveil.engine.experiments.experiment import merge, parse, parse_assignment
-from fedveil.engine.experiments.release_document import InferenceDocument
-from fedveil.engine.experiments.study import Selection, load_study, presets
-from fedveil.engine.round_charges import over_budget
-from fedveil.engine.sweep import Axis, points
+from fedveil.cli import app
+from fedveil.config_keys import ComposedField, keys_of
+from fedveil.data.schema import Schema
 from fedveil.federation.policy import Policy
 from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.silo_host.guard import open_silo
-from fedveil.keys import Filled, keys_of
+from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
-from fedveil.population.schema import Schema
 from fedveil.registry import find, names
+from fedveil.run.config.experiment import merge, parse, parse_assignment
+from fedveil.run.config.release_document import InferenceDocument
+from fedveil.run.config.study import Selection, load_study, presets
+from fedveil.run.round_charges import over_budget
+from fedveil.run.sweep import Axis, points
 from tests.commands import ended, output
 from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands
 
@@ -107,7 +107,7 @@ def test_every_command_is_one_that_the_program_reads(place: str, line: str, here
         assert source in presets()
         return
     assert program in ("fedveil", ".venv/bin/fedveil")
-    command = cli.COMMANDS[arguments[0]].load(arguments.pop(0))
+    command = app.COMMANDS[arguments[0]].load(arguments.pop(0))
     while hasattr(command, "commands"):
         command = command.commands[arguments.pop(0)]
     given = SimpleNamespace(**command.make_context("example", arguments).params)
@@ -206,7 +206,7 @@ def test_messages_are_those_of_the_program(hospitals: Path) -> None:
     prepared: Any = SimpleNamespace(
         experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)),
         over_budget=lambda rounds, beside, again: 1.505,
-        beside=(),
+        side_releases=(),
     )
     stopped = BLOCKS["docs/how-to/resume-and-budget.md:2"].text
     assert words(stopped) == f"hospitals: stopped: {over_budget(prepared, 12)}"
@@ -278,11 +278,11 @@ def test_the_handbook_is_true(hospitals: Path) -> None:
             continue
         if "--fingerprint" in words_:
             words_[-1] = prints[words_[4]]
-        if words_[2] in ("found", "join"):
+        if words_[2] in ("create", "join"):
             words_.append("--no-passphrase")
         said = fedveil(shlex.join(words_)).strip().rpartition(": ")[2]
         match words_[2:4]:
-            case ["found", folder]:
+            case ["create", folder]:
                 shutil.copy(hospitals / folder / "charter.toml", hospitals)
             case ["join", folder]:
                 shutil.copy(hospitals / folder / f"{folder}.request", hospitals)
@@ -330,8 +330,8 @@ def play_by_hand(folder: Path, experiment: Path) -> None:
     run = create_run(home, read_document(experiment, home))
     (party,) = due_parts(home, run.path)
     silos = [open_silo(SiloFolder(folder / name)) for name in home.membership.silos]
-    while not party.finished:
-        for number, data in party.letters():
+    while not party.is_finished:
+        for number, data in party.messages():
             party.receive(number, silos[number].receive(data))
     for number, data in party.farewells:
         party.receive(number, silos[number].receive(data))
@@ -410,7 +410,9 @@ def test_what_a_method_gets_from_elsewhere_is_what_the_page_says() -> None:
     )
     told = dict(re.findall(r"`([A-Z]\w+)` \(`(\w+)`", sentence))
     marked = {
-        name: kind for name, kind in vars(keys).items() if Filled() in getattr(kind, "__metadata__", ())
+        name: kind
+        for name, kind in vars(keys).items()
+        if ComposedField() in getattr(kind, "__metadata__", ())
     }
     assert set(told) == set(marked)
     filled = {

@@ -12,19 +12,20 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from fedveil import cli, reference
-from fedveil.engine.experiments.choice import Choice, Keys
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.study import presets
-from fedveil.local.losses import LOSSES
-from fedveil.local.metrics import METRICS
-from fedveil.local.models import MODELS
+from fedveil import reference
+from fedveil.cli import app
 from fedveil.registry import names
+from fedveil.run.config.choice import Choice, StageField
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.study import presets
+from fedveil.training.losses import LOSSES
+from fedveil.training.metrics import METRICS
+from fedveil.training.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")))
-TOP: dict[str, Any] = {name: one.load(name) for name, one in cli.COMMANDS.items()}
+TOP: dict[str, Any] = {name: one.load(name) for name, one in app.COMMANDS.items()}
 GROUPS = {name: dict(one.commands) for name, one in TOP.items() if hasattr(one, "commands")}
 COMMANDS = {name: one for name, one in TOP.items() if name not in GROUPS} | {
     f"{group} {name}": one for group, inner in GROUPS.items() for name, one in inner.items()
@@ -46,7 +47,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def section(annotation: object) -> type[BaseModel] | None:
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     marks = [mark for one in options if get_origin(one) is Annotated for mark in get_args(one)[1:]]
-    options = (*options, *(mark.section for mark in marks if isinstance(mark, Keys)))
+    options = (*options, *(mark.section for mark in marks if isinstance(mark, StageField)))
     return next((one for one in options if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 

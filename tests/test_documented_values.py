@@ -18,12 +18,12 @@ import tomlkit
 from PIL import Image
 from scipy.io import savemat
 
-from fedveil.engine.experiments.release_document import kind_in
-from fedveil.engine.run import run
-from fedveil.engine.setup import prepare
+from fedveil.data.catalogue.files import DataFile, digest_of
 from fedveil.errors import FedveilError
-from fedveil.population.catalogue.files import DataFile, digest_of
 from fedveil.registry import names
+from fedveil.run.config.release_document import kind_in
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import run
 from tests.commands import ended
 from tests.documented_cases import ELSEWHERE, PUBLIC_MODEL, Case, cases
 from tests.documented_values import Value, documented
@@ -167,10 +167,10 @@ def test_a_documented_value_is_played_to_the_end(
         return
     if case.refused:
         with pytest.raises(FedveilError, match=case.refused):
-            run(prepare(case.experiment.anchored(folder)), tmp_path, Silent())
+            run(prepare(case.experiment.resolve_paths(folder)), tmp_path, Silent())
         assert not list(tmp_path.glob("*/ledger.jsonl"))
         return
-    asked = case.experiment.anchored(folder)
+    asked = case.experiment.resolve_paths(folder)
     if asked.data.name in files:
         serve(asked.data.name, files[asked.data.name], monkeypatch)
         monkeypatch.setenv("FEDVEIL_DATA", str(folder))

@@ -12,15 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.observer import Unwatched
-from fedveil.engine.rounds.round import play_round
-from fedveil.engine.rounds.setting import Setting
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.run import run
-from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, DataError, PrivacyError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.gaussian_shares import GaussianShares
@@ -35,7 +27,15 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
-from fedveil.server.denoise import JamesStein, SoftThreshold
+from fedveil.run.config.experiment import Experiment, merge, parse
+from fedveil.run.observer import NullObserver
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import run
+from fedveil.training.server.denoise import JamesStein, SoftThreshold
+from fedveil.training.steps import LocalSgd
 
 LOCAL = LocalSgd(learning_rate=0.1, epochs=1, batch_size=4)
 CLIENTS = PublicFacts(n_silos=40, n_users=40)
@@ -61,8 +61,8 @@ def experiment(**changes: Any) -> Experiment:
     return parse(merge(base, changes), "test")
 
 
-def first_turn(setting: Setting, start: torch.Tensor, seed: int) -> Turn:
-    return Turn(
+def first_turn(setting: TrainingSetup, start: torch.Tensor, seed: int) -> RoundContext:
+    return RoundContext(
         setting=setting,
         model=start,
         round_number=1,
@@ -79,7 +79,7 @@ def one_round(prepared: Prepared, seed: int = 1) -> tuple[torch.Tensor, Any]:
 
 @pytest.mark.parametrize("sampling", ["uniform", "poisson"])
 def test_a_run_states_the_client_and_the_neighbours_of_its_sampling(sampling: str, tmp_path: Path) -> None:
-    outcome = run(prepare(experiment(method={"client_sampling": sampling})), tmp_path, Unwatched())
+    outcome = run(prepare(experiment(method={"client_sampling": sampling})), tmp_path, NullObserver())
     statement = json.loads((outcome.folder / "privacy.json").read_text())
     assert statement["unit"] == "client"
     assert statement["units"] == 40
@@ -145,7 +145,7 @@ def test_a_round_that_draws_nobody_still_releases_its_noise() -> None:
     assert float((model - start).norm()) > 0
 
 
-@pytest.mark.parametrize("trainer", ["loop", "vmap", "span"])
+@pytest.mark.parametrize("trainer", ["loop", "vmap", "gram"])
 def test_every_trainer_gives_the_same_round(trainer: str) -> None:
     changes = {"noise_multiplier": 0.0}
     oracle, _ = one_round(prepare(experiment(method=changes, trainer={"name": "loop"})))

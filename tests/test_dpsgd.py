@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedveil.data.records import Affine, Records
 from fedveil.errors import CompositionError
-from fedveil.local import dpsgd
-from fedveil.local.dpsgd import DpSgdTrainer, RecordSums, poisson
-from fedveil.local.losses import load_loss
-from fedveil.local.steps import LocalDpSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob
-from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.training import dpsgd
+from fedveil.training.dpsgd import DpSgdTrainer, RecordSums, poisson
+from fedveil.training.losses import load_loss
+from fedveil.training.steps import LocalDpSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, TrainJob
 from tests.training import cohort_of, everyone, gradient_sum, task_of
 
 SEEDS = torch.arange(8) + 5
@@ -111,7 +111,7 @@ def silo_of(n, model_shape, left_out=0):
     zeros = np.zeros(n - left_out, dtype=np.int32)
     records = Records(features=features, targets=targets, silo=zeros, user=zeros)
     groups = records.by_silo(1)
-    return Cohort.of(records, groups=groups, n_silos=1, scale=Affine(), device=torch.device("cpu"))
+    return Cohort.from_records(records, groups=groups, n_silos=1, scale=Affine(), device=torch.device("cpu"))
 
 
 def with_dropout():

@@ -5,9 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedveil.population.draft import draft_schema
-from fedveil.population.schema import Category, Schema, Survival, read_schema
-from fedveil.population.tables import read_own
+from fedveil.data.draft import draft_schema
+from fedveil.data.schema import Category, Schema, Survival, read_schema
+from fedveil.data.tables import read_own
 
 
 def drafted(folder: Path, header: str, line: str, **how: str) -> tuple[str, Schema]:

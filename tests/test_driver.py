@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.crypto.agreement import RoundId
+from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.rounds.simulated_parties import SimulatedParties
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.workload import ClientWork, CohortWork
-from fedveil.protection.driver import Driver, Dropouts
-from fedveil.protection.errors import ProtocolError, SiloVanished
-from fedveil.protection.masking.masked_sums import MaskedSums
-from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.open_sums import OpenClient, OpenServer, OpenSums, OpenVector
-from fedveil.protection.partial.given import PartialGiven, PartialResult
-from fedveil.protection.partial.plan import PartialPlan
-from fedveil.protection.partial.sums import PartialSums
-from fedveil.protection.protocol import Place
-from fedveil.protection.sealed_sums import SealedMessage, SealedSums
-from fedveil.protection.transcript import Transcript
+from fedveil.protocols.driver import Dropouts, LocalDriver
+from fedveil.protocols.errors import ProtocolError, SiloVanished
+from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.messages import SERVER, Envelope
+from fedveil.protocols.partial_encryption.inputs import PartialInputs, PartialResult
+from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
+from fedveil.protocols.plaintext_sums import PlaintextClient, PlaintextServer, PlaintextSums, PlaintextVector
+from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.sealed_sums import SealedMessage, SealedSums
+from fedveil.protocols.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.rounds.client_inputs import CohortInputs, PerClientInputs
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.simulated_parties import SimulatedParties
 from tests.pins.cases import prepared as pins
 
 RUN = bytes(range(16))
@@ -37,17 +37,17 @@ def decode(given: bytes, round_number: int) -> np.ndarray:
     return np.frombuffer(given, dtype="<f8")
 
 
-def at(number: int) -> Place:
+def at(number: int) -> ClientContext:
     identity = IdentityKey.generate()
-    return Place(run=RUN, number=number, identity=identity, roster=(identity.public,))
+    return ClientContext(run=RUN, number=number, identity=identity, roster=(identity.public,))
 
 
-def opened(clients: int = 3, length: int = 4) -> Driver:
-    return Driver(OpenSums(clients=clients, length=length), Transcript())
+def opened(clients: int = 3, length: int = 4) -> LocalDriver:
+    return LocalDriver(PlaintextSums(clients=clients, length=length), Transcript())
 
 
-def sealed(clients: int = 3, length: int = 4) -> Driver:
-    return Driver(SealedSums(clients=clients, length=length, decode=decode), Transcript())
+def sealed(clients: int = 3, length: int = 4) -> LocalDriver:
+    return LocalDriver(SealedSums(clients=clients, length=length, decode=decode), Transcript())
 
 
 def vectors(clients: int = 3, length: int = 4) -> list[np.ndarray]:
@@ -73,11 +73,11 @@ def test_open_and_sealed_sums_are_those_of_a_loop_in_the_order_of_the_clients() 
 
 
 def test_messages_that_arrive_early_are_added_in_their_turn() -> None:
-    given, server = vectors(), OpenServer(4)
+    given, server = vectors(), PlaintextServer(4)
     server.begin(NOW, (0, 1, 2), None)
     for number in (2, 0, 1):
         assert number in server.missing
-        (data,) = OpenClient(at(number)).contribute(NOW, given[number])
+        (data,) = PlaintextClient(at(number)).contribute(NOW, given[number])
         assert server.receive(number, data) == []
     np.testing.assert_array_equal(server.result(), given[0] + given[1] + given[2])
 
@@ -95,7 +95,7 @@ def test_contributions_are_made_one_at_a_time_when_their_turn_comes() -> None:
 
 
 @pytest.mark.parametrize("make", [opened, sealed])
-def test_a_client_that_vanishes_ends_an_open_attempt_which_counts(make: type[Driver]) -> None:
+def test_a_client_that_vanishes_ends_an_open_attempt_which_counts(make: type[LocalDriver]) -> None:
     driver = make()
     give = (lambda number: vectors()[number]) if make is opened else (lambda number: bytes(32))
     with pytest.raises(SiloVanished) as vanished:
@@ -108,12 +108,12 @@ def test_a_client_that_vanishes_ends_an_open_attempt_which_counts(make: type[Dri
 
 
 def envelope(sender: int, values: np.ndarray, round_id: RoundId = NOW) -> bytes:
-    message = OpenVector(values=values)
+    message = PlaintextVector(values=values)
     return Envelope(round_id=round_id, sender=sender, recipient=SERVER, message=message).encode()
 
 
 def test_what_does_not_belong_into_an_open_sum_is_refused_and_leaves_it_alone() -> None:
-    server, given = OpenServer(4), vectors()
+    server, given = PlaintextServer(4), vectors()
     server.begin(NOW, (0, 1), None)
     server.receive(0, envelope(0, given[0]))
     later = RoundId(run=RUN, round=2, attempt=0)
@@ -168,13 +168,13 @@ def test_a_sealed_message_opens_for_its_sender_and_moment_alone() -> None:
 @pytest.mark.parametrize("clients", [0, SERVER])
 def test_clients_that_two_bytes_do_not_tell_apart_are_refused(clients: int) -> None:
     with pytest.raises(ProtocolError, match="are possible"):
-        OpenSums(clients=clients, length=1)
+        PlaintextSums(clients=clients, length=1)
 
 
 def test_one_message_of_all_clients_is_the_sum_of_each_clients_own() -> None:
     """Bounded updates lie on a grid, so a simulation may add up what clients without noise would send."""
     setting = pins("dp-fed", whole=True).setting
-    turn = Turn(
+    turn = RoundContext(
         setting=setting,
         model=torch.zeros(sum(int(np.prod(shape)) for shape in setting.shapes)),
         round_number=1,
@@ -182,18 +182,18 @@ def test_one_message_of_all_clients_is_the_sum_of_each_clients_own() -> None:
         privacy=PrivacyRandomness.insecure(3),
     )
     parties = SimulatedParties.in_the_open(setting)
-    work = CohortWork(turn, parties.agreed)
+    work = CohortInputs(turn, parties.protocol_spec)
     drawn = work.begin(0)
-    together, summed = parties.driver.play((1, 0), (0,), drawn, work.give)
+    together, summed = parties.driver.play((1, 0), (0,), drawn, work.client_input)
     assert drawn is not None
     assert summed == 1 < drawn.sum()
     rows = setting.cohort.groups.user.astype(np.int64)
     apart = replace(setting, cohort=replace(setting.cohort, rows=rows, n_silos=setting.n_users))
     driver = SimulatedParties.in_the_open(apart).driver
-    work = CohortWork(replace(turn, setting=apart), driver.agreement)
+    work = CohortInputs(replace(turn, setting=apart), driver.agreement)
     work.begin(0)
     assert driver.agreement.clients == setting.n_users
-    alone, summed = driver.play((1, 0), tuple(range(setting.n_users)), drawn, work.give)
+    alone, summed = driver.play((1, 0), tuple(range(setting.n_users)), drawn, work.client_input)
     assert summed == setting.n_users
     np.testing.assert_array_equal(together, alone)
     assert np.abs(together).max() > 0
@@ -206,7 +206,7 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
     """Memory is that of one block: none is trained before the last one was sent. An attempt has noise of its own."""
     setting = pins(name, whole=True).setting
     length = sum(int(np.prod(shape)) for shape in setting.shapes)
-    turn = Turn(
+    turn = RoundContext(
         setting=setting,
         model=torch.zeros(length),
         round_number=1,
@@ -215,13 +215,13 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
     )
 
     def played(block: int, attempt: int = 0) -> tuple[np.ndarray, list[int]]:
-        monkeypatch.setattr("fedveil.engine.rounds.workload._BLOCK_ELEMENTS", block * length)
+        monkeypatch.setattr("fedveil.run.rounds.client_inputs._BLOCK_ELEMENTS", block * length)
         parties = SimulatedParties.in_the_open(setting)
-        work, held = ClientWork(turn, parties.agreed), []
+        work, held = PerClientInputs(turn, parties.protocol_spec), []
         drawn = work.begin(attempt)
 
         def give(number: int) -> Any:
-            given = work.give(number)
+            given = work.client_input(number)
             held.append(len(work._block))
             return given
 
@@ -237,8 +237,8 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
 
 def test_a_client_contributes_to_the_round_that_it_was_told_of_alone() -> None:
     """The moment that a caller names is the one that the server's message began."""
-    agreed = MaskedSums(clients=2, length=3, limit=10)
-    driver = Driver(agreed)
+    agreed = MaskedSumSpec(clients=2, length=3, limit=10)
+    driver = LocalDriver(agreed)
     other = RoundId(run=driver._run, round=2, attempt=0)
     for to, data in driver._server.begin(RoundId(run=driver._run, round=1, attempt=0), (0, 1), None):
         assert driver._clients[to].receive(data) == []
@@ -250,7 +250,7 @@ def test_a_client_contributes_to_the_round_that_it_was_told_of_alone() -> None:
 def test_clients_that_end_with_different_results_end_the_attempt(wrong: int) -> None:
     pytest.importorskip("tenseal")
     plan = PartialPlan(silos=2, length=4, ratio=0.5, clear_limit=9, hidden_limit=9, ballots="none")
-    driver = Driver(PartialSums(plan=plan))
+    driver = LocalDriver(PartialEncryptionSpec(plan=plan))
     result = driver._clients[wrong].result
 
     def altered() -> PartialResult:
@@ -258,6 +258,6 @@ def test_clients_that_end_with_different_results_end_the_attempt(wrong: int) -> 
         return replace(right, clear=right.clear + 1)
 
     driver._clients[wrong].result = altered  # type: ignore[method-assign]
-    given = PartialGiven(values=np.arange(4.0), message=np.arange(4.0))
+    given = PartialInputs(values=np.arange(4.0), message=np.arange(4.0))
     with pytest.raises(ProtocolError, match="silo 1: ends with another sum"):
         driver.play((1, 0), (0, 1), None, lambda number: given)

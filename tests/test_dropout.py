@@ -4,8 +4,8 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.local.counters import derive, mix, mixed
-from fedveil.local.dropout import SeededDropout, seed_names, with_seeded_dropout
+from fedveil.training.counters import derive, mix, mix_scalar
+from fedveil.training.dropout import SeededDropout, seed_names, with_seeded_dropout
 
 FALSE_ALARM = 1e-7
 
@@ -50,7 +50,7 @@ def test_the_number_kept_is_binomial():
 def test_a_number_is_hashed_as_a_tensor_is():
     numbers = [0, 1, -1, 7, 2**63 - 1, -(2**63), 0x9E3779B97F4A7C15 - 2**64]
     words = mix(torch.tensor(numbers))
-    assert [mixed(number) for number in numbers] == words.tolist()
+    assert [mix_scalar(number) for number in numbers] == words.tolist()
     seeds = torch.tensor([3, -5])
     assert all(torch.equal(derive(seeds, number), derive(seeds, torch.tensor(number))) for number in numbers)
 
@@ -61,7 +61,7 @@ def test_an_entry_is_kept_whose_first_53_bits_are_at_least_p(p, monkeypatch):
     near = {least + step for step in (-1, 0, 1, 1 << 11, -1 << 11)} | {0, 2**63 - 1, 2**63, 2**64 - 1}
     words = sorted(word for word in near if 0 <= word < 2**64)
     signed = torch.tensor([word - (word >> 63 << 64) for word in words])
-    monkeypatch.setattr("fedveil.local.dropout.derive", lambda *_: signed.clone())
+    monkeypatch.setattr("fedveil.training.dropout.derive", lambda *_: signed.clone())
     masks = SeededDropout(p, 0, False)(torch.ones(1, len(words)))[0]
     assert (masks > 0).tolist() == [word >> 11 >= int(p * 2**53) for word in words]
 

@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import Dataset
 
 import fedveil as fv
+from fedveil.data import arrays
+from fedveil.data.input_arrays import read_features, read_ids, read_labels, read_numbers
 from fedveil.errors import ConfigError, DataError
-from fedveil.population import arrays
-from fedveil.population.given import read_features, read_ids, read_labels, read_numbers
 
 VALUES = (3001, 2049, 16777215)
 """Whole numbers that float16 and bfloat16 do not hold, and that float32 does."""

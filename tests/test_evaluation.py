@@ -18,11 +18,6 @@ from sklearn.metrics import roc_auc_score
 import fedveil as fv
 from fedveil.bundle.card import CARD
 from fedveil.bundle.writing import bundle_run
-from fedveil.engine.releases.evaluation import make_evaluation, outputs_of, scored
-from fedveil.engine.releases.run_evaluation import release_evaluation
-from fedveil.engine.run import Outcome, resume, run
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import Prepared
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.claims import Role
@@ -30,6 +25,11 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.report.page import write_report
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.releases.evaluation import attach_scores, make_evaluation, outputs_of
+from fedveil.run.releases.run_evaluation import release_evaluation
+from fedveil.run.setup import Prepared
+from fedveil.run.training_run import Outcome, resume, run
 from fedveil.statistics.evaluation.binary import (
     LabelledBins,
     ScoreCounts,
@@ -39,10 +39,10 @@ from fedveil.statistics.evaluation.binary import (
     observed_minus_predicted,
 )
 from fedveil.statistics.evaluation.counts import accuracy, balanced_accuracy
-from fedveil.statistics.evaluation.evaluated import FILE, Evaluated, read_evaluated
-from fedveil.statistics.evaluation.evaluator import Placed
+from fedveil.statistics.evaluation.evaluator import ScoreBins
+from fedveil.statistics.evaluation.result import FILE, ReleasedEvaluation, read_evaluated
 from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges, probabilities, variance_of_means
-from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
 from fedveil.statistics.strategy import Strategy
 from tests.doc_examples import BLOCKS
 from tests.hospitals import FILES, prepared_run, write_tables
@@ -66,7 +66,7 @@ def released(
     """Return what both releases make of one record a person; sd is the noise of the whole evaluation's budget."""
     fine = np.zeros(CODE.width)
     np.add.at(fine, np.searchsorted(FINE, scores, side="right"), 1)
-    noisy = CODE.matrix @ fine + sd / math.sqrt(0.15) * rng.normal(size=CODE.sent)
+    noisy = CODE.matrix @ fine + sd / math.sqrt(0.15) * rng.normal(size=CODE.n_sent)
     edges = equal_mass_edges(CODE.decoder @ noisy, bins, 0.0)
     cells = np.zeros((2, len(edges) + 1))
     np.add.at(cells, (labels, np.searchsorted(edges, scores, side="left")), 1)
@@ -202,7 +202,7 @@ def test_scores_on_the_threshold_predict_class_0_and_nothing_is_lost() -> None:
     assert cells.size == 11
     assert len(set(cells.labels)) == 11
     counts = ScoreCounts(cells=np.zeros((2, 5)), variance=1.0, edges=cells.edges, people_per_unit=1.0)
-    assert counts.predicted.tolist() == [0, 0, 0, 1, 1]
+    assert counts.predicted_classes.tolist() == [0, 0, 0, 1, 1]
     assert np.searchsorted(cells.edges, [-9, 0.0, 1e-9], side="left").tolist() == [0, 1, 3]
 
 
@@ -248,13 +248,13 @@ def test_the_order_of_a_persons_pairs_is_one_order() -> None:
 
 def placed_by(
     rng: np.random.Generator, scores: np.ndarray, sd: float, bins: int
-) -> tuple[Placed, np.ndarray]:
+) -> tuple[ScoreBins, np.ndarray]:
     """Return the bins that a first release places, and its cells without noise."""
     fine = np.zeros(CODE.width)
     np.add.at(fine, np.searchsorted(FINE, scores, side="right"), 1)
-    cells = CODE.decoder @ (CODE.matrix @ fine + sd * rng.normal(size=CODE.sent))
+    cells = CODE.decoder @ (CODE.matrix @ fine + sd * rng.normal(size=CODE.n_sent))
     edges = equal_mass_edges(cells, bins, 0.0)
-    return Placed(edges=edges, cells=cells, covariance=sd**2 * CODE.covariance), fine
+    return ScoreBins(edges=edges, cells=cells, covariance=sd**2 * CODE.covariance), fine
 
 
 def test_the_brier_score_holds_wherever_scores_lie_in_their_bins() -> None:
@@ -377,8 +377,8 @@ def test_training_and_evaluation_spend_what_was_declared(world: tuple[Prepared, 
     for view in outcome.statement.trust:
         assert view.epsilon is not None
         assert view.epsilon > prepared.epsilon_with(view.role, 3, ()) + 0.5
-        assert view.epsilon == pytest.approx(prepared.epsilon_with(view.role, 3, prepared.beside))
-        (seen,) = {one.sees for one in prepared.beside[0].guarantee.views if one.role == view.role}
+        assert view.epsilon == pytest.approx(prepared.epsilon_with(view.role, 3, prepared.side_releases))
+        (seen,) = {one.sees for one in prepared.side_releases[0].guarantee.views if one.role == view.role}
         assert view.sees.endswith(f"of the releases beside the rounds: {seen}")
         assert "the statistics" in seen
 
@@ -439,14 +439,14 @@ def test_an_evaluation_is_read_again_and_damage_is_noticed(
         {"asked": document["asked"] | {"silos": "some"}},
     ):
         with pytest.raises(RunFolderError, match=r"evaluation\.json"):
-            Evaluated.from_json(document | broken, tmp_path / FILE)
+            ReleasedEvaluation.from_json(document | broken, tmp_path / FILE)
 
 
 def test_a_run_is_evaluated_once_for_a_charge(world: tuple[Prepared, Outcome], tmp_path: Path) -> None:
     """Complete, it stays as it is; killed after the charge or lost, it is made with fresh noise and charged again."""
     prepared, whole = world
     outcome = replace(whole, folder=Path(shutil.copytree(whole.folder, tmp_path / whole.folder.name)))
-    charges, made = len(read_entries(outcome.folder / "ledger.jsonl")), len(prepared.after)
+    charges, made = len(read_entries(outcome.folder / "ledger.jsonl")), len(prepared.releases_after_training)
     before = (outcome.folder / FILE).read_bytes()
     again = resume(outcome.folder, Silent())
     assert (outcome.folder / FILE).read_bytes() == before
@@ -467,7 +467,7 @@ def test_an_evaluation_is_never_charged_above_the_budget(
     """Not for the first time either: what was charged before may have taken its room."""
     prepared, outcome = world
     name, rounds, guarantee = prepared.experiment.name, outcome.rounds, prepared.guarantee
-    needed = prepared.epsilon_with(Role.READER, rounds, prepared.beside)
+    needed = prepared.epsilon_with(Role.READER, rounds, prepared.side_releases)
     checkpoint = RunFolder(outcome.folder).read_checkpoint()
     assert checkpoint is not None
     privacy = prepared.experiment.privacy.model_copy(update={"budget": needed * 0.999})
@@ -483,10 +483,10 @@ def test_an_evaluation_is_never_charged_above_the_budget(
 
 
 def test_a_model_that_was_evaluated_is_not_trained_on(tmp_path: Path) -> None:
-    from fedveil.engine.run import StopTraining
+    from fedveil.run.training_run import StopTraining
 
     class Once(Silent):
-        def completed(self, row: dict[str, Any]) -> None:
+        def on_round_end(self, row: dict[str, Any]) -> None:
             if row["round"] == 1:
                 raise StopTraining("enough")
 
@@ -518,9 +518,13 @@ def test_one_record_is_one_noisy_count(world: tuple[Prepared, Outcome], tmp_path
     sums = {}
     for name, one in (("all", prepared), ("changed", prepared_in(folder))):
         model = prepared.task.initial() + 0.3
-        table = scored(asked, one.experiment, one.population, outputs_of(one.task, one.population, model))
+        table = attach_scores(
+            asked, one.experiment, one.population, outputs_of(one.task, one.population, model)
+        )
         step, method = evaluation.releases[1].step, evaluation.releases[1].method
-        sums[name] = silo_sums(step, table, method.weights.of(table.pairs(), 3, PEOPLE), method.bound).sum(0)  # type: ignore[arg-type]
+        sums[name] = silo_sums(
+            step, table, method.weights.for_groups(table.pairs(), 3, PEOPLE), method.bound
+        ).sum(0)  # type: ignore[arg-type]
     moved = float(np.linalg.norm(sums["all"] - sums["changed"]))
     assert moved <= 2 + 1e-9  # taken away, and put back otherwise
 
@@ -534,13 +538,13 @@ def test_neighbours_are_planned_alike_and_a_person_moves_each_release_by_one_at_
         assert evaluation is not None
         found.append((evaluation.asked, evaluation.error, [one.guarantee for one in evaluation.releases]))
         scores = outputs_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
-        table = scored(evaluation.asked, prepared.experiment, prepared.population, scores)
+        table = attach_scores(evaluation.asked, prepared.experiment, prepared.population, scores)
         steps = [LocalStatistic(layout=one.step.layout) for one in evaluation.releases]
         vectors.append(
             [
-                silo_sums(step, table, one.method.weights.of(table.pairs(), 3, PEOPLE), one.method.bound).sum(
-                    0
-                )  # type: ignore[arg-type]
+                silo_sums(
+                    step, table, one.method.weights.for_groups(table.pairs(), 3, PEOPLE), one.method.bound
+                ).sum(0)  # type: ignore[arg-type]
                 for step, one in zip(steps, evaluation.releases, strict=True)
             ]
         )
@@ -576,7 +580,7 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
     assert evaluation is not None
     assert evaluation.asked.unit == 1.0
     scores = outputs_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
-    table = scored(evaluation.asked, prepared.experiment, prepared.population, scores)
+    table = attach_scores(evaluation.asked, prepared.experiment, prepared.population, scores)
     found = make_evaluation(evaluation, prepared.experiment, 2, table, PrivacyRandomness.insecure(1))
     counted, present = found.rows[0], len(np.unique(table.user))
     assert counted.figure == "people"
@@ -619,10 +623,10 @@ def test_the_example_of_the_page_is_prepared(tmp_path: Path) -> None:
     tables(tmp_path)
     prepared = prepared_in(tmp_path, **tomllib.loads(BLOCKS["docs/how-to/evaluate-privately.md:0"].text))
     assert prepared.evaluation is not None
-    assert prepared.epsilon_with(Role.READER, 3, prepared.beside) == pytest.approx(3.0, abs=1e-3)
+    assert prepared.epsilon_with(Role.READER, 3, prepared.side_releases) == pytest.approx(3.0, abs=1e-3)
 
 
 def test_a_party_without_a_line_is_promised_nothing(world: tuple[Prepared, Outcome]) -> None:
     prepared, _ = world
     with_all = Role.READER | Role.SERVER
-    assert prepared.beside[0].against(with_all).type == "no_guarantee"
+    assert prepared.side_releases[0].event_for(with_all).type == "no_guarantee"

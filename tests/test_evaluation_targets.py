@@ -36,26 +36,26 @@ from sklearn.metrics import (
 
 import fedveil as fv
 from fedveil.console import outcome_table
-from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.releases.evaluation import outputs_of, scored
-from fedveil.engine.run import Outcome, resume, run
-from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import FedveilError
-from fedveil.local.metrics import c_index
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.ledger import read_entries
 from fedveil.report.page import write_report
+from fedveil.run.config.experiment import merge, parse
+from fedveil.run.releases.evaluation import attach_scores, outputs_of
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import Outcome, resume, run
 from fedveil.statistics.cells import Everybody, Silos
 from fedveil.statistics.evaluation.amounts import Amounts
 from fedveil.statistics.evaluation.binary import TwoClasses
 from fedveil.statistics.evaluation.confusion import Classes, ConfusionCells
-from fedveil.statistics.evaluation.evaluated import Asked, Evaluated, read_evaluated
 from fedveil.statistics.evaluation.evaluator import Evaluator
 from fedveil.statistics.evaluation.lifetimes import ExitCells, ExitCounts, Lifetimes
+from fedveil.statistics.evaluation.result import EvaluationRequest, ReleasedEvaluation, read_evaluated
 from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.local import LocalStatistic, silo_sums
+from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
+from fedveil.training.metrics import c_index
 from tests.doc_examples import BLOCKS
 from tests.hospitals import table_in, write_tables
 from tests.runs import Silent
@@ -96,7 +96,7 @@ def test_errors_out_of_what_is_declared_are_counted() -> None:
     outputs = np.array([[0.0], [0.0], [50.0], [20.0]] * 50)
     targets = np.array([5.0, 60.0, 50.0, 20.0] * 50)
     found = Released(Amounts(0.0, 100.0, 10.0), outputs, targets).noisy(1e-9, np.random.default_rng(0))
-    assert value(found, "share of errors above largest_error") == pytest.approx(0.25)
+    assert value(found, "share of errors above max_standard_error") == pytest.approx(0.25)
     assert value(found, "mae") == pytest.approx((5 + 10 + 0 + 0) / 4)
 
 
@@ -131,7 +131,7 @@ def test_a_prediction_that_is_no_class_is_unreadable() -> None:
     """A model may have more outputs than there are classes; it must not count in the next class's row."""
     outputs = np.array([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0], [np.nan, 0.0, 0.0, 0.0]])
     cells = ConfusionCells(CLASSES)
-    place = cells.of(of_people(Classes(CLASSES).columns(outputs, np.array([0, 0, 0])), 3))
+    place = cells.assign(of_people(Classes(CLASSES).columns(outputs, np.array([0, 0, 0])), 3))
     assert [cells.labels[one] for one in place] == ["a taken for b", "unreadable", "unreadable"]
 
 
@@ -139,7 +139,7 @@ def test_exits_at_a_horizon_have_happened_or_go_on() -> None:
     evaluator, cells = Lifetimes((1.0, 2.0), 2), ExitCells((1.0, 2.0), (0.0,))
     targets = np.array([[1, 1.0], [0, 1.0], [1, 1.5], [0, 2.0], [1, 2.0], [1, 2.5], [0, 0.5]])
     outputs = np.array([[1.0], [-1.0], [1.0], [1.0], [0.0], [np.nan], [-1.0]])
-    place = cells.of(of_people(evaluator.columns(outputs, targets), 7))
+    place = cells.assign(of_people(evaluator.columns(outputs, targets), 7))
     assert [cells.labels[one] for one in place] == [
         "event by 1, bin 1",
         "censored by 2, bin 0",
@@ -204,7 +204,7 @@ def units_of(case: str, step: LocalStatistic, records: list[Any]) -> np.ndarray:
         n_users=4,
         silo_names=("a", "b", "c"),
     )
-    weights = Weights.BY_RECORDS.of(table.pairs(), 3, 4)
+    weights = Weights.BY_RECORDS.for_groups(table.pairs(), 3, 4)
     found: np.ndarray = silo_sums(step, table, weights, FixedVector(norm=1.0, step=GRID)).sum(axis=0) / GRID
     return found
 
@@ -217,7 +217,9 @@ def test_a_person_moves_the_stored_integers_by_the_norm_at_most(case: str, recor
     evaluator = EVALUATORS[case]
     groups = {"all": Everybody(), "silo": Silos(("a", "b", "c"))}
     blocks = [
-        one for name, some in groups.items() for one in evaluator.blocks(name, some, evaluator.unplaced)
+        one
+        for name, some in groups.items()
+        for one in evaluator.blocks(name, some, evaluator.placeholder_bins)
     ]
     step = LocalStatistic(layout=Layout(tuple(blocks)))
     whole = units_of(case, step, records)
@@ -266,7 +268,7 @@ def test_the_predicted_error_is_near_what_noise_gives(case: str) -> None:
         np.random.default_rng(7),
         2000,
     )
-    layout = Layout(evaluator.blocks("all", Everybody(), evaluator.unplaced))
+    layout = Layout(evaluator.blocks("all", Everybody(), evaluator.placeholder_bins))
     variance = {slot.block.part: (2.0 / slot.scale) ** 2 for slot in layout.slots}
     predicted = evaluator.predicted_error(variance, n)
     name, unit = ("mae", 40.0) if case == "amounts" else (evaluator.measure, 1.0)
@@ -293,7 +295,7 @@ TARGETS = {
 }
 SECTIONS: dict[str, dict[str, Any]] = {
     "classes": {"by": ["ward"]},
-    "amounts": {"by": ["silo"], "largest_error": 60},
+    "amounts": {"by": ["silo"], "max_standard_error": 60},
     "lifetimes": {"horizons": [300, 600]},
 }
 PEOPLE = 600
@@ -378,7 +380,7 @@ def test_a_released_figure_stands_beside_its_interval_and_an_open_end_is_called_
     _, _, _, outcome = world
     open_below = Interval(estimate=0.5, low=None, high=0.75, low_here=None, high_here=0.7, privacy=1.0)
     for interval, told in ((open_below, "0.5 (open .. 0.75)"), (None, "-")):
-        monkeypatch.setattr(Evaluated, "headline", {"r2": interval})
+        monkeypatch.setattr(ReleasedEvaluation, "headline", {"r2": interval})
         (_, metric, *_) = outcome_table([outcome]).columns
         assert (metric.header, *metric.cells) == ("test r2", told)
 
@@ -395,9 +397,9 @@ def test_a_person_moves_the_last_release_by_one_and_decides_nothing(
     assert other.evaluation.error == prepared.evaluation.error
     for one in (prepared, other):
         outputs = outputs_of(one.task, one.population, one.task.initial() + 0.5)
-        table = scored(prepared.evaluation.asked, one.experiment, one.population, outputs)
+        table = attach_scores(prepared.evaluation.asked, one.experiment, one.population, outputs)
         release = prepared.evaluation.releases[-1]
-        weights = release.method.weights.of(table.pairs(), 2, PEOPLE)
+        weights = release.method.weights.for_groups(table.pairs(), 2, PEOPLE)
         sums.append(silo_sums(release.step, table, weights, release.method.bound).sum(0))  # type: ignore[arg-type]
     assert np.linalg.norm(sums[0] - sums[1]) <= 1.0
 
@@ -408,16 +410,16 @@ def test_a_person_moves_the_last_release_by_one_and_decides_nothing(
         ("classes", {"evaluation": {"bins": 9}}, "evaluation.bins: the schema's target is of classes"),
         ("classes", {"evaluation": {"horizons": [3]}}, "evaluation.horizons: the schema's target"),
         ("classes", {"privacy": {"epsilon": 0.5}}, "whose balanced accuracy would have noise"),
-        ("amounts", {"evaluation": {"largest_error": 0}}, "largest_error"),
+        ("amounts", {"evaluation": {"max_standard_error": 0}}, "max_standard_error"),
         ("amounts", {"evaluation": {"bins": 9}}, "is of numbers"),
-        ("amounts", {"privacy": {"epsilon": 0.2}}, "mae / largest_error"),
+        ("amounts", {"privacy": {"epsilon": 0.2}}, "mae / max_standard_error"),
         ("lifetimes", {"evaluation": {"horizons": []}}, "give the times by which events are predicted"),
         ("lifetimes", {"evaluation": {"horizons": [300, 300]}}, "must be ascending"),
         ("lifetimes", {"evaluation": {"horizons": [0]}}, "horizons"),
         (
             "lifetimes",
-            {"evaluation": {"largest_error": 1}},
-            "evaluation.largest_error: the schema's target is",
+            {"evaluation": {"max_standard_error": 1}},
+            "evaluation.max_standard_error: the schema's target is",
         ),
         ("lifetimes", {"privacy": {"epsilon": 0.5}}, "whose c_index would have noise"),
     ],
@@ -465,7 +467,7 @@ def test_a_run_from_python_pays_for_its_metrics_as_the_commands_do(tmp_path: Pat
 class Killed(fv.Callback):
     """The process ends after the first round; the exception stands for a signal."""
 
-    def round_ended(self, round: fv.RoundSummary) -> str | None:
+    def on_round_end(self, round: fv.RoundSummary) -> str | None:
         raise KeyboardInterrupt
 
 
@@ -532,4 +534,4 @@ def test_an_evaluation_of_before_has_all_it_needs() -> None:
         "by": [],
         "bins": 9,
     }
-    assert [layout.length for layout in Asked.model_validate(asked).layouts] == [148, 21]
+    assert [layout.length for layout in EvaluationRequest.model_validate(asked).layouts] == [148, 21]

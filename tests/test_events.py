@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.costliest import costliest, covers
+from fedveil.privacy.dominating_event import covers, dominating_event
 from fedveil.privacy.events import (
     ComposedEvent,
     ConcentratedEvent,
@@ -27,8 +27,8 @@ from fedveil.privacy.events import (
     atoms,
     compose,
     event_from_json,
-    off_grid,
     on_grid,
+    split_grid_loss,
 )
 from fedveil.privacy.loss_distributions import PldAccountant
 from tests.dp_events import dp_event_of
@@ -56,7 +56,7 @@ def test_losses_of_grids_add_up_and_shift_every_figure(name: str) -> None:
     """What is (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) on the grid."""
     release, accountant = GaussianEvent(noise_multiplier=2.0), make_accountant(name)
     charged = SelfComposedEvent(event=on_grid(release, 0.01), count=5)
-    bare, loss = off_grid(charged)
+    bare, loss = split_grid_loss(charged)
     assert (bare, loss) == (SelfComposedEvent(event=release, count=5), pytest.approx(0.05, rel=1e-14))
     found = accountant.epsilon(charged, 1e-5)
     assert found == accountant.epsilon(bare, 1e-5 * math.exp(-loss)) + loss
@@ -194,7 +194,7 @@ def test_an_event_that_covers_another_costs_as_much_by_every_accountant_that_kno
     for one in EVENTS:
         assert covers(one, one)
         for other in EVENTS:
-            most = costliest([one, other])
+            most = dominating_event([one, other])
             if not covers(one, other) and not covers(other, one):
                 assert most == ComposedEvent(events=(one, other))
             for name in ("pld", "rdp"):

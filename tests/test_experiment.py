@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.experiments.experiment import merge, parse, parse_assignment
-from fedveil.engine.experiments.study import Selection, load_study, preset_text, presets
-from fedveil.engine.populations import Populations
-from fedveil.engine.setup import prepare
+from fedveil.data.catalogue import catalogue
 from fedveil.errors import ConfigError
-from fedveil.local.steps import LocalSgd
-from fedveil.population.catalogue import catalogue
+from fedveil.run.config.experiment import merge, parse, parse_assignment
+from fedveil.run.config.study import Selection, load_study, preset_text, presets
+from fedveil.run.populations import PopulationCache
+from fedveil.run.setup import prepare
+from fedveil.training.steps import LocalSgd
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def test_every_preset_prepares_at_the_quick_scale(name: str, data_folder: Path) 
     wanted = {experiment.data.name for experiment in experiments}
     if not wanted <= present:
         pytest.skip(f"files of {', '.join(map(str, wanted - present))} are not there")
-    populations = Populations()
+    populations = PopulationCache()
     for experiment in experiments:
         prepared = prepare(experiment, populations)
         assert len(prepared.population.train) > 0

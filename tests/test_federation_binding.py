@@ -11,39 +11,39 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.crypto.agreement import RoundId
+from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.federation import binding, coordinator
+from fedveil.federation import coordinator, transcript_binding
 from fedveil.federation.audit.run_record import RunRecord
-from fedveil.federation.binding import (
-    check_asked,
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.transcript_binding import (
+    check_request_signatures,
     exchange_context,
-    misled,
+    inconsistent_silos,
     round_context,
     session_context,
-    sign_asked,
+    sign_request,
     with_totals,
 )
-from fedveil.federation.errors import RefusalError
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.protection.letter_parts import (
-    Asked,
-    AskedOfAll,
-    Drawn,
-    DrawnUsers,
-    Learned,
-    Model,
-    Part,
-    Refused,
-    Relay,
+from fedveil.protocols.masking.recovery_messages import RevealedShares, Survivors
+from fedveil.protocols.messages import Envelope, OwnMask, RevealRequest, RoundStart
+from fedveil.protocols.refusals import Code
+from fedveil.protocols.session_messages import (
+    Declined,
+    GlobalModel,
+    ModelStored,
+    ProtocolMessage,
+    RequestSignature,
+    RequestSignatures,
     RoundClip,
-    Task,
+    RoundTask,
+    SampledUsers,
+    SamplingCommitment,
+    SessionMessage,
     Terms,
-    Totals,
+    UserTotals,
 )
-from fedveil.protection.masking.recovery_messages import RevealedShares, Survivors
-from fedveil.protection.messages import Envelope, OwnMask, RevealRequest, RoundStart
-from fedveil.protection.refusals import Code
 from tests.federation_world import MOVING, World, asked, population, small_keys
 from tests.test_federation_grammar import ALL
 
@@ -54,33 +54,36 @@ NEEDS_TENSEAL = pytest.mark.skipif(find_spec("tenseal") is None, reason="needs t
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "masked": {"method": SAMPLED, "protection": MASKED},
     "masked, by records": {"method": BY_RECORDS | {"clip": MOVING}, "protection": MASKED},
-    "recovering": {"method": SAMPLED, "protection": MASKED | {"on_missing": "recover", "missing_silos": 1}},
+    "recovering": {"method": SAMPLED, "protection": MASKED | {"on_dropout": "recover", "max_dropouts": 1}},
     "blind": {"method": BY_RECORDS, "protection": {"name": "private-weighting", "n_max": 30}},
     "encrypted": {"method": SAMPLED, "protection": {"name": "partial-encryption", "ratio": 0.5}},
 }
 IDS = [pytest.param(name, marks=[NEEDS_TENSEAL] if name == "encrypted" else []) for name in PROTECTIONS]
-OPENING = (OwnMask, RevealedShares, Learned)
+OPENING = (OwnMask, RevealedShares, ModelStored)
 """What opens a sum, or says that one was opened."""
 
-Lie = Callable[[Part], Part]
+Lie = Callable[[SessionMessage], SessionMessage]
 
 
-def bit(model: Model) -> Model:
+def bit(model: GlobalModel) -> GlobalModel:
     values = model.values.copy()
     values[0] = np.nextafter(values[0], np.float32(1))
-    return Model(values=values)
+    return GlobalModel(values=values)
 
 
-def other_draw(drawn: DrawnUsers) -> DrawnUsers:
-    return DrawnUsers(users=~drawn.users)
+def other_draw(drawn: SampledUsers) -> SampledUsers:
+    return SampledUsers(users=~drawn.users)
 
 
-LIES: dict[str, tuple[type[Part], Lie]] = {
-    "one bit of the model": (Model, bit),
-    "NaN as the model": (Model, lambda part: Model(values=np.full_like(part.values, np.nan))),
-    "another draw": (DrawnUsers, other_draw),
-    "another commitment": (Drawn, lambda part: Drawn(commitment=bytes(32))),
-    "one total": (Totals, lambda part: Totals(counts=part.counts + (np.arange(len(part.counts)) == 2))),
+LIES: dict[str, tuple[type[SessionMessage], Lie]] = {
+    "one bit of the model": (GlobalModel, bit),
+    "NaN as the model": (GlobalModel, lambda part: GlobalModel(values=np.full_like(part.values, np.nan))),
+    "another draw": (SampledUsers, other_draw),
+    "another commitment": (SamplingCommitment, lambda part: SamplingCommitment(commitment=bytes(32))),
+    "one total": (
+        UserTotals,
+        lambda part: UserTotals(counts=part.counts + (np.arange(len(part.counts)) == 2)),
+    ),
     "another clip": (RoundClip, lambda part: replace(part, length=0.1)),
     "less noise": (Terms, lambda part: _text(part, '"noise_multiplier":5.0', '"noise_multiplier":4.0')),
     "another bound": (Terms, lambda part: _text(part, '"clip":0.5', '"clip":0.25')),
@@ -94,11 +97,11 @@ def _text(terms: Terms, old: str, new: str) -> Terms:
     return replace(terms, experiment=terms.experiment.replace(old, new))
 
 
-def lying(world: World, kind: type[Part], lie: Lie, silos: tuple[int, ...]) -> list[int]:
+def lying(world: World, kind: type[SessionMessage], lie: Lie, silos: tuple[int, ...]) -> list[int]:
     """Have the coordinator tell some silos something else; return, when it has run, whom it told so."""
     told: list[int] = []
 
-    def alter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def alter(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
         if silo in silos and any(isinstance(part, kind) for part in parts):
             told.append(silo)
             return tuple(lie(part) if isinstance(part, kind) else part for part in parts)
@@ -118,7 +121,7 @@ class Left:
         def noting(number: int, data: bytes) -> None:
             letter = world.answer(number, data)
             for part in letter.parts:
-                relayed = isinstance(part, Relay)
+                relayed = isinstance(part, ProtocolMessage)
                 self.kinds.append(type(Envelope.decode(part.message).message) if relayed else type(part))
             note(number, data)
 
@@ -128,11 +131,11 @@ class Left:
 def cases() -> list[Any]:
     """Every lie that a protection has a part for."""
     has = {
-        "masked": {Model, DrawnUsers, Terms},
-        "masked, by records": {Totals, RoundClip},
-        "recovering": {Model, DrawnUsers, Terms},
-        "blind": {Model, Drawn, Terms},
-        "encrypted": {DrawnUsers, Terms},
+        "masked": {GlobalModel, SampledUsers, Terms},
+        "masked, by records": {UserTotals, RoundClip},
+        "recovering": {GlobalModel, SampledUsers, Terms},
+        "blind": {GlobalModel, SamplingCommitment, Terms},
+        "encrypted": {SampledUsers, Terms},
     }
     return [
         pytest.param(name, lie, marks=[NEEDS_TENSEAL] if name == "encrypted" else [], id=f"{name}-{lie}")
@@ -147,7 +150,7 @@ def test_a_coordinator_that_lies_to_one_silo_opens_no_sum(
     name: str, lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_keys(monkeypatch)
-    monkeypatch.setattr(coordinator, "misled", lambda *_: ())  # it does not say what it knows
+    monkeypatch.setattr(coordinator, "inconsistent_silos", lambda *_: ())  # it does not say what it knows
     monkeypatch.setattr(AdaptiveClip, "possible", lambda *_: True)  # round 1 has its own lock
     world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
     left = Left(world)
@@ -176,7 +179,7 @@ def test_an_honest_coordinator_names_the_silo_that_is_out_of_step(
     small_keys(monkeypatch)
     world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
     left = Left(world)
-    kind = {"masked, by records": Totals, "blind": Drawn}.get(name, DrawnUsers)
+    kind = {"masked, by records": UserTotals, "blind": SamplingCommitment}.get(name, SampledUsers)
     (lie,) = (one for part, one in LIES.values() if part is kind)
     lying(world, kind, lie, silos=(2,))
     world.play()
@@ -186,15 +189,17 @@ def test_an_honest_coordinator_names_the_silo_that_is_out_of_step(
     world.close()
 
 
-def other_round(task: Task) -> Task:
-    return Task(round=task.round + 1)
+def other_round(task: RoundTask) -> RoundTask:
+    return RoundTask(round=task.round + 1)
 
 
-def smaller_cohort(relay: Relay) -> Relay:
+def smaller_cohort(relay: ProtocolMessage) -> ProtocolMessage:
     envelope = Envelope.decode(relay.message)
     if not isinstance(envelope.message, RoundStart):
         return relay
-    return Relay(message=replace(envelope, message=RoundStart(cohort=envelope.message.cohort[:-1])).encode())
+    return ProtocolMessage(
+        message=replace(envelope, message=RoundStart(cohort=envelope.message.cohort[:-1])).encode()
+    )
 
 
 IN_TURN = {"half": ((0, 1),), "one after another": ((0,), (1,), (2,))}
@@ -207,10 +212,10 @@ def test_a_lie_to_half_of_the_silos_or_to_one_after_another_opens_no_sum(
 ) -> None:
     """The run is begun again after every refusal, and another silo is lied to: all charges stand, and nothing opens."""
     small_keys(monkeypatch)
-    monkeypatch.setattr(coordinator, "misled", lambda *_: ())
+    monkeypatch.setattr(coordinator, "inconsistent_silos", lambda *_: ())
     world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
     left = Left(world)
-    kind = {"masked, by records": Totals, "blind": Drawn}.get(name, DrawnUsers)
+    kind = {"masked, by records": UserTotals, "blind": SamplingCommitment}.get(name, SampledUsers)
     (lie,) = (one for part, one in LIES.values() if part is kind)
     for silos in IN_TURN[told]:
         assert not lying(world, kind, lie, silos=silos)
@@ -230,14 +235,14 @@ COHORTS = [name for name in IDS if name.values != ("blind",)]
 
 @pytest.mark.parametrize(
     ("name", "kind", "lie"),
-    [pytest.param(*name.values, Task, other_round, marks=name.marks) for name in IDS]
-    + [pytest.param(*name.values, Relay, smaller_cohort, marks=name.marks) for name in COHORTS],
+    [pytest.param(*name.values, RoundTask, other_round, marks=name.marks) for name in IDS]
+    + [pytest.param(*name.values, ProtocolMessage, smaller_cohort, marks=name.marks) for name in COHORTS],
 )
 def test_another_round_or_cohort_for_one_silo_opens_no_sum(
-    name: str, kind: type[Part], lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: type[SessionMessage], lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_keys(monkeypatch)
-    monkeypatch.setattr(coordinator, "misled", lambda *_: ())
+    monkeypatch.setattr(coordinator, "inconsistent_silos", lambda *_: ())
     world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
     left = Left(world)
     told = lying(world, kind, lie, silos=(1,))
@@ -254,11 +259,11 @@ def test_without_signatures_masks_do_not_cancel(
     silos: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second lock: were no signature compared, vectors of silos that were told different things stay uniform."""
-    monkeypatch.setattr(coordinator, "misled", lambda *_: ())
-    monkeypatch.setattr(binding, "misled", lambda *_: ())
+    monkeypatch.setattr(coordinator, "inconsistent_silos", lambda *_: ())
+    monkeypatch.setattr(transcript_binding, "inconsistent_silos", lambda *_: ())
     monkeypatch.setattr(RunRecord, "_check", lambda *_: None)
     world = World(tmp_path, asked(rounds=2, **PROTECTIONS["masked"]), population(), ALL)
-    lying(world, Model, bit, silos=silos)
+    lying(world, GlobalModel, bit, silos=silos)
     world.play()
     assert world.coordinator is not None
     plan = world.coordinator._server._plan  # type: ignore[attr-defined]
@@ -273,16 +278,16 @@ def test_without_signatures_masks_do_not_cancel(
 def test_signatures_cannot_be_held_back(change: str, tmp_path: Path) -> None:
     world = World(tmp_path, asked(rounds=2, **PROTECTIONS["masked"]), population(), ALL)
     left = Left(world)
-    first: list[AskedOfAll] = []
+    first: list[RequestSignatures] = []
 
-    def alter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def alter(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
         for place, part in enumerate(parts):
-            if isinstance(part, AskedOfAll):
+            if isinstance(part, RequestSignatures):
                 first.append(part)
                 if change == "left out":
                     return parts[:place] + parts[place + 1 :]
                 kept = {"of two": part.signatures[:2], "none": ()}.get(change, first[0].signatures)
-                return (*parts[:place], AskedOfAll(signatures=kept), *parts[place + 1 :])
+                return (*parts[:place], RequestSignatures(signatures=kept), *parts[place + 1 :])
         return parts
 
     world.lie = alter
@@ -313,20 +318,22 @@ def test_no_sum_opens_before_all_have_shown_where_their_ledgers_ended_after_thei
         "protection": PROTECTIONS["blind"]["protection"] | {"private_sampling": True},
     }
     world = World(tmp_path, asked(rounds=1, **PROTECTIONS.get(name, transfer)), population(), ALL)
-    left, before, heads = Left(world), dict[int, AskedOfAll](), set[bytes]()
+    left, before, heads = Left(world), dict[int, RequestSignatures](), set[bytes]()
 
-    def alter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        given = any(isinstance(part, Relay) and _opens(part) for part in parts)
-        return tuple(changed(silo, part, given) if isinstance(part, AskedOfAll) else part for part in parts)
+    def alter(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
+        given = any(isinstance(part, ProtocolMessage) and _opens(part) for part in parts)
+        return tuple(
+            changed(silo, part, given) if isinstance(part, RequestSignatures) else part for part in parts
+        )
 
-    def changed(silo: int, part: AskedOfAll, given: bool) -> AskedOfAll:
+    def changed(silo: int, part: RequestSignatures, given: bool) -> RequestSignatures:
         (zero, head), (one, _), (two, last) = part.signatures
         known = before.setdefault(silo, part)
         if not given or shown == "as they were":
             heads.add(part.signatures[1][1][0])
             return part
         kept = {"left out": (), "of the exchange before": ((one, known.signatures[1][1]),)}[shown]
-        return AskedOfAll(signatures=((zero, head), *kept, (two, last)))
+        return RequestSignatures(signatures=((zero, head), *kept, (two, last)))
 
     world.lie = alter
     world.play()
@@ -342,32 +349,32 @@ def test_no_sum_opens_before_all_have_shown_where_their_ledgers_ended_after_thei
     world.close()
 
 
-def _opens(relay: Relay) -> bool:
+def _opens(relay: ProtocolMessage) -> bool:
     return isinstance(Envelope.decode(relay.message).message, Survivors | RevealRequest)
 
 
 def test_a_signature_is_of_what_was_asked() -> None:
     keys = [IdentityKey.generate() for _ in range(3)]
     roster = tuple(key.public for key in keys)
-    signatures = tuple((number, sign_asked(key, bytes(32), bytes(32))) for number, key in enumerate(keys))
-    check_asked(roster, bytes(32), signatures, 3)
-    assert misled(roster, b"x" * 32, signatures) == [0, 1, 2]
+    signatures = tuple((number, sign_request(key, bytes(32), bytes(32))) for number, key in enumerate(keys))
+    check_request_signatures(roster, bytes(32), signatures, 3)
+    assert inconsistent_silos(roster, b"x" * 32, signatures) == [0, 1, 2]
     swapped = ((0, signatures[1][1]), *signatures[1:])
     with pytest.raises(RefusalError, match="silo 0 was asked something else"):
-        check_asked(roster, bytes(32), swapped, 3)
+        check_request_signatures(roster, bytes(32), swapped, 3)
     with pytest.raises(RefusalError, match="silo 7 was"):
-        check_asked(roster, bytes(32), (*signatures, (7, signatures[0][1])), 3)
+        check_request_signatures(roster, bytes(32), (*signatures, (7, signatures[0][1])), 3)
     with pytest.raises(RefusalError, match="2 silos signed"):
-        check_asked(roster, bytes(32), signatures[:2], 3)
+        check_request_signatures(roster, bytes(32), signatures[:2], 3)
 
 
 def test_a_context_is_of_all_that_was_told() -> None:
     """Golden values of version 3; and whatever of it changes, the context changes."""
     session = session_context(bytes(16), bytes(32))
-    parts: list[Part] = [
-        Drawn(commitment=bytes(32)),
-        Model(values=np.arange(3, dtype=np.float32)),
-        Task(round=1),
+    parts: list[SessionMessage] = [
+        SamplingCommitment(commitment=bytes(32)),
+        GlobalModel(values=np.arange(3, dtype=np.float32)),
+        RoundTask(round=1),
     ]
     context = round_context(session, bytes(32), parts)
     assert session.hex() == "c30cff6e30a0d1e6113d5f5ffac633c95abcdf59094b1ed701473fffbfa1518e"
@@ -376,22 +383,24 @@ def test_a_context_is_of_all_that_was_told() -> None:
     for other in (
         round_context(session_context(b"1" * 16, bytes(32)), bytes(32), parts),
         round_context(session_context(bytes(16), b"1" * 32), bytes(32), parts),
-        round_context(session, with_totals(bytes(32), [Totals(counts=np.array([1, 2]))]), parts),
-        round_context(session, with_totals(bytes(32), [Totals(counts=np.array([1, 3]))]), parts),
-        round_context(session, bytes(32), [*parts[:2], Task(round=2)]),
+        round_context(session, with_totals(bytes(32), [UserTotals(counts=np.array([1, 2]))]), parts),
+        round_context(session, with_totals(bytes(32), [UserTotals(counts=np.array([1, 3]))]), parts),
+        round_context(session, bytes(32), [*parts[:2], RoundTask(round=2)]),
         round_context(
-            session, bytes(32), [parts[0], Model(values=-np.arange(3, dtype=np.float32)), parts[2]]
+            session, bytes(32), [parts[0], GlobalModel(values=-np.arange(3, dtype=np.float32)), parts[2]]
         ),
-        round_context(session, bytes(32), [Drawn(commitment=b"1" * 32), *parts[1:]]),
+        round_context(session, bytes(32), [SamplingCommitment(commitment=b"1" * 32), *parts[1:]]),
         round_context(session, bytes(32), parts[1:]),
         round_context(session, bytes(32), [*parts, RoundClip(length=0.5)]),
-        round_context(session, bytes(32), [*parts, DrawnUsers(users=np.ones(2, dtype=np.bool_))]),
+        round_context(session, bytes(32), [*parts, SampledUsers(users=np.ones(2, dtype=np.bool_))]),
     ):
         assert other not in seen
         seen.add(other)
     assert (
         round_context(
-            session, bytes(32), [*parts, Relay(message=b"own"), Asked(signed=(bytes(32), bytes(64)))]
+            session,
+            bytes(32),
+            [*parts, ProtocolMessage(message=b"own"), RequestSignature(signed=(bytes(32), bytes(64)))],
         )
         == context
     )
@@ -399,4 +408,4 @@ def test_a_context_is_of_all_that_was_told() -> None:
     assert here == there  # no message carries it
     assert here.encode() != there.encode()
     assert len({exchange_context(context, place) for place in range(3)} | {context}) == 4
-    assert Refused not in {type(part) for part in parts}
+    assert Declined not in {type(part) for part in parts}

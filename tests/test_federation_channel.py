@@ -10,21 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.crypto.agreement import AgreementKey, RoundId
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.federation.audit.run_record import attested
+from fedveil.crypto.key_agreement import AgreementKey, RoundId
+from fedveil.data.records import Population
+from fedveil.federation.audit.run_record import round_attestation
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore
-from fedveil.methods.sending import Coded
-from fedveil.population.records import Population
-from fedveil.privacy.events import GaussianEvent, off_grid
+from fedveil.methods.message_encoding import CodedMessage
+from fedveil.privacy.events import GaussianEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import Attested, Joined, Model, Part, Refused, Relay, Task
-from fedveil.protection.messages import Envelope
-from fedveil.protection.refusals import Code, Refusal
-from fedveil.protection.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import Envelope
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums
+from fedveil.protocols.session_messages import (
+    Attestation,
+    Declined,
+    GlobalModel,
+    Join,
+    ProtocolMessage,
+    RoundTask,
+    SessionMessage,
+)
+from fedveil.run.config.experiment import Experiment, parse
 from tests.federation_world import (
     MOVING,
     OPEN,
@@ -85,24 +93,24 @@ class Session:
         agreed = SealedSums(clients=3, length=4, decode=lambda given, number: np.zeros(4))
         accepted, offer = world.tell(terms, session=number)
         self.server = SealedServer(agreed, world.runs[0, RUN, number])
-        assert isinstance(accepted, Joined)
-        assert isinstance(offer, Relay)
+        assert isinstance(accepted, Join)
+        assert isinstance(offer, ProtocolMessage)
         ((_, self.key),) = self.server.receive(0, offer.message)
 
     def asked(self, *, first: bool, number: int) -> Envelope:
         """What the silo sends when it is asked for round 1 in an exchange."""
-        model, task = Model(values=np.zeros(4, dtype=np.float32)), Task(round=1)
-        keys = (Relay(message=self.key),) if first else ()
+        model, task = GlobalModel(values=np.zeros(4, dtype=np.float32)), RoundTask(round=1)
+        keys = (ProtocolMessage(message=self.key),) if first else ()
         return sealed(self._world.tell(*keys, model, task, session=self._number, number=number))
 
     def open(self, envelope: Envelope) -> bytes:
-        return self.server.unsealed(0, envelope)
+        return self.server.open_sealed(0, envelope)
 
 
-def sealed(parts: tuple[Part, ...]) -> Envelope:
+def sealed(parts: tuple[SessionMessage, ...]) -> Envelope:
     part, signed = parts
-    assert isinstance(part, Relay), part
-    assert isinstance(signed, Attested)
+    assert isinstance(part, ProtocolMessage), part
+    assert isinstance(signed, Attestation)
     envelope = Envelope.decode(part.message)
     assert isinstance(envelope.message, SealedMessage)
     return envelope
@@ -180,7 +188,7 @@ def test_others_read_nothing(tmp_path: Path) -> None:
     assert kept.given == content
     assert isinstance(envelope.message, SealedMessage)
     data = envelope.message.sealed
-    coded = Coded.from_bytes(content)
+    coded = CodedMessage.from_bytes(content)
     assert coded.key not in data
     assert coded.message[:16] not in data
     stranger = Session.__new__(Session)
@@ -203,7 +211,7 @@ def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_
     world = World(tmp_path, asked(**LRSUQ), population())
     coordinator = world.coordinate()
     for _ in range(3):
-        for number, data in coordinator.letters():
+        for number, data in coordinator.messages():
             party = world.party(number)
             reply = party.receive(data)
             if party._last is not None and party._session is not None and party._last.number == 2:
@@ -213,9 +221,11 @@ def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_
                 round_id = RoundId(run=client._setup.run, round=1, attempt=0)
                 (message,) = client._send(content, round_id)
                 terms = coordinator._record._terms
-                said = attested(letter.run, terms, ("", 1), coordinator._asked, coordinator._told, bytes(32))
-                signed = Attested(signature=world.keys[number].sign(said))
-                reply = letter.answer(Relay(message=message), signed).seal(world.keys[number])
+                said = round_attestation(
+                    letter.run, terms, ("", 1), coordinator._asked, coordinator._told, bytes(32)
+                )
+                signed = Attestation(signature=world.keys[number].sign(said))
+                reply = letter.answer(ProtocolMessage(message=message), signed).seal(world.keys[number])
             coordinator.receive(number, reply)
     assert coordinator.outcome is not None
     assert "was refused" in (coordinator.outcome.stopped or "")
@@ -237,8 +247,8 @@ def test_who_does_not_trust_the_coordinator_refuses(
         world = World(tmp_path, experiment, held_by(who), policy)
         terms = world.terms(experiment)
         answer = world.tell(terms)[0]
-        assert isinstance(answer, Joined if trusts else Refused)
-        if isinstance(answer, Refused):
+        assert isinstance(answer, Join if trusts else Declined)
+        if isinstance(answer, Declined):
             assert answer.why.code is Code.NOT_AGAINST_COORDINATOR
         world.close()
 
@@ -277,7 +287,7 @@ def refused(experiment: Experiment, held: Population, folder: Path) -> None:
     world = World(folder, experiment, held)
     terms = world.terms(experiment)
     answer = world.tell(terms)[0]
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Declined)
     assert answer.why == Refusal(Code.EXPERIMENT)
     world.close()
 
@@ -288,7 +298,7 @@ def test_a_client_holds_her_own_records(tmp_path: Path) -> None:
     experiment = asked(**of_clients("cepam-gaussian"))
     world = World(tmp_path, experiment, swapped)
     answer = world.tell(world.terms(experiment))[0]
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Declined)
     assert answer.why == Refusal(Code.OWN_RECORDS)
     world.close()
 
@@ -298,7 +308,7 @@ def test_noise_that_falls_is_charged_round_by_round(tmp_path: Path) -> None:
     world = World(tmp_path, experiment, clients())
     world.play()
     for path in (world.run_folder / "ledger.jsonl", tmp_path / "state-0" / LEDGER):
-        events = [off_grid(entry.event)[0] for entry in read_entries(path)]
+        events = [split_grid_loss(entry.event)[0] for entry in read_entries(path)]
         assert all(isinstance(event, GaussianEvent) for event in events)
         multipliers = [event.noise_multiplier for event in events if isinstance(event, GaussianEvent)]
         assert multipliers == pytest.approx([multipliers[0] * 0.5**number for number in range(4)])

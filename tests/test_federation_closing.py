@@ -10,27 +10,27 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.side_releases import Charged
-from fedveil.engine.run_folder.statement import state
-from fedveil.engine.setup import prepare
 from fedveil.federation.audit.run_record import AGREED, signed_end
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_STATEMENT
-from fedveil.federation.own import statement as own_statement
-from fedveil.federation.own.session import OwnSession
-from fedveil.federation.own.training import OwnTraining
-from fedveil.federation.rounds import Rounds
-from fedveil.local.trainer import SplitTrainer
+from fedveil.federation.silo_session import statement_check as own_statement
+from fedveil.federation.silo_session.session import SiloSession
+from fedveil.federation.silo_session.training_task import SiloTrainingTask
+from fedveil.federation.training_rounds import TrainingRounds
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.statement import Statement
-from fedveil.protection.letter_parts import Attested, Closing, Joined
-from fedveil.protection.refusals import Code
+from fedveil.protocols.refusals import Code
+from fedveil.protocols.session_messages import Attestation, Finalize, Join
+from fedveil.run.folder.statement import state
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.releases.side_releases import SpentBudget
+from fedveil.run.setup import prepare
+from fedveil.training.trainer import PartitionedTrainer
 from tests.federation_world import RUN, World, asked, population
 
 SECURE: dict[str, Any] = {"privacy": {"insecure_seed": None}}
 MASKED = SECURE | {"protection": {"name": "secure-aggregation"}}
-RECOVER = SECURE | {"protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1}}
+RECOVER = SECURE | {"protection": {"name": "secure-aggregation", "on_dropout": "recover", "max_dropouts": 1}}
 
 
 def played(folder: Path, rounds: int, changes: dict[str, Any]) -> World:
@@ -49,27 +49,27 @@ def recovering(tmp_path_factory: pytest.TempPathFactory) -> World:
     return played(tmp_path_factory.mktemp("recovering"), 1, RECOVER)
 
 
-def session_of(world: World) -> OwnSession:
+def session_of(world: World) -> SiloSession:
     party = world.party()
     assert party._session is not None
     return party._session
 
 
-def stated(session: OwnSession, rounds: int, charges: int) -> Statement:
+def stated(session: SiloSession, rounds: int, charges: int) -> Statement:
     """What the terms give for so many rounds and charges, made as an honest party makes it."""
     work = session.work
-    assert isinstance(work, OwnTraining)
+    assert isinstance(work, SiloTrainingTask)
     prepared = work.prepared
     ((atom, _),) = atoms(prepared.guarantee.event).items()
     event = compose(Counter({atom: charges} if charges else {}))
-    return state(prepared, rounds, Charged(charges=charges, beside=prepared.beside, event=event))
+    return state(prepared, rounds, SpentBudget(charges=charges, beside=prepared.side_releases, event=event))
 
 
-def closing(statement: Statement, rounds: int, charges: int) -> Closing:
-    return Closing(round=rounds, charges=charges, line=bytes(32), statement=json.dumps(statement.to_json()))
+def closing(statement: Statement, rounds: int, charges: int) -> Finalize:
+    return Finalize(round=rounds, charges=charges, line=bytes(32), statement=json.dumps(statement.to_json()))
 
 
-def signs(session: OwnSession, rounds: int, charges: int) -> bool:
+def signs(session: SiloSession, rounds: int, charges: int) -> bool:
     try:
         session.sign_statement(closing(stated(session, rounds, charges), rounds, charges))
     except RefusalError as error:
@@ -101,7 +101,7 @@ def test_a_silo_signs_one_end_of_a_run(masked: World) -> None:
     session, run = session_of(masked), masked.run_folder.path
     known = json.loads((run / AGREED).read_text())
     same = replace(closing(stated(session, 2, 2), 2, 2), line=bytes.fromhex(known["line"]))
-    assert isinstance(session.sign_statement(same), Attested)
+    assert isinstance(session.sign_statement(same), Attestation)
     with pytest.raises(RefusalError, match="signs no other end"):
         session.sign_statement(replace(same, line=b"1" * 32))
 
@@ -141,7 +141,7 @@ def test_a_silo_that_crashed_between_charge_and_answer_signs_what_was_charged_on
 @pytest.mark.parametrize("changes", [MASKED, RECOVER], ids=["masked", "recover"])
 def test_a_silo_that_gave_nothing_signs_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     world = World(tmp_path, asked(rounds=2, **changes), population())
-    assert isinstance(world.tell(world.terms(), run=RUN)[0], Joined)
+    assert isinstance(world.tell(world.terms(), run=RUN)[0], Join)
     session = session_of(world)
     assert signs(session, 0, 0)  # the run ended before its first round
     assert not signs(session, 2, 2)
@@ -183,7 +183,7 @@ def test_who_has_signed_the_end_of_a_run_gives_nothing_more_to_it(tmp_path: Path
     world = World(tmp_path, asked(rounds=2, **SECURE), population())
     coordinator = world.coordinator = world.coordinate()
     rounds = coordinator._rounds
-    assert isinstance(rounds, Rounds)
+    assert isinstance(rounds, TrainingRounds)
     while rounds.number == 1:
         world.exchange(coordinator)
     rounds._spent = True
@@ -216,7 +216,7 @@ def test_the_end_of_a_run_that_can_go_on_is_signed_by_nobody(tmp_path: Path) -> 
 def test_a_signature_of_another_end_is_not_kept(masked: World) -> None:
     before = signed_end(masked.run_folder.path)
     assert len(before) == 3
-    coordinator_of(masked)._record.agree(0, (Attested(signature=masked.keys[0].sign(b"another end")),))
+    coordinator_of(masked)._record.agree(0, (Attestation(signature=masked.keys[0].sign(b"another end")),))
     assert signed_end(masked.run_folder.path) == before
 
 
@@ -231,8 +231,8 @@ def test_what_parties_sign_says_nothing_of_one_of_their_machines(monkeypatch: py
     def said(name: str) -> tuple[str, ...]:
         return prepare(asked(rounds=1, trainer={"name": name}), FixedPopulation(population())).uncovered
 
-    here = said("span")
-    monkeypatch.setattr(SplitTrainer, "generated", property(lambda trainer: True))
-    assert said("span") == here
+    here = said("gram")
+    monkeypatch.setattr(PartitionedTrainer, "has_generated_kernels", property(lambda trainer: True))
+    assert said("gram") == here
     assert sum("a silo's training in batches" in one for one in here) == 1
     assert not any("training in batches" in one for one in said("loop"))

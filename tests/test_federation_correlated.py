@@ -12,20 +12,28 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.rounds.past_sums import PastSums
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.setup import prepare
-from fedveil.federation.own.statement import _composed
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.silo_session.statement_check import _composed
 from fedveil.federation.store import RecordStore
 from fedveil.privacy.claims import Role
 from fedveil.privacy.correlated import squared_sensitivity
-from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, atoms, off_grid
+from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, atoms, split_grid_loss
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.letter_parts import Attested, Model, Part, Refused, Relay, Task, Totals
-from fedveil.protection.refusals import Code
+from fedveil.protocols.refusals import Code
+from fedveil.protocols.session_messages import (
+    Attestation,
+    Declined,
+    GlobalModel,
+    ProtocolMessage,
+    RoundTask,
+    SessionMessage,
+    UserTotals,
+)
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.sum_history import SumHistory
+from fedveil.run.setup import prepare
 from tests.federation_world import RUN, World, asked, population
 
 PERIOD, ROUNDS = 3, 7
@@ -40,18 +48,18 @@ def world_of(folder: Path, **changes: Any) -> World:
     return World(folder, correlated(**changes), population())
 
 
-def task(number: int, value: float = 0.0) -> tuple[Part, ...]:
-    return Model(values=np.full(4, value, dtype=np.float32)), Task(round=number)
+def task(number: int, value: float = 0.0) -> tuple[SessionMessage, ...]:
+    return GlobalModel(values=np.full(4, value, dtype=np.float32)), RoundTask(round=number)
 
 
-def played(world: World, last: int, *before: Part) -> None:
+def played(world: World, last: int, *before: SessionMessage) -> None:
     """Have silo 0 play rounds up to this one in session 1."""
     world.tell(world.terms())
     for number in range(1, last + 1):
         first = before if number == 1 else ()
         answer, signed = world.tell(*first, *task(number, number / 8), number=number)
-        assert isinstance(answer, Relay)
-        assert isinstance(signed, Attested)
+        assert isinstance(answer, ProtocolMessage)
+        assert isinstance(signed, Attestation)
 
 
 def multiplier(events: list[Event]) -> float:
@@ -63,7 +71,7 @@ def multiplier(events: list[Event]) -> float:
 
 def charges(world: World) -> list[Event]:
     """What a silo's ledger is charged with, but for the grids of the noise."""
-    return [off_grid(entry.event)[0] for entry in read_entries(world.folder / "state-0" / LEDGER)]
+    return [split_grid_loss(entry.event)[0] for entry in read_entries(world.folder / "state-0" / LEDGER)]
 
 
 def test_a_silo_s_ledger_composes_to_the_stream_at_every_stop(tmp_path: Path) -> None:
@@ -72,7 +80,7 @@ def test_a_silo_s_ledger_composes_to_the_stream_at_every_stop(tmp_path: Path) ->
     played(world, ROUNDS)
     prepared = prepare(world.experiment, FixedPopulation(world.held))
     channel: Any = prepared.method.channel
-    alone = prepared.guarantee.against(Role.SERVER)
+    alone = prepared.guarantee.event_for(Role.SERVER)
     assert isinstance(alone, GaussianEvent)
     charged = charges(world)
     for stop in range(1, ROUNDS + 1):
@@ -97,7 +105,7 @@ def test_a_round_whose_answer_was_lost_in_a_crash_is_paid_as_another_row(
     world.restart()
     world.tell(world.terms(), session=2)
     answer, _ = world.tell(*task(2, 0.25), session=2, number=1)
-    assert isinstance(answer, Relay)
+    assert isinstance(answer, ProtocolMessage)
     first, second, again = charges(world)
     assert multiplier([again]) == multiplier([first]) < multiplier([second])
     world.close()
@@ -108,9 +116,9 @@ def test_what_a_silo_sent_before_is_trained_again_and_in_no_file(
 ) -> None:
     """The sums of the rounds before are exact; what is kept of a round is how it began, which was released."""
     sums: list[tuple[int, np.ndarray]] = []
-    keep = PastSums.keep
+    keep = SumHistory.keep
 
-    def watched(self: PastSums, turn: Turn, total: torch.Tensor) -> None:
+    def watched(self: SumHistory, turn: RoundContext, total: torch.Tensor) -> None:
         sums.append((turn.round_number, total[0].numpy().copy()))
         keep(self, turn, total)
 
@@ -119,13 +127,13 @@ def test_what_a_silo_sent_before_is_trained_again_and_in_no_file(
         (tmp_path / str(cut)).mkdir()
         world = world_of(tmp_path / str(cut))
         with monkeypatch.context() as patch:
-            patch.setattr(PastSums, "keep", watched)
+            patch.setattr(SumHistory, "keep", watched)
             played(world, 4)
             if cut:
                 world.restart()
                 world.tell(world.terms(), session=2)
             answer, _ = world.tell(*task(5, 0.625), session=1 + cut, number=5)
-        assert isinstance(answer, Relay)
+        assert isinstance(answer, ProtocolMessage)
         record = RecordStore(world.folder / "state-0" / "answers").read(RUN)
         assert record is not None
         sent.append(record.given)
@@ -144,13 +152,13 @@ def test_what_a_silo_sent_before_is_trained_again_and_in_no_file(
 def test_a_silo_plays_no_stream_in_which_a_user_weighs_otherwise_than_before(tmp_path: Path) -> None:
     """Another total in a later session would let a user be whole in every round, each at the silo whose turn it is."""
     world = world_of(tmp_path, method={"name": "uldp-avg-w"})
-    played(world, 2, Totals(counts=np.full(6, 50)))
+    played(world, 2, UserTotals(counts=np.full(6, 50)))
     charged = len(charges(world))
     for session, totals, allowed in ((2, np.full(6, 40), False), (3, np.full(6, 50), True)):
         world.tell(world.terms(), session=session)
-        answer = world.tell(Totals(counts=totals), *task(3, 0.375), session=session, number=1)[0]
-        assert isinstance(answer, Relay if allowed else Refused)
-        if isinstance(answer, Refused):
+        answer = world.tell(UserTotals(counts=totals), *task(3, 0.375), session=session, number=1)[0]
+        assert isinstance(answer, ProtocolMessage if allowed else Declined)
+        if isinstance(answer, Declined):
             assert answer.why.code is Code.WEIGHTS
         assert len(charges(world)) == charged + allowed
     world.close()
@@ -172,8 +180,8 @@ def test_a_silo_plays_no_stream_over_other_records_or_under_other_ids(tmp_path: 
         world.restart()
         world.tell(world.terms(), session=session)
         answer = world.tell(*task(3, 0.375), session=session, number=1)[0]
-        assert isinstance(answer, Relay if allowed else Refused)
-        if isinstance(answer, Refused):
+        assert isinstance(answer, ProtocolMessage if allowed else Declined)
+        if isinstance(answer, Declined):
             assert answer.why.code is Code.RECORDS
         assert len(charges(world)) == charged + allowed
     world.close()
@@ -195,7 +203,7 @@ def test_a_silo_whose_kept_round_lacks_something_says_so_and_charges_nothing(
     world.restart()
     world.tell(world.terms(), session=2)
     (answer,) = world.tell(*task(2, 0.25), session=2, number=1)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Declined)
     assert answer.why.code is Code.STORAGE
     assert len(charges(world)) == charged
     world.close()
@@ -221,7 +229,7 @@ def test_the_rounds_of_a_stream_are_of_one_experiment(
     world = World(tmp_path, before, population())
     played(world, 1)
     (answer,) = world.tell(world.terms(after), session=2)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Declined)
     assert answer.why.code is Code.OTHER_EXPERIMENT
     assert len(charges(world)) == 1
     world.close()
@@ -234,7 +242,7 @@ def test_no_round_of_a_stream_is_left_out_or_comes_twice(tmp_path: Path) -> None
     for session, number, code in ((2, 3, Code.ROUND_AHEAD), (3, 1, Code.ASKED_OTHERWISE)):
         world.tell(world.terms(), session=session)
         (answer,) = world.tell(*task(number, 0.5), session=session, number=1)
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, Declined)
         assert answer.why.code is code
     assert len(charges(world)) == 1
     world.close()
@@ -245,7 +253,7 @@ def test_a_statement_may_have_the_round_that_was_begun_and_no_cheaper_one() -> N
     method = {"correlated": {"period": PERIOD, "bands": 2}}
     guarantee = prepare(correlated(method=method), FixedPopulation(population())).guarantee
     first, last, free, again = (
-        guarantee.of_round(guarantee.event, number, again=number == 6) for number in (1, 2, 3, 6)
+        guarantee.event_at_round(guarantee.event, number, again=number == 6) for number in (1, 2, 3, 6)
     )
     for event, charges, least, right in (
         ((first, last), 2, {1: 1, 2: 1}, True),

@@ -14,36 +14,36 @@ pytest.importorskip("tenseal")
 
 from safetensors.numpy import load_file
 
-from fedveil.crypto.agreement import RoundId
+from fedveil.crypto.canonical_embedding import coefficients
 from fedveil.crypto.ckks import CkksParameters
-from fedveil.crypto.embedding import coefficients
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.setup import prepare
+from fedveil.crypto.key_agreement import RoundId
+from fedveil.data.records import Population
 from fedveil.errors import CompositionError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.own.training import OwnTraining
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import MODELS
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.silo_session.training_task import SiloTrainingTask
 from fedveil.federation.store import RoundRecord
-from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import ComposedEvent, off_grid
+from fedveil.privacy.events import ComposedEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import Learned, Part, Refused, Relay
-from fedveil.protection.messages import SERVER, Envelope, RoundStart
-from fedveil.protection.partial import encryption as partial_encryption
-from fedveil.protection.partial import server as partial_server
-from fedveil.protection.partial.ballots import largest
-from fedveil.protection.partial.given import Divided, PartialGiven
-from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate
-from fedveil.protection.partial.server import PartialServer
-from fedveil.protection.partial.sums import PartialClient
-from fedveil.protection.refusals import Code, Refusal
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import SERVER, Envelope, RoundStart
+from fedveil.protocols.partial_encryption import server as partial_server
+from fedveil.protocols.partial_encryption import silo as partial_encryption
+from fedveil.protocols.partial_encryption.ballots import largest
+from fedveil.protocols.partial_encryption.inputs import PartialInputs, SplitUpdate
+from fedveil.protocols.partial_encryption.messages import Ballot, PartialSum, PartialUpdate
+from fedveil.protocols.partial_encryption.protocol_spec import PartialClient
+from fedveil.protocols.partial_encryption.server import PartialServer
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import Declined, ModelStored, ProtocolMessage, SessionMessage
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.setup import prepare
 from tests.federation_world import (
     ADAPTIVE,
     OPEN,
@@ -202,8 +202,8 @@ def secretly(experiment: Experiment) -> Experiment:
 
 def carry(world: World, coordinator: CoordinatorParty, until: Callable[[], bool]) -> None:
     """Carry letters in order until something holds, or the run ends."""
-    while not coordinator.finished:
-        for number, data in coordinator.letters():
+    while not coordinator.is_finished:
+        for number, data in coordinator.messages():
             if until():
                 return
             coordinator.receive(number, world.party(number).receive(world.altered(number, data)))
@@ -291,27 +291,27 @@ def shifted(told: PartialSum, units: int) -> PartialSum:
     return replace(told, hidden=parameters.pack(words))
 
 
-def sum_offered(world: World, units: int) -> tuple[Part, bool]:
+def sum_offered(world: World, units: int) -> tuple[SessionMessage, bool]:
     """What silo 1 says in a new session to the sum with so many units added, and whether it gave its parts before."""
     coordinator, gave = world.coordinate(), False
 
-    def lie(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        if silo != 1 or not isinstance(parts[-1], Relay):
+    def lie(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
+        if silo != 1 or not isinstance(parts[-1], ProtocolMessage):
             return parts
         told = Envelope.decode(parts[-1].message)
         if not isinstance(told.message, PartialSum):
             return parts
         told = replace(told, message=shifted(told.message, units))
-        return (*parts[:-1], Relay(message=told.encode()))
+        return (*parts[:-1], ProtocolMessage(message=told.encode()))
 
     world.lie = lie
     while True:
-        for number, data in coordinator.letters():
+        for number, data in coordinator.messages():
             reply = world.party(number).receive(world.altered(number, data))
             parts = world.answer(number, reply).parts
-            end = next((part for part in parts if isinstance(part, Learned | Refused)), None)
+            end = next((part for part in parts if isinstance(part, ModelStored | Declined)), None)
             if number == 1:
-                relayed = [Envelope.decode(one.message) for one in parts if isinstance(one, Relay)]
+                relayed = [Envelope.decode(one.message) for one in parts if isinstance(one, ProtocolMessage)]
                 gave = gave or any(isinstance(one.message, PartialUpdate) for one in relayed)
             if end is None:
                 coordinator.receive(number, reply)
@@ -325,9 +325,9 @@ def test_a_sum_is_refused_once_and_in_one_way(known: bool, units: int, tmp_path:
     """A coordinator that could try sums would find what one silo encrypted by bisection, 20 refusals a coordinate."""
     world = World(tmp_path, secretly(asked(**VOTED)), population(), WILLING)
     if known:
-        assert isinstance(sum_offered(world, 0)[0], Learned)
+        assert isinstance(sum_offered(world, 0)[0], ModelStored)
     refused, gave = sum_offered(world, units)
-    assert (refused, gave) == (Refused(why=Refusal(Code.OTHER_SUM, (1.0,))), True)
+    assert (refused, gave) == (Declined(why=Refusal(Code.OTHER_SUM, (1.0,))), True)
     world.restart(1)
     assert sum_offered(world, 0) == (refused, False)
     assert world.charged(1) == [1]
@@ -356,21 +356,21 @@ def test_a_silo_that_missed_the_sum_is_asked_again(tmp_path: Path, monkeypatch: 
 
 def test_a_next_round_needs_the_last_sum() -> None:
     prepared = prepare(asked(**VOTED, **ADAPTIVE), FixedPopulation(population()))
-    work = OwnTraining(prepared, prepared.guarantee.event, 900.0)
+    work = SiloTrainingTask(prepared, prepared.guarantee.event, 900.0)
     zeros, after = np.zeros(4, dtype=np.float32), np.arange(4, dtype=np.float32)
     kept = RoundRecord(
         round=3, request=bytes(32), binding=bytes(32), given=b"given", before={"model": zeros}, refused=True
     )
     with pytest.raises(RefusalError, match="has not ended here"):
-        work.after(kept)
-    first = work.after(None)
+        work.state_after(kept)
+    first = work.state_after(None)
     following = {**first, "model": after, "state.mean": first["state.mean"] + 1}
     ended = RoundRecord.decode(replace(kept, after=following).encode())
-    again = work.after(ended)
+    again = work.state_after(ended)
     assert (again["model"].tolist(), again["state.mean"].tolist()) == ([0, 1, 2, 3], [1] * 4)
     for lost in ({"model": after}, following | {"state.mean": np.zeros(3)}):
         with pytest.raises(RefusalError, match="state of another server"):
-            work.after(replace(ended, after=lost))
+            work.state_after(replace(ended, after=lost))
     assert (ended.round, ended.request, ended.given, ended.refused) == (3, bytes(32), b"given", True)
     assert ended.before["model"].tolist() == [0, 0, 0, 0]
 
@@ -378,13 +378,13 @@ def test_a_next_round_needs_the_last_sum() -> None:
 @pytest.mark.parametrize("votes", [None, np.arange(4) - 2])
 @pytest.mark.parametrize("divided", [False, True])
 def test_what_is_stored_is_what_is_given(votes: np.ndarray | None, divided: bool) -> None:
-    parts = Divided(
+    parts = SplitUpdate(
         partition=np.arange(4) < 1, clear=np.arange(3, dtype=np.int64), hidden=np.array([-7], dtype=np.int64)
     )
-    given = PartialGiven(
+    given = PartialInputs(
         values=np.arange(4.0), message=np.arange(4.0) / 3, votes=votes, divided=parts if divided else None
     )
-    again = PartialGiven.decode(given.encode())
+    again = PartialInputs.decode(given.encode())
     assert again.encode() == given.encode()
     assert again.values.tolist() == [0, 1, 2, 3]
     assert again.message.tolist() == given.message.tolist()
@@ -485,9 +485,9 @@ def test_a_silo_charges_what_other_silos_learn_where_the_coordinator_sees_nothin
     assert world.coordinator is not None
     assert not stopped(world.coordinator)
     prepared = prepare(experiment, FixedPopulation(clients()))
-    assert prepared.guarantee.against(Role.SERVER) == ComposedEvent(events=())
-    counted = prepared.guarantee.against(Role.SERVER if trusts else Role.SILO)
-    charged = [off_grid(one.event) for one in read_entries(tmp_path / "state-0" / LEDGER)]
+    assert prepared.guarantee.event_for(Role.SERVER) == ComposedEvent(events=())
+    counted = prepared.guarantee.event_for(Role.SERVER if trusts else Role.SILO)
+    charged = [split_grid_loss(one.event) for one in read_entries(tmp_path / "state-0" / LEDGER)]
     assert [event for event, _ in charged] == [counted] * 2
     assert [loss > 0 for _, loss in charged] == [not trusts] * 2
     world.close()

@@ -18,33 +18,33 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedveil.crypto.agreement import RoundId
+from fedveil.crypto.key_agreement import RoundId
+from fedveil.data.records import Population
 from fedveil.federation.grammar import ENDINGS, OPENINGS, OUTSIDE, SIGNS, Grammar
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.population.records import Population
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.exchanges import Kind, Step, shape_of
-from fedveil.protection.letter_parts import (
+from fedveil.protocols.exchanges import ExchangeStep, Kind, message_shape
+from fedveil.protocols.messages import KINDS, SERVER, Envelope
+from fedveil.protocols.plaintext_sums import PlaintextVector
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import (
     PARTS,
-    Closing,
-    Drawn,
-    Here,
-    Model,
-    Over,
-    Part,
-    Phase,
-    Refused,
-    Relay,
-    Task,
+    Declined,
+    Finalize,
+    GlobalModel,
+    Goodbye,
+    InProgress,
+    ProtocolMessage,
+    Ready,
+    RoundTask,
+    RunPart,
+    SamplingCommitment,
+    SessionMessage,
     Terms,
-    Totals,
-    Working,
+    UserTotals,
 )
-from fedveil.protection.messages import KINDS, SERVER, Envelope
-from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.refusals import Code, Refusal
 from tests.federation_world import MOVING, TESTING, World, asked, clients, population, small_keys
 from tests.runs import files, same_model
 
@@ -68,7 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "clients": {"method": {"name": "dp-fed", "client_sampling_rate": 0.5}, "data": {"n_users": 3}},
     "masked": MASKED,
     "masked, by records": {"method": SAMPLED | {"clip": MOVING}, **MASKED},
-    "recovering": {"protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1}},
+    "recovering": {"protection": {"name": "secure-aggregation", "on_dropout": "recover", "max_dropouts": 1}},
     "blind": {"method": BY_RECORDS, "protection": BLIND},
     "blind, sampled": {"method": SAMPLED, "protection": BLIND},
     "blind, by transfer": {"method": SAMPLED, "protection": BLIND | {"private_sampling": True}},
@@ -96,7 +96,7 @@ def guessed(world: World, users: int) -> tuple[list[int], int]:
             totals = np.full(users, 1000)
             totals[user] = middle
             taken = not any(
-                isinstance(part, Refused) for part in world.tell(Totals(counts=totals), number=letters)
+                isinstance(part, Declined) for part in world.tell(UserTotals(counts=totals), number=letters)
             )
             low, high = (low, middle) if taken else (middle + 1, high)
         found.append(low)
@@ -126,17 +126,17 @@ def test_totals_change_no_weight_of_a_method_without_them(tmp_path: Path) -> Non
     for name in ("honest", "lying"):
         (tmp_path / name).mkdir()
         world = World(tmp_path / name, silent, held, TESTING)
-        task = (Model(values=np.zeros(4, dtype=np.float32)), Task(round=1))
+        task = (GlobalModel(values=np.zeros(4, dtype=np.float32)), RoundTask(round=1))
         total = np.zeros(4)
         for silo in range(3):
             world.tell(world.terms(), silo=silo)
             own = np.bincount(held.train.user[held.train.silo == silo], minlength=6)
             if name == "lying":
-                world.tell(Totals(counts=own), silo=silo, number=1)
+                world.tell(UserTotals(counts=own), silo=silo, number=1)
             part, _ = world.tell(*task, silo=silo, number=2)
-            assert isinstance(part, Relay)
+            assert isinstance(part, ProtocolMessage)
             content = Envelope.decode(part.message).message
-            assert isinstance(content, OpenVector)
+            assert isinstance(content, PlaintextVector)
             total += content.values
         sums[name] = total
         world.close()
@@ -151,8 +151,8 @@ def test_other_weights_than_the_promised_ones_are_not_trained_with(tmp_path: Pat
     party = world.party()
     assert party._session is not None
     party._session.work.prepared.setting.weights.mul_(1.0 + 2.0**-52)
-    (answer,) = world.tell(Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
-    assert isinstance(answer, Refused)
+    (answer,) = world.tell(GlobalModel(values=np.zeros(4, dtype=np.float32)), RoundTask(round=1), number=1)
+    assert isinstance(answer, Declined)
     assert answer.why.code is Code.WEIGHTS
     assert not list(read_entries(tmp_path / "state-0" / LEDGER))
     world.close()
@@ -180,14 +180,14 @@ class Exchange:
         assert world.coordinator is not None
         self.round = world.coordinator._rounds.checkpoint.round + 1
 
-    def to_silo(self, *parts: Part) -> tuple[Part, ...]:
+    def to_silo(self, *parts: SessionMessage) -> tuple[SessionMessage, ...]:
         """What the silo says to another letter in this one's place."""
         return self.world.answer(
             self.silo,
             self.world.party(self.silo).receive(replace(self.letter, parts=parts).seal(self.world.key)),
         ).parts
 
-    def from_silo(self, *parts: Part) -> None:
+    def from_silo(self, *parts: SessionMessage) -> None:
         """Have the coordinator read another answer in this one's place."""
         assert self.world.coordinator is not None
         data = self.letter.answer(*parts).seal(self.world.keys[self.silo])
@@ -208,27 +208,29 @@ class Exchange:
         assert self.world.coordinator is not None
         return self.world.coordinator._session_run
 
-    def addressed_all(self, samples: dict[Kind, Part], *, up: bool) -> dict[Kind, Part]:
+    def addressed_all(self, samples: dict[Kind, SessionMessage], *, up: bool) -> dict[Kind, SessionMessage]:
         """Samples as this moment would have them."""
         return {kind: self.addressed(part, up=up) for kind, part in samples.items()}
 
-    def addressed(self, part: Part, *, up: bool) -> Part:
+    def addressed(self, part: SessionMessage, *, up: bool) -> SessionMessage:
         """A sample as this moment would have it: a relay with the session's name and the round being played."""
         if isinstance(part, Terms):
             return self.terms
-        if not isinstance(part, Relay):
+        if not isinstance(part, ProtocolMessage):
             return part
         envelope = Envelope.decode(part.message)
         round_id = RoundId(run=self.session, round=self.round, attempt=0)
         ends = (self.silo, SERVER) if up else (SERVER, self.silo)
-        return Relay(message=replace(envelope, round_id=round_id, sender=ends[0], recipient=ends[1]).encode())
+        return ProtocolMessage(
+            message=replace(envelope, round_id=round_id, sender=ends[0], recipient=ends[1]).encode()
+        )
 
 
 def exchanges(world: World) -> Iterator[Exchange]:
     """The letters of an honest run, one after another; each is carried, and its answer, unless it was before."""
     coordinator = world.coordinator = world.coordinate()
-    while not coordinator.finished:
-        for silo, data in coordinator.letters():
+    while not coordinator.is_finished:
+        for silo, data in coordinator.messages():
             exchange = Exchange(world, silo, data)
             yield exchange
             coordinator.receive(silo, exchange.deliver())
@@ -241,22 +243,22 @@ class Undisturbed:
 
     def __init__(self, folder: Path) -> None:
         self.worlds: dict[str, World] = {}
-        self.samples: dict[Kind, Part] = {Refused: Refused(why=Refusal(Code.ROUND_BUDGET))}
+        self.samples: dict[Kind, SessionMessage] = {Declined: Declined(why=Refusal(Code.ROUND_BUDGET))}
         for name in CASES:
             if "encrypted" not in name or find_spec("tenseal") is not None:
                 self.worlds[name] = self._played(made(name, folder / name))
-        self.samples[Totals] = Totals(counts=np.full(6, 50))
-        self.samples[Drawn] = Drawn(commitment=bytes(range(32)))
-        self.samples[Over], self.samples[Working] = Over(), Working()
-        self.samples[Closing] = Closing(round=2, charges=2, line=bytes(32), statement="{}")
-        self.samples[Phase] = Phase(name="1", released=((1.0, np.zeros(3)),))
+        self.samples[UserTotals] = UserTotals(counts=np.full(6, 50))
+        self.samples[SamplingCommitment] = SamplingCommitment(commitment=bytes(range(32)))
+        self.samples[Goodbye], self.samples[InProgress] = Goodbye(), InProgress()
+        self.samples[Finalize] = Finalize(round=2, charges=2, line=bytes(32), statement="{}")
+        self.samples[RunPart] = RunPart(name="1", released=((1.0, np.zeros(3)),))
 
     def _played(self, world: World) -> World:
         for exchange in exchanges(world):
             exchange.deliver()
             assert exchange.answered is not None
             for part in (*exchange.letter.parts, *exchange.answered.parts):
-                self.samples[shape_of([part])[0]] = part
+                self.samples[message_shape([part])[0]] = part
         world.close()
         return world
 
@@ -270,16 +272,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 
 @pytest.fixture
-def samples(undisturbed: Undisturbed) -> dict[Kind, Part]:
+def samples(undisturbed: Undisturbed) -> dict[Kind, SessionMessage]:
     return undisturbed.samples
 
 
-def steps_of(world: World) -> list[Step]:
+def steps_of(world: World) -> list[ExchangeStep]:
     """Every step that the grammars of two silos have."""
-    coordinator, found = world.coordinator, list[Step]()
+    coordinator, found = world.coordinator, list[ExchangeStep]()
     assert coordinator is not None
     for silo in (0, 1):
-        grammar = Grammar.of(coordinator._plan, coordinator._agreement.exchanges(silo))
+        grammar = Grammar.from_plan(coordinator._plan, coordinator._agreement.exchanges(silo))
         found += [grammar.opening, *grammar.protocol.setup]
         found += [step for first in (True, False) for step in grammar.round(1, first=first)]
     return found
@@ -291,8 +293,8 @@ def test_every_kind_has_its_place_in_a_grammar(undisturbed: Undisturbed) -> None
     listed: set[Kind] = {kind for shape in (*ENDINGS, *SIGNS, *OUTSIDE, *OPENINGS) for kind in shape}
     for world in undisturbed.worlds.values():
         for step in steps_of(world):
-            listed |= {*step.asked, *step.answered}
-    assert listed == {*KINDS.values()} - {Relay}
+            listed |= {*step.requests, *step.replies}
+    assert listed == {*KINDS.values()} - {ProtocolMessage}
     assert set(undisturbed.samples) == listed
 
 
@@ -304,8 +306,8 @@ def test_no_letter_has_a_kind_that_the_method_does_not_list(name: str, undisturb
     sends = world.coordinator._plan.method.sends()
     listed = {role: {one.kind for one in sends if one.to & role} for role in Role}
     for step in steps_of(world):
-        assert {*step.asked} <= listed[Role.SILO]
-        assert {*step.answered} <= listed[Role.SERVER]
+        assert {*step.requests} <= listed[Role.SILO]
+        assert {*step.replies} <= listed[Role.SERVER]
     assert {kind for shape in ENDINGS for kind in shape} <= listed[Role.SERVER]
 
 
@@ -359,46 +361,48 @@ def state_of(world: World, silo: int) -> tuple[str, dict[str, bytes]]:
     return fingerprint(party._session), on_disk(world.folder / f"state-{silo}")
 
 
-def near(letter: tuple[Part, ...], samples: dict[Kind, Part]) -> Iterator[tuple[Part, ...]]:
+def near(
+    letter: tuple[SessionMessage, ...], samples: dict[Kind, SessionMessage]
+) -> Iterator[tuple[SessionMessage, ...]]:
     """The letters one step from an honest one: a part less, twice, in another place, or one more."""
     for place, part in enumerate(letter):
         yield letter[:place] + letter[place + 1 :]
         yield (*letter[:place], part, *letter[place:])
         yield (part, *letter[:place], *letter[place + 1 :])
     for kind in (*PARTS.values(),):
-        if kind is not Relay:
+        if kind is not ProtocolMessage:
             yield (samples[kind], *letter)
             yield (*letter, samples[kind])
 
 
 def others(
-    honest: tuple[Part, ...], samples: dict[Kind, Part], *, pairs: bool = False
-) -> Iterator[tuple[Part, ...]]:
+    honest: tuple[SessionMessage, ...], samples: dict[Kind, SessionMessage], *, pairs: bool = False
+) -> Iterator[tuple[SessionMessage, ...]]:
     """Letters of other shapes than an honest one: every kind alone, what is near to it, and every pair."""
     shapes = [(part,) for part in samples.values()] + list(near(honest, samples))
     if pairs:
         shapes += list(product(samples.values(), repeat=2))
-    own = shape_of(honest)
+    own = message_shape(honest)
     return (
-        parts for parts in shapes if shape_of(parts) not in (own, *OUTSIDE)
+        parts for parts in shapes if message_shape(parts) not in (own, *OUTSIDE)
     )  # which the coordinator may say
 
 
-def tries_at_a_silo(exchange: Exchange, samples: dict[Kind, Part], *, pairs: bool) -> int:
+def tries_at_a_silo(exchange: Exchange, samples: dict[Kind, SessionMessage], *, pairs: bool) -> int:
     """Send a silo other letters in an honest one's place, and see that nothing changes; return how many."""
     before, mine = state_of(exchange.world, exchange.silo), exchange.addressed_all(samples, up=False)
     tried = 0
     for parts in others(exchange.letter.parts, mine, pairs=pairs):
         (answer,) = exchange.to_silo(*parts)
-        assert isinstance(answer, Refused | Here)
-        if isinstance(answer, Refused):
+        assert isinstance(answer, Declined | Ready)
+        if isinstance(answer, Declined):
             assert answer.why.code is Code.SHAPE or answer.why.code.cause == "replay"
         tried += 1
     assert state_of(exchange.world, exchange.silo) == before
     return tried
 
 
-def tries_at_the_coordinator(exchange: Exchange, samples: dict[Kind, Part]) -> None:
+def tries_at_the_coordinator(exchange: Exchange, samples: dict[Kind, SessionMessage]) -> None:
     """Give other answers in an honest one's place: each ends the run, by the silo's name, and none of it is read."""
     exchange.deliver()
     coordinator, honest = exchange.world.coordinator, exchange.answered
@@ -410,7 +414,9 @@ def tries_at_the_coordinator(exchange: Exchange, samples: dict[Kind, Part]) -> N
         state = {key: value for key, value in vars(coordinator).items() if key not in ("stop", "_ledger")}
         mine = exchange.addressed_all(samples, up=True)
         before = fingerprint(state), on_disk(exchange.world.run_folder.path)
-        letters = [parts for parts in others(honest.parts, mine) if shape_of(parts) not in (*ENDINGS, *SIGNS)]
+        letters = [
+            parts for parts in others(honest.parts, mine) if message_shape(parts) not in (*ENDINGS, *SIGNS)
+        ]
         for parts in letters:
             exchange.from_silo(*parts)
         assert (fingerprint(state), on_disk(exchange.world.run_folder.path)) == before
@@ -473,7 +479,9 @@ def any_sequence(
     return wrap
 
 
-def played(name: str, letters: list[list[int] | None], samples: dict[Kind, Part], folder: Path) -> None:
+def played(
+    name: str, letters: list[list[int] | None], samples: dict[Kind, SessionMessage], folder: Path
+) -> None:
     """Play a run in which a silo is sent other letters between the honest ones; all ends as it does without them."""
     world, kinds = made(name, folder), list(samples.values())
     waiting, sent = list(letters), 0
@@ -483,9 +491,9 @@ def played(name: str, letters: list[list[int] | None], samples: dict[Kind, Part]
             if others_first is None:
                 break
             parts = tuple(exchange.addressed(kinds[kind % len(kinds)], up=False) for kind in others_first)
-            if shape_of(parts) not in (shape_of(exchange.letter.parts), *OUTSIDE):
+            if message_shape(parts) not in (message_shape(exchange.letter.parts), *OUTSIDE):
                 before = state_of(world, 0)
-                assert isinstance(exchange.to_silo(*parts)[0], Refused | Here)
+                assert isinstance(exchange.to_silo(*parts)[0], Declined | Ready)
                 assert state_of(world, 0) == before
                 sent += 1
     charges = [world.charged(n) for n in range(3)]
@@ -495,7 +503,7 @@ def played(name: str, letters: list[list[int] | None], samples: dict[Kind, Part]
 
 @any_sequence(SEQUENCES, 8)
 def test_no_sequence_of_letters_changes_anything(
-    samples: dict[Kind, Part], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any
+    samples: dict[Kind, SessionMessage], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any
 ) -> None:
     played(name, letters, samples, tmp_path_factory.mktemp("sequence"))
 
@@ -503,6 +511,6 @@ def test_no_sequence_of_letters_changes_anything(
 @pytest.mark.slow
 @any_sequence(tuple(name for name in CASES if "encrypted" not in name), 300)
 def test_no_sequence_of_letters_changes_anything_in_any_method(
-    samples: dict[Kind, Part], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any
+    samples: dict[Kind, SessionMessage], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any
 ) -> None:
     played(name, letters, samples, tmp_path_factory.mktemp("sequence"))

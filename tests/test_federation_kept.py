@@ -13,16 +13,16 @@ from unittest.mock import Mock
 import pytest
 
 from fedveil.errors import IntegrityError, RunFolderError
-from fedveil.federation import books, silo
-from fedveil.federation.books import Books
+from fedveil.federation import silo, silo_state
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.errors import told
-from fedveil.federation.kept import KEPT, KeptMarks, Mark
+from fedveil.federation.errors import to_refusal
+from fedveil.federation.replay_guard import KEPT, ReplayMark, ReplayMarks
+from fedveil.federation.silo_state import SiloState
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger
-from fedveil.protection.letter_parts import Refused, Relay
-from fedveil.protection.refusals import Code, Refusal
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import Declined, ProtocolMessage
 from tests.federation_world import RUN, World, small_keys
 from tests.test_federation_grammar import ALL, CASES, IDS, held_by
 from tests.test_federation_grammar import asked as asked_of
@@ -63,7 +63,7 @@ def put_back(world: World, lost: bool) -> Any:
 
 def refused(parts: Any) -> Code:
     (part,) = parts
-    assert isinstance(part, Refused), part
+    assert isinstance(part, Declined), part
     return part.why.code
 
 
@@ -102,7 +102,7 @@ def test_without_the_marks_two_sums_of_one_round_go_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the marks are for: the other silos' vectors would be in both sums, and their users charged for one."""
-    monkeypatch.setattr(Books, "mark", lambda *_: None)
+    monkeypatch.setattr(SiloState, "mark", lambda *_: None)
     sent, answer = put_back(world, lost=False)
     assert (vector(answer) != sent).any()
     assert charged(world) == [1, 2, 2]
@@ -121,7 +121,7 @@ def test_under_every_protection_the_run_is_refused_before_a_charge(
     world.restart()
     before = charged(world)
     codes: list[Code] = []
-    monkeypatch.setattr(silo, "told", lambda error: noted(codes, error))
+    monkeypatch.setattr(silo, "to_refusal", lambda error: noted(codes, error))
     world.play()
     assert Code.REPLACED in codes
     assert charged(world) == before
@@ -129,7 +129,7 @@ def test_under_every_protection_the_run_is_refused_before_a_charge(
 
 
 def noted(codes: list[Code], error: Exception) -> Refusal:
-    why = told(error)
+    why = to_refusal(error)
     codes.append(why.code)
     return why
 
@@ -138,7 +138,7 @@ def answered_twice(world: World, coordinator: CoordinatorParty) -> None:
     """Carry letters until silo 0 has marked twice, and put back the answers that it had before that."""
     answers, copy = world.folder / ANSWERS, world.folder / "copy"
     for _ in range(100):
-        for number, data in coordinator.letters():
+        for number, data in coordinator.messages():
             if number == 0 and answers.exists():
                 shutil.rmtree(copy, ignore_errors=True)
                 shutil.copytree(answers, copy)
@@ -158,7 +158,7 @@ def test_a_round_is_given_no_oftener_than_its_charge_counts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sessions without end, a restart between them or not: ciphertexts of one charge are counted in the statement."""
-    monkeypatch.setattr(books, "MOST_REPEATS", 3)
+    monkeypatch.setattr(silo_state, "MOST_REPEATS", 3)
     answers = []
     for session in range(1, 6):
         world.tell(world.terms(world.experiment), session=session)
@@ -178,7 +178,7 @@ def test_a_round_that_was_not_kept_is_drawn_again(world: World, monkeypatch: pyt
         assert refused(world.tell(*task(world, number=2), number=2)) is Code.STORAGE
     world.restart()
     world.tell(world.terms(world.experiment), session=2)
-    assert isinstance(world.tell(*task(world, number=2), session=2, number=1)[0], Relay)
+    assert isinstance(world.tell(*task(world, number=2), session=2, number=1)[0], ProtocolMessage)
     assert charged(world) == [1, 2, 2]
 
 
@@ -188,15 +188,15 @@ def test_a_round_that_was_kept_and_not_marked_is_repeated_and_marked(
     world.tell(world.terms(world.experiment))
     world.tell(*task(world), number=1)
     with monkeypatch.context() as patched:
-        patched.setattr(KeptMarks, "put", Mock(side_effect=RunFolderError("no room")))
+        patched.setattr(ReplayMarks, "append", Mock(side_effect=RunFolderError("no room")))
         assert refused(world.tell(*task(world, number=2), number=2)) is Code.STORAGE
     world.restart()
     world.tell(world.terms(world.experiment), session=2)
-    assert isinstance(world.tell(*task(world, number=2), session=2, number=1)[0], Relay)
+    assert isinstance(world.tell(*task(world, number=2), session=2, number=1)[0], ProtocolMessage)
     assert charged(world) == [1, 2]
     record = RecordStore(world.folder / ANSWERS).read(RUN)
     assert record is not None
-    assert KeptMarks(world.folder / "state-0" / KEPT).last(RUN) == Mark.of(record)
+    assert ReplayMarks(world.folder / "state-0" / KEPT).last(RUN) == ReplayMark.from_record(record)
 
 
 def test_a_mark_fits_its_answer_and_later_ones(tmp_path: Path) -> None:
@@ -209,12 +209,14 @@ def test_a_mark_fits_its_answer_and_later_ones(tmp_path: Path) -> None:
             RoundRecord(round=1, request=bytes(32), binding=bytes(32), head=head, given=b"four")
             for head in heads
         )
-        assert Mark.of(first).fits(first, ledger)
-        assert Mark.of(first).fits(second, ledger)
-        assert not Mark.of(second).fits(first, ledger)
-        assert not Mark.of(second).fits(None, ledger)
-        assert not Mark(Mark.of(first).head, 5).fits(first, ledger)  # the second step of an answer is missing
-        assert not Mark("a" * 64, 4).fits(
+        assert ReplayMark.from_record(first).fits(first, ledger)
+        assert ReplayMark.from_record(first).fits(second, ledger)
+        assert not ReplayMark.from_record(second).fits(first, ledger)
+        assert not ReplayMark.from_record(second).fits(None, ledger)
+        assert not ReplayMark(ReplayMark.from_record(first).head, 5).fits(
+            first, ledger
+        )  # the second step of an answer is missing
+        assert not ReplayMark("a" * 64, 4).fits(
             RoundRecord(round=1, request=bytes(32), binding=bytes(32), head=b"b" * 32), ledger
         )
 
@@ -223,9 +225,9 @@ def test_a_mark_fits_its_answer_and_later_ones(tmp_path: Path) -> None:
 def test_marks_survive_a_torn_line_and_a_full_disk(
     tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marks, one, two = KeptMarks(tmp_path / KEPT), Mark("a" * 64, 1), Mark("b" * 64, 2)
+    marks, one, two = ReplayMarks(tmp_path / KEPT), ReplayMark("a" * 64, 1), ReplayMark("b" * 64, 2)
     assert marks.last(RUN) is None
-    assert marks.put(RUN, one, most=2)
+    assert marks.append(RUN, one, most=2)
     path = next((tmp_path / KEPT).iterdir())
     assert path.stat().st_mode & 0o777 == 0o600
     if broken == "write":
@@ -234,17 +236,17 @@ def test_marks_survive_a_torn_line_and_a_full_disk(
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", Mock(side_effect=FULL))
             with pytest.raises(RunFolderError, match="nothing was sent"):
-                marks.put(RUN, two, most=2)
+                marks.append(RUN, two, most=2)
     assert marks.last(RUN) == one
-    assert [marks.put(RUN, two, most=2) for _ in range(3)] == [True, True, False]
+    assert [marks.append(RUN, two, most=2) for _ in range(3)] == [True, True, False]
     assert marks.last(RUN) == two
     assert path.read_bytes() == b"a" * 64 + b" 1\n" + 2 * (b"b" * 64 + b" 2\n")
 
 
 @pytest.mark.parametrize("damage", [bytes.upper, lambda line: line.replace(b" ", b""), lambda _: b"\n"])
 def test_a_damaged_mark_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    marks = KeptMarks(tmp_path / KEPT)
-    marks.put(RUN, Mark("a" * 64, 1), most=2)
+    marks = ReplayMarks(tmp_path / KEPT)
+    marks.append(RUN, ReplayMark("a" * 64, 1), most=2)
     path = next((tmp_path / KEPT).iterdir())
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(IntegrityError, match="line 1: damaged"):

@@ -13,13 +13,10 @@ from typing import Any
 
 import pytest
 
-from fedveil.checks import tried
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import prepare
+from fedveil.checks import run_check
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.audit.ledger_audit import _counted, _signed, export_ledger, verify_ledger
-from fedveil.federation.heads import HEADS, NONE, HeadsSeen, sign_heads
+from fedveil.federation.ledger_heads import HEADS, NONE, SeenHeads, sign_heads
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import TERMS
 from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
@@ -35,13 +32,24 @@ from fedveil.privacy.events import (
     LaplaceEvent,
     PoissonSampledEvent,
     all_of,
-    off_grid,
+    split_grid_loss,
 )
-from fedveil.privacy.ledger import Ledger, read_entries, read_head, read_lines
-from fedveil.privacy.ledger_lines import Entry, Note, Origin, parse_lines
+from fedveil.privacy.ledger import (
+    Entry,
+    Ledger,
+    Note,
+    Origin,
+    parse_lines,
+    read_entries,
+    read_head,
+    read_lines,
+)
 from fedveil.privacy.loss_distributions import PldAccountant
-from fedveil.protection.letter_parts import Heads, Part
-from fedveil.protection.refusals import Code, Refusal
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import LedgerHeads, SessionMessage
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.setup import prepare
 from tests.federation_world import Killed, Moments, World, asked, population, small_keys
 from tests.test_federation_grammar import ALL
 
@@ -89,7 +97,7 @@ def test_every_charge_says_when_for_whom_and_under_what(world: World) -> None:
     path = world.folder / STATE / LEDGER
     assert list(head) == [parse_lines(path, path.read_bytes())[1][charges[-1].index]]
     assert (
-        HeadsSeen(world.folder / HEADS, bytes(32)).last("silo0").hex()
+        SeenHeads(world.folder / HEADS, bytes(32)).last("silo0").hex()
         == (world.folder / STATE / HEAD).read_text()
     )
     world.restart()
@@ -103,7 +111,7 @@ def test_a_ledger_and_its_export_count_what_the_grid_of_the_noise_costs(world: W
     assert stopped(world) is None
     charged = all_of(entry.event for entry in read_entries(world.folder / STATE / LEDGER))
     prepared = prepare(world.experiment, FixedPopulation(world.held))
-    event, loss = off_grid(charged)
+    event, loss = split_grid_loss(charged)
     assert loss == pytest.approx(prepared.guarantee.grid_loss_after(2, prepared.length), rel=1e-12)
     for name in ("pld", "rdp"):
         accountant = make_accountant(name)
@@ -203,7 +211,7 @@ def test_peers_remember_where_the_coordinator_does_not(forgets: str, world: Worl
 BLIND: dict[str, Any] = {"name": "private-weighting", "n_max": 30, "private_sampling": True}
 MASKED: dict[str, dict[str, Any]] = {
     "all": {"protection": {"name": "secure-aggregation"}},
-    "recovering": {"protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1}},
+    "recovering": {"protection": {"name": "secure-aggregation", "on_dropout": "recover", "max_dropouts": 1}},
     "by transfer": {"method": {"name": "uldp-avg-w", "user_sampling_rate": 0.5}, "protection": BLIND},
 }
 
@@ -226,7 +234,7 @@ def test_peers_remember_the_last_session_where_its_rounds_are_masked(
     heads, opened = tmp_path / HEADS, world.coordinate()
     world.coordinator = opened
     while opened._rounds.number < back:
-        assert not opened.finished
+        assert not opened.is_finished
         world.exchange(opened)
     shutil.copytree(tmp_path / STATE, tmp_path / "early")
     earlier = heads.read_bytes()
@@ -261,21 +269,21 @@ def test_a_coordinator_hides_nothing_that_peers_say_of_a_ledger(
     hides: str, world: World, tmp_path: Path
 ) -> None:
     """Silo 0 went back, and the coordinator helps: it plays no round."""
-    before: list[Heads] = []
+    before: list[LedgerHeads] = []
 
-    def alter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        return tuple(changed(part) if isinstance(part, Heads) and silo == 0 else part for part in parts)
+    def alter(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
+        return tuple(changed(part) if isinstance(part, LedgerHeads) and silo == 0 else part for part in parts)
 
-    def changed(told: Heads) -> Heads:
+    def changed(told: LedgerHeads) -> LedgerHeads:
         before.append(told)
         if len(before) == 1:
             return told
         (first, (heard, own)), second = told.silos
         return {
-            "leaves one out": Heads(silos=(second,)),
+            "leaves one out": LedgerHeads(silos=(second,)),
             "of another session": before[0],
-            "zeros": Heads(silos=((first, ((NONE, heard[1]), own)), second)),
-            "of another silo": Heads(silos=((first, second[1]), second)),
+            "zeros": LedgerHeads(silos=((first, ((NONE, heard[1]), own)), second)),
+            "of another silo": LedgerHeads(silos=((first, second[1]), second)),
         }[hides]
 
     world.lie = alter
@@ -297,14 +305,14 @@ def test_a_silo_that_says_of_a_ledger_that_lines_are_missing_is_named(world: Wor
     """Whether it lies, nobody can tell but the two: the silo that it speaks of is not left alone with the blame."""
     assert stopped(world) is None
 
-    def alter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        return tuple(changed(part) if isinstance(part, Heads) and silo == 0 else part for part in parts)
+    def alter(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
+        return tuple(changed(part) if isinstance(part, LedgerHeads) and silo == 0 else part for part in parts)
 
-    def changed(told: Heads) -> Heads:
+    def changed(told: LedgerHeads) -> LedgerHeads:
         first, (last, (_, own)) = told.silos
         assert world.coordinator is not None
         (made,) = sign_heads(world.keys[last], world.coordinator._session, [bytes([7]) * 32])
-        return Heads(silos=(first, (last, (made, own))))
+        return LedgerHeads(silos=(first, (last, (made, own))))
 
     world.lie = alter
     said = stopped(world)
@@ -364,25 +372,25 @@ def test_two_processes_on_copies_of_one_state_are_noticed(world: World, tmp_path
 
 
 def test_a_coordinator_stops_when_a_ledger_goes_back(tmp_path: Path) -> None:
-    heads = HeadsSeen(tmp_path / HEADS, bytes(32))
+    heads = SeenHeads(tmp_path / HEADS, bytes(32))
     first, second = bytes([1]) * 32, bytes([2]) * 32
     heads.hear({"north": first, "south": first})
     heads.hear({"north": second, "south": NONE})
-    again = HeadsSeen(tmp_path / HEADS, bytes(32))
+    again = SeenHeads(tmp_path / HEADS, bytes(32))
     assert (again.last("north"), again.last("south"), again.last("west")) == (second, first, NONE)
     again.hear({"north": second})
     with pytest.raises(IntegrityError, match="silo north: its ledger has gone back"):
         again.hear({"north": first})
-    assert HeadsSeen(tmp_path / HEADS, bytes(32)).last("north") == second
+    assert SeenHeads(tmp_path / HEADS, bytes(32)).last("north") == second
     (tmp_path / HEADS).write_text('["00", "north", "x"]\n')
     with pytest.raises(RunFolderError, match="damaged"):
-        HeadsSeen(tmp_path / HEADS, bytes(32))
+        SeenHeads(tmp_path / HEADS, bytes(32))
 
 
 def test_a_head_that_could_not_be_written_is_not_taken_for_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heads, (first, second) = HeadsSeen(tmp_path / HEADS, bytes(32)), (bytes([n]) * 32 for n in (1, 2))
+    heads, (first, second) = SeenHeads(tmp_path / HEADS, bytes(32)), (bytes([n]) * 32 for n in (1, 2))
     heads.hear({"north": first})
     write = os.write
 
@@ -397,16 +405,16 @@ def test_a_head_that_could_not_be_written_is_not_taken_for_noted(
             heads.hear({"north": second})
     heads.hear({"north": second})
     heads.keep()
-    assert HeadsSeen(tmp_path / HEADS, bytes(32)).last("north") == second
+    assert SeenHeads(tmp_path / HEADS, bytes(32)).last("north") == second
 
 
 def test_a_head_costs_a_line_and_half_a_line_is_no_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedveil.federation.heads._KEPT", 3)
+    monkeypatch.setattr("fedveil.federation.ledger_heads._KEPT", 3)
     path, every = tmp_path / HEADS, [bytes([number]) * 32 for number in range(1, 9)]
-    HeadsSeen(path, bytes([7]) * 32).hear({"north": every[0]})  # of another federation
-    heads = HeadsSeen(path, bytes(32))
+    SeenHeads(path, bytes([7]) * 32).hear({"north": every[0]})  # of another federation
+    heads = SeenHeads(path, bytes(32))
     for head in every:
         before = path.read_bytes()
         heads.hear({"north": head, "south": NONE})
@@ -414,29 +422,29 @@ def test_a_head_costs_a_line_and_half_a_line_is_no_head(
         assert path.read_bytes().startswith(before)
         assert path.read_bytes()[len(before) :].count(b"\n") == 1
     path.write_bytes(path.read_bytes()[:-1])  # the host went down as it was written
-    heads = HeadsSeen(path, bytes(32))
+    heads = SeenHeads(path, bytes(32))
     assert heads.last("north") == every[-2]
     heads.hear({"north": every[-1]})
     assert path.read_bytes().count(b"\n") == 1 + 3 + 1  # written anew, without those that are too old
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert HeadsSeen(path, bytes(32)).last("north") == every[-1]
-    assert HeadsSeen(path, bytes([7]) * 32).last("north") == every[0]
+    assert SeenHeads(path, bytes(32)).last("north") == every[-1]
+    assert SeenHeads(path, bytes([7]) * 32).last("north") == every[0]
 
 
 def test_heads_of_many_rounds_take_bounded_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process, however long it runs; and no file that it writes is refused at the next start."""
-    monkeypatch.setattr("fedveil.federation.heads._KEPT", 5)
+    monkeypatch.setattr("fedveil.federation.ledger_heads._KEPT", 5)
     monkeypatch.setitem(read_content.__kwdefaults__, "largest", 1)  # what is read of a document
     path, names = tmp_path / HEADS, ("north", "south")
     every = [bytes([number]) * 32 for number in range(1, 101)]
-    heads, most = HeadsSeen(path, bytes(32)), 0
+    heads, most = SeenHeads(path, bytes(32)), 0
     for head in every:
         heads.hear(dict.fromkeys(names, head))
         most = max(most, path.read_bytes().count(b"\n"))
     heads.keep()
     held = len(names) * 5
     assert 2 * held < most <= 2 * held + len(names)
-    again = HeadsSeen(path, bytes(32))
+    again = SeenHeads(path, bytes(32))
     assert [again.last(name) for name in names] == [every[-1]] * 2
     for name, head in itertools.product(names, every[-5:-1]):
         with pytest.raises(IntegrityError, match="gone back"):
@@ -450,7 +458,7 @@ def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:
     for _ in range(2):  # nonces, terms
         made.exchange(first)
     shutil.copytree(tmp_path / STATE, tmp_path / "before")
-    (number, data), *_ = first.letters()
+    (number, data), *_ = first.messages()
     assert number == 0
     first.receive(0, made.party().receive(data))
     first.close()
@@ -468,11 +476,11 @@ def test_a_coordinator_gives_the_runs_ledger_back_though_heads_cannot_be_kept(
 ) -> None:
     first = world.coordinate()
 
-    def full(_: HeadsSeen) -> None:
+    def full(_: SeenHeads) -> None:
         raise RunFolderError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(HeadsSeen, "keep", full)
+        patch.setattr(SeenHeads, "keep", full)
         with pytest.raises(RunFolderError, match="No space left"):
             first.close()
     world.coordinate().close()
@@ -481,7 +489,7 @@ def test_a_coordinator_gives_the_runs_ledger_back_though_heads_cannot_be_kept(
 def test_heads_of_an_earlier_release_are_not_forgotten_in_silence(tmp_path: Path) -> None:
     (tmp_path / "heads.json").write_text("{}")
     with pytest.raises(RunFolderError, match=r"heads\.json: heads that an earlier release has heard"):
-        HeadsSeen(tmp_path / HEADS, bytes(32))
+        SeenHeads(tmp_path / HEADS, bytes(32))
 
 
 def test_a_ledger_that_was_carried_into_a_state_and_not_in_its_place_is_refused(world: World) -> None:
@@ -504,7 +512,7 @@ def test_a_note_of_an_end_that_says_no_line_is_damage(world: World) -> None:
     answers = RecordStore(world.folder / STATE / "answers")
     silo = SiloLedger(world.folder / STATE, world.policy, answers, charter=bytes(32), serial=1)
     with pytest.raises(IntegrityError, match=r"ledger.jsonl is damaged"):
-        silo.ended("00" * 16)
+        silo.end_record("00" * 16)
     silo.close()
 
 
@@ -604,7 +612,7 @@ def test_an_auditor_finds_what_the_silo_finds(world: World, tmp_path: Path) -> N
     assert "4 charges" in details["epsilon"]
     assert details["counted"].startswith("4 charges count what the coordinator learns")
     ledger = world.party()
-    spent = PldAccountant().epsilon(ledger._ledger.ledger.spent(), 1e-5)
+    spent = PldAccountant().epsilon(ledger._ledger.ledger.spent_event(), 1e-5)
     assert document["epsilon"]["pld"] == pytest.approx(spent, rel=1e-12)
     assert failed(target, ("0" * 64,)) == {"signature"}
 
@@ -702,7 +710,7 @@ def test_an_export_says_what_its_epsilon_does_not_count(
         ledger.note("policy", policy.model_dump_json())
         ledger.charge(run="run", round=1, attempt=0, event=GaussianEvent(noise_multiplier=5.0))
     lines, _, _ = parse_lines(path, path.read_bytes())
-    said = tried("counted", lambda: _counted(path, lines))
+    said = run_check("counted", lambda: _counted(path, lines))
     assert said.outcome == ("unchecked" if but else "holds")
     assert f"1 charges count what {counts}" in said.detail
     assert f"does not count {but}" in said.detail or not but

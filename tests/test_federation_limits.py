@@ -17,23 +17,32 @@ import numpy as np
 import pytest
 
 from fedveil.errors import ConfigError
-from fedveil.federation import allowance, exchange
 from fedveil.federation import coordinator as coordinating
-from fedveil.federation.allowance import Allowance, Deadline
+from fedveil.federation import cpu_quota, exchange
+from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.document import canonical
+from fedveil.federation.cpu_quota import CpuQuota, Deadline
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.exchange import Heard
-from fedveil.federation.heads import NONE
+from fedveil.federation.exchange import ReplyKind
+from fedveil.federation.ledger_heads import NONE
 from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.privacy.ledger import read_entries, read_lines
-from fedveil.privacy.ledger_lines import Note
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import Attested, Here, Joined, Knock, Model, Part, Refused, Task, Working
-from fedveil.protection.refusals import Code, Refusal
+from fedveil.privacy.ledger import Note, read_entries, read_lines
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import (
+    Attestation,
+    Declined,
+    GlobalModel,
+    Hello,
+    InProgress,
+    Join,
+    Ready,
+    RoundTask,
+    SessionMessage,
+)
 from fedveil.registry import names
 from tests.federation_world import TESTING, World, asked, population
 
@@ -57,9 +66,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def why(parts: tuple[Part, ...]) -> Refusal:
+def why(parts: tuple[SessionMessage, ...]) -> Refusal:
     (part,) = parts
-    assert isinstance(part, Refused), part
+    assert isinstance(part, Declined), part
     return part.why
 
 
@@ -70,10 +79,10 @@ def why(parts: tuple[Part, ...]) -> Refusal:
     ("policy", "changes", "expected"),
     [
         ({}, {"rounds": 10**8}, Refusal(Code.ROUNDS, (1e8, 10_000.0))),
-        ({"most_rounds": 3}, {}, Refusal(Code.ROUNDS, (4.0, 3.0))),
+        ({"max_rounds": 3}, {}, Refusal(Code.ROUNDS, (4.0, 3.0))),
         ({}, {"local": {"epochs": 10**8}}, Refusal(Code.EPOCHS, (1e8, 100.0))),
-        ({"most_epochs": 1}, {"local": {"epochs": 2}}, Refusal(Code.EPOCHS, (2.0, 1.0))),
-        ({"most_parameters": 3}, {}, Refusal(Code.LARGE_MODEL, (4.0, 3.0))),
+        ({"max_epochs": 1}, {"local": {"epochs": 2}}, Refusal(Code.EPOCHS, (2.0, 1.0))),
+        ({"max_parameters": 3}, {}, Refusal(Code.LARGE_MODEL, (4.0, 3.0))),
     ],
 )
 def test_a_run_of_more_work_than_the_policy_allows_is_not_joined(
@@ -86,9 +95,9 @@ def test_a_run_of_more_work_than_the_policy_allows_is_not_joined(
 
 
 def test_what_is_just_allowed_is_joined(tmp_path: Path) -> None:
-    tight = TESTING.model_copy(update={"most_rounds": 4, "most_epochs": 2, "most_parameters": 4})
+    tight = TESTING.model_copy(update={"max_rounds": 4, "max_epochs": 2, "max_parameters": 4})
     world = World(tmp_path, asked(), population(), tight)
-    assert isinstance(world.tell(world.terms(asked()))[0], Joined)
+    assert isinstance(world.tell(world.terms(asked()))[0], Join)
     world.close()
 
 
@@ -104,7 +113,7 @@ def test_a_deadline_is_looked_at_whenever_training_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(allowance.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cpu_quota.time, "monotonic", lambda: now[0])
     deadline = Deadline(60.0)
     now[0] += 59.9
     deadline(1, 2)
@@ -118,7 +127,7 @@ def test_a_letter_is_judged_by_its_beginning(world: World) -> None:
     coordinator, party = world.coordinate(), world.silos[0]
     assert party is not None
     for step in range(3):
-        letter = dict(coordinator.letters())[0]
+        letter = dict(coordinator.messages())[0]
         assert len(letter) <= party.longest(letter[:BEGINNING])
         assert (party.longest(letter[:BEGINNING]) > LARGEST_OPENING) == (step == 2)
         assert party.longest(bytes(BEGINNING)) == party.longest(b"") == LARGEST_OPENING
@@ -176,7 +185,7 @@ def test_no_number_of_an_experiment_makes_joining_dear_or_untyped(
             began = time.process_time()
             answer = world.tell(terms, run=tried.to_bytes(16, "big"))[0]
             assert time.process_time() - began < 1.0, (place, other)
-            assert not isinstance(answer, Refused) or answer.why.code is not Code.OWN_RECORDS, (place, other)
+            assert not isinstance(answer, Declined) or answer.why.code is not Code.OWN_RECORDS, (place, other)
     assert tried > 50
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
     world.close()
@@ -187,8 +196,8 @@ def test_no_number_of_an_experiment_makes_joining_dear_or_untyped(
 
 def test_an_allowance_counts_what_led_to_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(allowance.time, "monotonic", lambda: now[0])
-    own = Allowance()
+    monkeypatch.setattr(cpu_quota.time, "monotonic", lambda: now[0])
+    own = CpuQuota()
     own.begin()
     own.count(6.0, "answered")  # a dear setup, and the round that it was for
     own.count(50.0, "charged")
@@ -209,13 +218,13 @@ def test_an_allowance_counts_what_led_to_no_charge(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("letter", ["terms", "refused", "knock"])
 def test_a_silo_reads_no_letter_once_its_day_is_spent(letter: str, tmp_path: Path) -> None:
     """Whatever it is that leads nowhere; the terms that are joined and left again among them."""
-    world = World(tmp_path, asked(), population(), TESTING.model_copy(update={"fruitless_seconds": 0.05}))
-    say: Callable[[int], tuple[Part, ...]] = {
+    world = World(tmp_path, asked(), population(), TESTING.model_copy(update={"uncharged_cpu_seconds": 0.05}))
+    say: Callable[[int], tuple[SessionMessage, ...]] = {
         "terms": lambda number: world.tell(world.terms(asked()), run=number.to_bytes(16, "big")),
         "refused": lambda number: world.tell(
             world.terms(asked(rounds=10**6)), run=number.to_bytes(16, "big"), session=2
         ),
-        "knock": lambda number: world.tell(Knock(), number=number),
+        "knock": lambda number: world.tell(Hello(), number=number),
     }[letter]
 
     def spend() -> None:
@@ -223,26 +232,26 @@ def test_a_silo_reads_no_letter_once_its_day_is_spent(letter: str, tmp_path: Pat
             say(number)
 
     assert say(5000)
-    with pytest.raises(ProtocolError, match="fruitless_seconds"):
+    with pytest.raises(ProtocolError, match="uncharged_cpu_seconds"):
         spend()
-    with pytest.raises(ProtocolError, match="fruitless_seconds"):
+    with pytest.raises(ProtocolError, match="uncharged_cpu_seconds"):
         world.tell(world.terms(asked()))
     world.close()
 
 
 def test_a_charged_round_that_is_asked_for_again_and_again_is_not_free(tmp_path: Path) -> None:
     """In the open no key forbids to repeat it in its session: nothing is charged, and it is work all the same."""
-    policy = TESTING.model_copy(update={"fruitless_seconds": 0.05})
+    policy = TESTING.model_copy(update={"uncharged_cpu_seconds": 0.05})
     world = World(tmp_path, asked(), population(), policy)
-    assert isinstance(world.tell(world.terms(asked()))[0], Joined)
-    model = Model(values=np.zeros(4, dtype=np.float32))
+    assert isinstance(world.tell(world.terms(asked()))[0], Join)
+    model = GlobalModel(values=np.zeros(4, dtype=np.float32))
 
     def ask_again() -> None:
         for number in range(2, 5000):
-            assert isinstance(world.tell(model, Task(round=1), number=number)[-1], Attested)
+            assert isinstance(world.tell(model, RoundTask(round=1), number=number)[-1], Attestation)
 
-    assert isinstance(world.tell(model, Task(round=1), number=1)[-1], Attested)
-    with pytest.raises(ProtocolError, match="fruitless_seconds"):
+    assert isinstance(world.tell(model, RoundTask(round=1), number=1)[-1], Attestation)
+    with pytest.raises(ProtocolError, match="uncharged_cpu_seconds"):
         ask_again()
     assert world.charged(0) == [1]
     world.close()
@@ -261,7 +270,7 @@ def test_a_run_that_is_played_costs_nothing_of_it(tmp_path: Path) -> None:
 # --- a silo that holds a coordinator ---------------------------------------------------------------------------
 
 
-def answer_of(world: World, silo: int, data: bytes, *parts: Part) -> bytes:
+def answer_of(world: World, silo: int, data: bytes, *parts: SessionMessage) -> bytes:
     """What a silo that lies answers to a letter."""
     letter = world.letter(silo, data)
     return letter.answer(*parts).seal(world.keys[silo])
@@ -269,10 +278,10 @@ def answer_of(world: World, silo: int, data: bytes, *parts: Part) -> bytes:
 
 def carried(
     world: World, coordinator: CoordinatorParty, lie: Callable[[int, bytes], bytes | None]
-) -> set[Heard]:
+) -> set[ReplyKind]:
     """Carry the letters that wait; return what the answers were to the coordinator."""
     heard = set()
-    for number, data in coordinator.letters():
+    for number, data in coordinator.messages():
         heard.add(coordinator.receive(number, lie(number, data) or world.party(number).receive(data)))
     return heard
 
@@ -284,17 +293,17 @@ def test_a_silo_that_leaves_every_session_does_not_hold_the_run(
     most = 8
     monkeypatch.setattr(exchange, "MOST_LEFT", most)
     monkeypatch.setattr(coordinating, "MOST_LEFT", most)
-    protection = MASKED | ({"on_missing": "recover", "missing_silos": 1} if recovers else {})
+    protection = MASKED | ({"on_dropout": "recover", "max_dropouts": 1} if recovers else {})
     world = World(tmp_path, asked(rounds=2, protection=protection), population())
     coordinator = world.coordinate()
-    here = Here(nonce=bytes(16), busy=0)
+    here = Ready(nonce=bytes(16), busy=0)
 
     def lie(number: int, data: bytes) -> bytes | None:
-        asks = coordinator._exchange is not None and coordinator._exchange.knocks
+        asks = coordinator._exchange is not None and coordinator._exchange.hellos
         return answer_of(world, number, data, here) if number == 1 and not asks else None
 
     turns = 0
-    while not coordinator.finished:
+    while not coordinator.is_finished:
         carried(world, coordinator, lie)
         turns += 1
         assert turns < 4 * most
@@ -312,15 +321,15 @@ def test_a_silo_that_leaves_every_session_does_not_hold_the_run(
 def test_a_silo_that_says_for_ever_that_it_is_busy_counts_as_silent(world: World) -> None:
     """The carrier's patience runs out: such a word is nothing that it waited for."""
     coordinator = world.coordinate()
-    busy = Here(nonce=bytes(16), busy=600)
+    busy = Ready(nonce=bytes(16), busy=600)
     said = carried(
         world, coordinator, lambda number, data: answer_of(world, 1, data, busy) if number == 1 else None
     )
-    assert said == {Heard.ANSWER, Heard.NOTHING}
+    assert said == {ReplyKind.ANSWER, ReplyKind.NOTHING}
     for _ in range(3):
         again = carried(world, coordinator, lambda number, data: answer_of(world, 1, data, busy))
-        assert again == {Heard.NOTHING}
-    assert [number for number, _ in coordinator.letters()] == [1]
+        assert again == {ReplyKind.NOTHING}
+    assert [number for number, _ in coordinator.messages()] == [1]
     coordinator.close()
 
 
@@ -332,35 +341,35 @@ def test_a_silo_at_work_says_so_and_nothing_of_its_work(world: World) -> None:
     coordinator = world.coordinate()
     world.exchange(coordinator)
     world.exchange(coordinator)
-    (number, data), *others = coordinator.letters()
+    (number, data), *others = coordinator.messages()
     party = world.party(number)
-    word = party.working(data)
+    word = party.in_progress_message(data)
     opened = world.answer(number, word)
-    assert opened.parts == (Working(),)
+    assert opened.parts == (InProgress(),)
     assert opened.head == NONE
     assert not read_entries(world.folder / f"state-{number}" / LEDGER)
-    assert coordinator.receive(number, word) is Heard.SIGN
-    assert coordinator.awaited == (0, 1, 2)
+    assert coordinator.receive(number, word) is ReplyKind.SIGN
+    assert coordinator.awaited_silos == (0, 1, 2)
     with pytest.raises(ProtocolError):
-        party.working(others[0][1])  # a letter to another silo
-    assert coordinator.receive(number, party.receive(data)) is Heard.ANSWER
-    assert coordinator.receive(number, word) is Heard.NOTHING
-    assert coordinator.awaited == (1, 2)
+        party.in_progress_message(others[0][1])  # a letter to another silo
+    assert coordinator.receive(number, party.receive(data)) is ReplyKind.ANSWER
+    assert coordinator.receive(number, word) is ReplyKind.NOTHING
+    assert coordinator.awaited_silos == (1, 2)
     coordinator.close()
 
 
 def test_a_silo_that_is_left_behind_is_not_back_because_it_works(tmp_path: Path) -> None:
-    protection = MASKED | {"on_missing": "recover", "missing_silos": 1}
+    protection = MASKED | {"on_dropout": "recover", "max_dropouts": 1}
     world = World(tmp_path, asked(rounds=2, protection=protection), population())
     coordinator = world.coordinate()
-    letters = dict(coordinator.letters())
-    assert coordinator.go_on((2,)) == ("silo2",)
+    letters = dict(coordinator.messages())
+    assert coordinator.drop_missing((2,)) == ("silo2",)
     party = world.party(2)
-    assert coordinator.receive(2, party.working(letters[2])) is Heard.NOTHING
-    assert not coordinator._absent.back
-    assert 2 in dict(coordinator.letters())
+    assert coordinator.receive(2, party.in_progress_message(letters[2])) is ReplyKind.NOTHING
+    assert not coordinator._absent.n_returned
+    assert 2 in dict(coordinator.messages())
     coordinator.receive(2, party.receive(letters[2]))
-    assert coordinator._absent.back == 1
+    assert coordinator._absent.n_returned == 1
     coordinator.close()
     world.close()
 
@@ -379,11 +388,11 @@ def standing_of(world: World, read: Callable[[], Standing]) -> None:
 def test_a_stricter_policy_holds_from_the_next_session(world: World) -> None:
     now = [world.policy]
     standing_of(world, lambda: Standing(membership=world.membership, policy=now[0]))
-    assert isinstance(world.tell(world.terms())[0], Joined)
+    assert isinstance(world.tell(world.terms())[0], Join)
     now[0] = world.policy.model_copy(update={"clip": 0.1})
     assert why(world.tell(world.terms(), session=2)).code is Code.CLIP
     now[0] = world.policy.model_copy(update={"clip": 0.75})
-    assert isinstance(world.tell(world.terms(), session=3)[0], Joined)
+    assert isinstance(world.tell(world.terms(), session=3)[0], Join)
     noted = [line for line in read_lines(world.folder / "state-0" / LEDGER) if isinstance(line, Note)]
     policies = [json.loads(note.text)["clip"] for note in noted if note.kind == "policy"]
     assert policies == [1.0, 0.75]  # nothing was joined under the one between
@@ -402,7 +411,7 @@ def test_a_membership_that_does_not_hold_any_more_ends_what_a_served_silo_joins(
         return Standing(membership=sealed[0], policy=world.policy)
 
     standing_of(world, read)
-    assert isinstance(world.tell(world.terms())[0], Joined)
+    assert isinstance(world.tell(world.terms())[0], Join)
     sealed[:] = (
         [] if fault == "unreadable" else [replace(world.membership, serial=world.membership.serial + 1)]
     )
@@ -416,7 +425,7 @@ LIMITED = """\
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from fedveil.flower.silo_host.silo import limit_memory
+from fedveil.flower.silo_host.service import limit_memory
 limit_memory(SimpleNamespace(policy=SimpleNamespace(memory_mb=1024)))
 import numpy
 try:

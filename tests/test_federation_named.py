@@ -9,30 +9,36 @@ from typing import Any
 
 import pytest
 
-from fedveil.crypto.agreement import SignedKey
-from fedveil.federation.binding import exchange_context, sign_asked
+from fedveil.crypto.key_agreement import SignedKey
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.exchange import check_learned
-from fedveil.federation.heads import sign_heads
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import Asked, Joined, Learned, Part, Relay
-from fedveil.protection.masking.recovery_messages import ShareBundle, SignedSurvivors
-from fedveil.protection.messages import Announcement, Envelope, Message
-from fedveil.protection.partial.messages import SealedKeys
-from fedveil.protection.refusals import Code, Refusal
-from fedveil.protection.weighting.messages import SealedSeed
+from fedveil.federation.exchange import check_models_agree
+from fedveil.federation.ledger_heads import sign_heads
+from fedveil.federation.transcript_binding import exchange_context, sign_request
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.masking.recovery_messages import ShareBundle, SignedSurvivors
+from fedveil.protocols.messages import Announcement, Envelope, Message
+from fedveil.protocols.partial_encryption.messages import SealedKeys
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import (
+    Join,
+    ModelStored,
+    ProtocolMessage,
+    RequestSignature,
+    SessionMessage,
+)
+from fedveil.protocols.weighting.messages import SealedSeed
 from tests.federation_world import World, asked, population, small_keys
 from tests.test_federation_grammar import ALL, CASES, needs_tenseal
 
-Lie = Callable[[World, Part], Part]
+Lie = Callable[[World, SessionMessage], SessionMessage]
 
 
 def stopped(folder: Path, case: str, lie: Lie) -> str | None:
     """Play a run in which silo 0 changes what it answers; return why it ended early."""
     world = World(folder, asked(**CASES[case]), population(), ALL)
     coordinator = world.coordinator = world.coordinate()
-    while not coordinator.finished:
-        for number, data in reversed(coordinator.letters()):  # silo 0, which lies, refuses nothing first
+    while not coordinator.is_finished:
+        for number, data in reversed(coordinator.messages()):  # silo 0, which lies, refuses nothing first
             reply = world.party(number).receive(data)
             if number == 0:
                 letter = world.answer(0, reply)
@@ -46,11 +52,11 @@ def stopped(folder: Path, case: str, lie: Lie) -> str | None:
 def relayed(kind: type[Message], change: Callable[[Any], Message]) -> Lie:
     """A lie in the messages of a kind."""
 
-    def lie(_: World, part: Part) -> Part:
-        envelope = Envelope.decode(part.message) if isinstance(part, Relay) else None
+    def lie(_: World, part: SessionMessage) -> SessionMessage:
+        envelope = Envelope.decode(part.message) if isinstance(part, ProtocolMessage) else None
         if envelope is None or not isinstance(envelope.message, kind):
             return part
-        return Relay(message=replace(envelope, message=change(envelope.message)).encode())
+        return ProtocolMessage(message=replace(envelope, message=change(envelope.message)).encode())
 
     return lie
 
@@ -88,29 +94,29 @@ def test_a_silo_whose_message_another_one_refuses_is_named(
     )
 
 
-@pytest.mark.parametrize("kind", [Joined, Asked])
+@pytest.mark.parametrize("kind", [Join, RequestSignature])
 def test_a_silo_shows_its_peers_the_end_of_its_ledger_that_it_shows_the_coordinator(
-    kind: type[Part], tmp_path: Path
+    kind: type[SessionMessage], tmp_path: Path
 ) -> None:
     """An end from before had silo 1 refuse, of which the run said that lines were missing from its own ledger."""
     seen: list[bytes] = []
     parties: list[CoordinatorParty[Any]] = []
 
-    def lie(world: World, part: Part) -> Part:
+    def lie(world: World, part: SessionMessage) -> SessionMessage:
         coordinator = world.coordinator
         assert coordinator is not None
         if coordinator not in parties:
             parties.append(coordinator)
-        if isinstance(part, Asked):
+        if isinstance(part, RequestSignature):
             seen.append(part.signed[0])
-            if kind is Asked and len(seen) == 3:
-                return Asked(
-                    signed=sign_asked(world.keys[0], exchange_context(coordinator._asked, 0), seen[0])
+            if kind is RequestSignature and len(seen) == 3:
+                return RequestSignature(
+                    signed=sign_request(world.keys[0], exchange_context(coordinator._asked, 0), seen[0])
                 )
-        if isinstance(part, Joined) and kind is Joined:
+        if isinstance(part, Join) and kind is Join:
             seen.append(part.heads[0][0])
             heads = [bytes([9]) * 32, *(head for head, _ in part.heads[1:])]
-            return Joined(heads=sign_heads(world.keys[0], coordinator._session, heads))
+            return Join(heads=sign_heads(world.keys[0], coordinator._session, heads))
         return part
 
     said = stopped(tmp_path, "masked", lie)
@@ -129,7 +135,7 @@ def test_a_silo_shows_its_peers_the_end_of_its_ledger_that_it_shows_the_coordina
 )
 def test_a_silo_with_another_model_than_most_is_named(tags: bytes, said: str) -> None:
     """Silo 0 was taken for right: where it lied, silo 1 was named."""
-    check_learned({silo: (Learned(tag=bytes(32)),) for silo in range(3)})
+    check_models_agree({silo: (ModelStored(tag=bytes(32)),) for silo in range(3)})
     with pytest.raises(ProtocolError) as raised:
-        check_learned({silo: (Learned(tag=bytes([tag]) * 32),) for silo, tag in enumerate(tags)})
+        check_models_agree({silo: (ModelStored(tag=bytes([tag]) * 32),) for silo, tag in enumerate(tags)})
     assert str(raised.value) == said

@@ -11,27 +11,27 @@ from typing import Any, cast
 
 import pytest
 
-from fedveil.engine.experiments.experiment import Experiment, merge, parse
-from fedveil.engine.run import run
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import prepare
 from fedveil.errors import DataError
-from fedveil.federation import proposals
+from fedveil.federation import proposal_review
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.parts_due import has_trained
+from fedveil.federation.run_schedule import has_trained
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
+from fedveil.flower.enrollment.joining import DraftedPolicy
+from fedveil.flower.enrollment.provisioning import provision
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding.joining import DraftedPolicy
-from fedveil.flower.founding.provisioning import provision
 from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.silo_host.guard import open_silo
+from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
-from fedveil.protection.refusals import Code
+from fedveil.protocols.refusals import Code
+from fedveil.run.config.experiment import Experiment, merge, parse
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import run
 from tests import test_evaluation_targets
 from tests.hospitals import table_in
 from tests.runs import Silent
@@ -118,7 +118,7 @@ class Study:
 def carried(party: CoordinatorParty[Any], silos: list[SiloParty], *, signs: bool = True) -> str | None:
     """Carry every letter of a part, and the silos' signatures of the end; return why it ended early."""
     while party.outcome is None:
-        for number, data in party.letters():
+        for number, data in party.messages():
             party.receive(number, silos[number].receive(data))
     for number, data in party.farewells:
         answer = silos[number].receive(data)
@@ -131,7 +131,7 @@ def carried(party: CoordinatorParty[Any], silos: list[SiloParty], *, signs: bool
 def alone(folder: Path, base: dict[str, Any] = ASKED) -> Path:
     """The run folder of the same experiment with all tables in this process."""
     listed(folder / "schema.toml")
-    experiment: Experiment = parse(base, "test").anchored(folder)
+    experiment: Experiment = parse(base, "test").resolve_paths(folder)
     return run(prepare(experiment), folder / "alone", Silent()).folder
 
 
@@ -204,7 +204,7 @@ def test_parts_that_a_policy_does_not_name_stop_the_run_before_its_first_charge(
     [
         ('columns = ["age", "code", "sick"]', "one of the columns"),  # without the ward, which is pooled
         ('columns = ["age", "code", "ward"]', "one of the columns"),  # without the target
-        ("largest_dimension = 12", "this silo allows at most 12"),
+        ("max_release_length = 12", "this silo allows at most 12"),
     ],
 )
 def test_columns_and_lengths_that_a_policy_does_not_allow_stop_the_run_before_anything_is_planned(
@@ -216,7 +216,7 @@ def test_columns_and_lengths_that_a_policy_does_not_allow_stop_the_run_before_an
         policy = path / "policy.toml"
         policy.write_text(f"{key}\n{policy.read_text()}")
     planned: list[Experiment] = []
-    monkeypatch.setattr(proposals, "prepare", lambda experiment, of: planned.append(experiment))
+    monkeypatch.setattr(proposal_review, "prepare", lambda experiment, of: planned.append(experiment))
     (stopped,) = study.play()
     assert words in (stopped or "")
     assert planned == []
@@ -292,16 +292,17 @@ def test_whether_training_has_ended_by_its_budget_is_asked_of_every_charge(
     event = GaussianEvent(noise_multiplier=2.0)
     run = SimpleNamespace(
         evaluation="asked for",
-        before=(),
-        after=(),
-        beside=(),
+        releases_before_training=(),
+        releases_after_training=(),
+        side_releases=(),
         experiment=SimpleNamespace(rounds=10, name="run"),
         guarantee=SimpleNamespace(unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE),
-        agreed=SimpleNamespace(repeats=repeats),
+        protocol_spec=SimpleNamespace(repeatable=repeats),
     )
     given: list[int] = []
     monkeypatch.setattr(
-        "fedveil.federation.parts_due.over_budget", lambda _, number, charges, beside: given.append(charges)
+        "fedveil.federation.run_schedule.over_budget",
+        lambda _, number, charges, beside: given.append(charges),
     )
     monkeypatch.setattr(RunFolder, "read_checkpoint", lambda _: SimpleNamespace(round=2))
     charged = [(1, 0), (2, 0)] if repeats else [(1, 0), (1, 1), (2, 0), (2, 1)]
@@ -320,9 +321,9 @@ def test_a_release_is_asked_for_only_where_what_the_coordinators_ledger_has_leav
     """Two rounds are charged and nothing is on disk: the release must fit beside them (round 1 is repeated)."""
     tables(tmp_path, people=PEOPLE)
     listed(tmp_path / "schema.toml")
-    plain = prepare(parse(ASKED, "test").anchored(tmp_path))
-    assert plain.agreed.repeats
-    needed = plain.epsilon_with(Role.READER, 1, plain.beside, 1)
+    plain = prepare(parse(ASKED, "test").resolve_paths(tmp_path))
+    assert plain.protocol_spec.repeatable
+    needed = plain.epsilon_with(Role.READER, 1, plain.side_releases, 1)
     study = Study(tmp_path, privacy={"budget": needed * (1.001 if room else 0.999)})
     with Ledger(study.run.path / "ledger.jsonl", unit="user") as ledger:
         for number in (1, 2):

@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.rounds.attempts import MOST_ATTEMPTS, Absences
 from fedveil.errors import CompositionError, IntegrityError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.own.round import Told
-from fedveil.federation.rounds import _DRAWN
+from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.silo_ledger import LEDGER, adopt
-from fedveil.protection.driver import NOBODY, Dropouts
-from fedveil.protection.letter_parts import Model, Task
-from fedveil.protection.masking.recovery_server import RecoverableServer
-from fedveil.protection.masking.recovery_silo import RecoverableSilo
+from fedveil.federation.silo_session.round_inputs import RoundInstructions
+from fedveil.federation.training_rounds import _DRAWN
+from fedveil.protocols.driver import NOBODY, Dropouts
+from fedveil.protocols.masking.recovery_server import RecoverableServer
+from fedveil.protocols.masking.recovery_silo import RecoverableSilo
+from fedveil.protocols.session_messages import GlobalModel, RoundTask
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.rounds.retries import MOST_ATTEMPTS, DropoutSimulation
 from tests.federation_world import MOVING, TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.runs import files, same_model
 
 SILOS = 5
-RECOVER: dict[str, Any] = {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 2}
+RECOVER: dict[str, Any] = {"name": "secure-aggregation", "on_dropout": "recover", "max_dropouts": 2}
 
 
 def recovering(seeded: bool = True, **changes: Any) -> Experiment:
@@ -47,7 +47,7 @@ def world_of(folder: Path, experiment: Experiment) -> World:
 
 def step(coordinator: CoordinatorParty) -> str:
     """Which step of an attempt is awaited: KNOCK, IDLE (joining), KEYS, SHARES, VECTORS, SIGN, REVEAL."""
-    if coordinator._exchange is not None and coordinator._exchange.knocks:
+    if coordinator._exchange is not None and coordinator._exchange.hellos:
         return "KNOCK"
     machine = coordinator._server
     assert isinstance(machine, RecoverableServer)
@@ -56,13 +56,15 @@ def step(coordinator: CoordinatorParty) -> str:
 
 def exchange(world: World, coordinator: CoordinatorParty, without: Collection[int] = ()) -> None:
     """Carry every letter that waits, but those to silos that are away; then the others go on."""
-    for number, data in reversed(coordinator.letters()):  # those to silos left behind come first
+    for number, data in reversed(coordinator.messages()):  # those to silos left behind come first
         party = world.silos[number]
         if number not in without and party is not None:
             coordinator.receive(number, party.receive(data))
     silent = {silo for silo in without if silo not in coordinator._absent}
-    if silent and not coordinator.finished:
-        assert set(coordinator.go_on(coordinator.awaited)) == {f"silo{number}" for number in silent}
+    if silent and not coordinator.is_finished:
+        assert set(coordinator.drop_missing(coordinator.awaited_silos)) == {
+            f"silo{number}" for number in silent
+        }
 
 
 def play(
@@ -71,7 +73,7 @@ def play(
     """Play a run to its end; a silo that is away in a step of a round reads its letter later."""
     coordinator = world.coordinator = world.coordinate()
     for _ in range(1000):
-        if coordinator.finished:
+        if coordinator.is_finished:
             return coordinator
         exchange(world, coordinator, gone(coordinator._rounds.checkpoint.round + 1, step(coordinator)))
     raise AssertionError("the run does not end")
@@ -95,14 +97,14 @@ class Inputs:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: dict[int, list[bytes]] = {}
-        masked = RecoverableSilo.masked
+        masked = RecoverableSilo.mask_vector
 
         def giving(silo: RecoverableSilo, units: np.ndarray) -> bytes:
             sent = masked(silo, units)
             self.given.setdefault(silo.index, []).append(units.tobytes())
             return sent
 
-        monkeypatch.setattr(RecoverableSilo, "masked", giving)
+        monkeypatch.setattr(RecoverableSilo, "mask_vector", giving)
 
 
 def test_the_model_is_that_of_the_run_in_one_process_where_the_same_silos_vanish(
@@ -118,7 +120,9 @@ def test_the_model_is_that_of_the_run_in_one_process_where_the_same_silos_vanish
     moving = {"clip": MOVING}
     world = world_of(tmp_path, recovering(rounds=8, method=moving))
     play(world, lambda *now: there.get(now, ()))
-    monkeypatch.setattr(Absences, "of", lambda self, number, attempt, cohort: here.get(number, NOBODY))
+    monkeypatch.setattr(
+        DropoutSimulation, "draw_dropouts", lambda self, number, attempt, cohort: here.get(number, NOBODY)
+    )
     simulated = recovering(rounds=8, method=moving, protection={"dropout_rate": 0.5})
     _, model, rows = files(in_one_process(simulated, world.held, tmp_path / "here"))
     assert [row["summed"] for row in rows[1:]] == summed(world) == [5, 3, 5, 5, 4, 5, 3, 5]
@@ -153,7 +157,7 @@ def test_a_silo_that_was_restarted_costs_the_others_nothing(at: str, tmp_path: P
     coordinator = world.coordinator = world.coordinate()
     reach(world, coordinator, 2, at)
     world.restart(4)
-    while not coordinator.finished:
+    while not coordinator.is_finished:
         exchange(world, coordinator)
     assert summed(world) == [5, 5 if at in ("SIGN", "REVEAL") else 4, 5, 5]
     assert world.paid == world.charged(0) == [1, 2, 3, 4]
@@ -165,7 +169,7 @@ def test_another_attempt_is_another_release(at: str, tmp_path: Path, monkeypatch
     inputs, world = Inputs(monkeypatch), world_of(tmp_path, recovering(seeded=False))
     coordinator = world.coordinate()
     reach(world, coordinator, 2, at)
-    for number, data in coordinator.letters()[:3]:  # the vectors of some, or the shares, have arrived
+    for number, data in coordinator.messages()[:3]:  # the vectors of some, or the shares, have arrived
         coordinator.receive(number, world.party(number).receive(data))
     drawn = (world.run_folder / _DRAWN).read_bytes()
     coordinator.close()
@@ -186,20 +190,20 @@ def test_too_few_are_waited_for_and_begin_again_with_those_that_are_back(tmp_pat
     coordinator = world.coordinator = world.coordinate()
     reach(world, coordinator, 1, "SHARES")
     exchange(world, coordinator, {0, 1})
-    waiting = [number for number, _ in coordinator.letters() if number not in (0, 1, 2)]
-    for number, data in coordinator.letters():
+    waiting = [number for number, _ in coordinator.messages() if number not in (0, 1, 2)]
+    for number, data in coordinator.messages():
         party = world.party(number)
         if number in waiting:
             coordinator.receive(number, party.receive(data))
-    assert coordinator.go_on(coordinator.awaited) == ()  # two of five are not enough
+    assert coordinator.drop_missing(coordinator.awaited_silos) == ()  # two of five are not enough
     assert step(coordinator) == "VECTORS"
-    for number, data in coordinator.letters():
+    for number, data in coordinator.messages():
         party = world.silos[number]
         if number in (0, 1) and party is not None:
             coordinator.receive(number, party.receive(data))
-    assert coordinator.go_on(coordinator.awaited) == ("silo2",)
+    assert coordinator.drop_missing(coordinator.awaited_silos) == ("silo2",)
     assert step(coordinator) == "KNOCK"
-    while not coordinator.finished:
+    while not coordinator.is_finished:
         exchange(world, coordinator, () if 2 in coordinator._absent else (2,))
     assert summed(world) == [4, 4, 4, 4]
     assert world.paid == [1, 1, 2, 3, 4]
@@ -213,7 +217,7 @@ def test_a_run_whose_last_round_is_over_asks_nobody_again(tmp_path: Path) -> Non
     world.restart(1)
     for _ in range(3):
         exchange(world, coordinator)
-    assert coordinator.finished
+    assert coordinator.is_finished
     assert summed(world) == [5, 5, 5, 4]
     world.close()
 
@@ -224,7 +228,7 @@ def test_an_attempt_that_was_charged_twice_ends_the_run_where_the_budget_ends(tm
     world = World(tmp_path, experiment, population(silos=SILOS))
     play(world)
     assert policy.budget is not None
-    cost = policy.budget.accountant.epsilon(world.silos[0]._ledger.ledger.spent(), policy.delta)  # type: ignore[union-attr]
+    cost = policy.budget.accountant.epsilon(world.silos[0]._ledger.ledger.spent_event(), policy.delta)  # type: ignore[union-attr]
     world.close()
     (tmp_path / "again").mkdir()
     policy = policy.model_copy(update={"epsilon": 1.0001 * cost})
@@ -235,7 +239,7 @@ def test_an_attempt_that_was_charged_twice_ends_the_run_where_the_budget_ends(tm
     coordinator = world.coordinator = world.coordinate()
     reach(world, coordinator, 2, "SHARES")
     world.restart(1)  # so that another session begins when the round is over
-    while not coordinator.finished:
+    while not coordinator.is_finished:
         exchange(world, coordinator)
     assert coordinator.outcome is not None
     assert "refuses (budget): the round would bring" in (coordinator.outcome.stopped or "")
@@ -252,13 +256,13 @@ def test_a_silo_that_dies_in_every_attempt_does_not_spend_what_the_others_have(t
         if (
             step(coordinator) == "VECTORS"
         ):  # two send theirs, then the third, without which there are too few, dies
-            for number, data in coordinator.letters():
+            for number, data in coordinator.messages():
                 party = world.silos[number]
                 if number in (3, 4) and party is not None:
                     coordinator.receive(number, party.receive(data))
             world.restart(2)
         exchange(world, coordinator, {0, 1})
-        if coordinator.finished:
+        if coordinator.is_finished:
             break
     assert coordinator.outcome is not None
     assert "silos vanished in each of 10 attempts at round 1" in (coordinator.outcome.stopped or "")
@@ -290,10 +294,10 @@ def test_a_round_that_the_run_does_not_have_is_neither_charged_nor_answered(
     party = world.party()
     session = party._session
     assert session is not None
-    session.told = Told()
-    session.told.add(Model(values=coordinator._rounds.checkpoint.model.numpy()))
+    session.instructions = RoundInstructions()
+    session.instructions.add(GlobalModel(values=coordinator._rounds.checkpoint.model.numpy()))
     with pytest.raises(RefusalError, match="the run has rounds 1 to 4"):
-        session._given(Task(round=number))
+        session._given(RoundTask(round=number))
     assert world.charged(0) == []
     world.close()
 
@@ -307,11 +311,11 @@ def test_a_silo_whose_ledger_lost_its_last_answer_goes_no_further(tmp_path: Path
     with pytest.raises(IntegrityError, match="lines are missing"):
         world.silo(0)
     heard = (
-        HeadsSeen(tmp_path / "state-1" / HEADS, bytes(32)).last("silo0").hex()
+        SeenHeads(tmp_path / "state-1" / HEADS, bytes(32)).last("silo0").hex()
     )  # by a peer, when the session began
     adopt(tmp_path / "state-0", "somebody answers for it; this run cannot go on all the same", (heard,))
     world.silos[0] = world.silo(0)
-    while not coordinator.finished:
+    while not coordinator.is_finished:
         exchange(world, coordinator)
     assert coordinator.outcome is not None
     assert "silo0 refuses (state)" in (coordinator.outcome.stopped or "")
@@ -341,7 +345,7 @@ def test_no_noisy_vector_is_in_two_sums_whatever_goes_wrong(
 @pytest.mark.parametrize(
     ("protection", "reason"),
     [
-        ({"on_missing": "retry"}, 'goes on without silos by on_missing = "recover"'),
+        ({"on_dropout": "retry"}, 'goes on without silos by on_dropout = "recover"'),
         ({"dropout_rate": 0.1}, "lets silos vanish in a simulation"),
     ],
 )
@@ -355,8 +359,8 @@ def test_what_does_not_travel_is_refused(protection: dict[str, Any], reason: str
 def test_without_recovery_all_are_waited_for(tmp_path: Path) -> None:
     world = world_of(tmp_path, asked(protection={"name": "secure-aggregation"}))
     coordinator = world.coordinator = world.coordinate()
-    for number, data in coordinator.letters()[:-1]:
+    for number, data in coordinator.messages()[:-1]:
         coordinator.receive(number, world.party(number).receive(data))
-    assert coordinator.go_on(coordinator.awaited) == ()
-    assert [number for number, _ in coordinator.letters()] == [SILOS - 1]
+    assert coordinator.drop_missing(coordinator.awaited_silos) == ()
+    assert [number for number, _ in coordinator.messages()] == [SILOS - 1]
     world.close()

@@ -15,40 +15,40 @@ import pytest
 import tomlkit
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.experiments.declared import Declared, declared
-from fedveil.engine.experiments.release_document import (
-    InferenceDocument,
-    ReleaseDocument,
-    TableDocument,
-    read_releases,
-)
-from fedveil.engine.releases import series
-from fedveil.engine.releases.inference import prepare_inference
-from fedveil.engine.releases.kinds import asked_of
-from fedveil.engine.releases.prepared_releases import PreparedReleases, make_releases
-from fedveil.engine.releases.statistics import prepare_release
-from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.data.schema import read_schema
 from fedveil.errors import ConfigError
 from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import ROUNDS, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.heads import HEADS, HeadsSeen
+from fedveil.federation.coordinator_setup import open_release, open_run_record
+from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.opening import open_release, record_of
-from fedveil.federation.parts_due import due_of_document
 from fedveil.federation.policy import RELEASES, Policy
-from fedveil.federation.share import silo_share
+from fedveil.federation.run_schedule import next_document_release
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
+from fedveil.federation.silo_data import load_silo_population
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.population.schema import read_schema
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
-from fedveil.protection.letter_parts import Closing, Part, Phase
-from fedveil.protection.messages import SERVER
-from fedveil.protection.refusals import Code, Refusal
+from fedveil.protocols.messages import SERVER
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import Finalize, RunPart, SessionMessage
+from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
+from fedveil.run.config.release_document import (
+    InferenceDocument,
+    ReleaseDocument,
+    TableDocument,
+    read_releases,
+)
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.releases import series
+from fedveil.run.releases.inference import prepare_inference
+from fedveil.run.releases.prepared_releases import PreparedReleases, make_releases
+from fedveil.run.releases.requests import request_scope
+from fedveil.run.releases.statistics import prepare_release
 from fedveil.statistics import strategy
 from tests import test_inference_runs, test_releases
 from tests.commands import as_json
@@ -65,7 +65,7 @@ POLICY = Policy(
     without_guarantee=True,
     releases=RELEASES,
 )
-PREPARE: dict[str, Callable[[TableDocument, Declared], PreparedReleases]] = {
+PREPARE: dict[str, Callable[[TableDocument, DeclaredTables], PreparedReleases]] = {
     "statistics.toml": prepare_release,  # type: ignore[dict-item]
     "inference.toml": prepare_inference,  # type: ignore[dict-item]
 }
@@ -109,17 +109,19 @@ class Hospitals:
             standing=lambda: Standing(membership=self.membership, policy=self.policy),
             number=number,
             identity=self.keys[number],
-            share=silo_share(self.schema, self.files[name], self.membership, number, self.users),
+            share=load_silo_population(self.schema, self.files[name], self.membership, number, self.users),
             state=state,
         )
 
     def coordinator(self, *, again: bool = False) -> CoordinatorParty[Any]:
         """Open the coordinator of the next release, or of the last one again."""
-        declared = Declared(schema=self.schema, silos=self.membership.silos)
-        due = due_of_document(PREPARE[self.document.file](self.document, declared), self.run, again=again)
+        declared = DeclaredTables(schema=self.schema, silos=self.membership.silos)
+        due = next_document_release(
+            PREPARE[self.document.file](self.document, declared), self.run, again=again
+        )
         assert due is not None
-        record = record_of(self.run, self.membership, self.key)
-        return open_release(due, self.document, record, HeadsSeen(self.folder / HEADS, bytes(32)))
+        record = open_run_record(self.run, self.membership, self.key)
+        return open_release(due, self.document, record, SeenHeads(self.folder / HEADS, bytes(32)))
 
     def play(self) -> str | None:
         """Play the next release; return why it ended early."""
@@ -133,12 +135,12 @@ class Hospitals:
                     party.receive(number, self.silos[number].receive(self._told(number, data)))
                 stopped: str | None = party.outcome.stopped
                 return stopped
-            for number, data in party.letters():
+            for number, data in party.messages():
                 party.receive(number, self.silos[number].receive(self._told(number, data)))
         raise AssertionError("the release does not end")
 
     @staticmethod
-    def told(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def told(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
         """What an honest coordinator tells."""
         return parts
 
@@ -165,7 +167,7 @@ def statistics(folder: Path, **changes: Any) -> TableDocument:
     asked: dict[str, Any] = {
         "people": 60,
         "privacy": SEEDED,
-        "statistics": 'silos = "uniform"\nlargest_error = 1e6',
+        "statistics": 'silos = "uniform"\nmax_standard_error = 1e6',
     }
     path = test_releases.written(folder, **asked | changes)
     listed(folder / "schema.toml")
@@ -174,7 +176,7 @@ def statistics(folder: Path, **changes: Any) -> TableDocument:
 
 WEIGHTED = {
     "protection": 'name = "private-weighting"\nn_max = 6',
-    "statistics": 'silos = "records"\nlargest_error = 1e6',
+    "statistics": 'silos = "records"\nmax_standard_error = 1e6',
 }
 
 
@@ -221,11 +223,11 @@ def test_a_regression_between_institutions_is_the_simulations_and_survives_resta
 
 def test_a_release_that_was_begun_is_not_begun_again_where_that_is_another_release(tmp_path: Path) -> None:
     """Under "recover" silos that are asked again draw noise anew, which nobody declared: the charge stands."""
-    recovering = 'name = "secure-aggregation"\non_missing = "recover"\nmissing_silos = 1'
+    recovering = 'name = "secure-aggregation"\non_dropout = "recover"\nmax_dropouts = 1'
     world = Hospitals(tmp_path, statistics(tmp_path, protection=recovering))
     party = world.coordinator()
     while not world.charges("north"):
-        for number, data in party.letters():
+        for number, data in party.messages():
             party.receive(number, world.silos[number].receive(data))
     party.close()  # killed: silos have given their sums, and the coordinator has none
     assert "begun before and is charged" in (world.play() or "")
@@ -241,16 +243,16 @@ def test_a_release_that_was_begun_is_not_begun_again_where_that_is_another_relea
     ("limits", "changes", "words"),
     [
         ({"releases": ("count", "missing", "quantiles", "mean", "cross")}, {}, "one of the releases"),
-        ({"largest_dimension": 10}, {}, "this silo allows at most 10"),
+        ({"max_release_length": 10}, {}, "this silo allows at most 10"),
         ({"columns": ("age", "days", "died", "sick")}, {}, "one of the columns"),
         ({"columns": ()}, {}, "one of the columns"),
-        ({"smallest_error": 50.0}, {}, "pays for no less than 50"),
+        ({"min_standard_error": 50.0}, {}, "pays for no less than 50"),
         ({"protections": ("private-weighting",)}, {}, "protection.name"),
         ({"without_guarantee": False}, {}, "insecure_seed"),
         ({"without_guarantee": False, "epsilon": 2.0}, {"privacy": "epsilon = 3.0"}, "1 rounds would bring"),
         (
             {},
-            {"statistics": 'silos = "uniform"\nlargest_error = 1e6\nby = ["silo"]'},
+            {"statistics": 'silos = "uniform"\nmax_standard_error = 1e6\nby = ["silo"]'},
             "no figures silo by silo",
         ),
     ],
@@ -280,7 +282,7 @@ def test_what_a_silo_refuses_costs_it_no_planning(tmp_path: Path, monkeypatch: p
 
     release = 'age = { show = ["quantiles"], bins = 128 }'
     refused = (
-        {"largest_dimension": 100},
+        {"max_release_length": 100},
         {"columns": ("days",)},
         {"releases": ("count",)},
         {"without_guarantee": False},
@@ -302,7 +304,7 @@ def test_a_regression_reads_its_target_and_features_and_no_other_column(tmp_path
     test_inference_runs.tables(tmp_path, odd=False)
     document = read_releases(test_inference_runs.written(tmp_path, privacy=SEEDED), InferenceDocument)
     listed(tmp_path / "schema.toml")
-    read = asked_of(document, declared(document.data.table)).columns  # type: ignore[arg-type]
+    read = request_scope(document, declared_tables(document.data.table)).columns  # type: ignore[arg-type]
     assert {"sick"} < read < set(read_schema(tmp_path / "schema.toml").columns)
     for column in sorted(read):
         world = Hospitals(tmp_path, document, POLICY.model_copy(update={"columns": tuple(read - {column})}))
@@ -337,14 +339,16 @@ def test_a_policy_allows_no_release_unless_it_names_it(tmp_path: Path) -> None:
 # --- coordinators that lie ----------------------------------------------------------------------------------
 
 
-def lied(change: Callable[[Phase], Phase]) -> Callable[[int, tuple[Part, ...]], tuple[Part, ...]]:
+def lied(
+    change: Callable[[RunPart], RunPart],
+) -> Callable[[int, tuple[SessionMessage, ...]], tuple[SessionMessage, ...]]:
     """A coordinator that tells silo 0 something else of what was released before."""
     return lambda silo, parts: tuple(
-        change(part) if silo == 0 and isinstance(part, Phase) else part for part in parts
+        change(part) if silo == 0 and isinstance(part, RunPart) else part for part in parts
     )
 
 
-def moved(phase: Phase, std: float = 1.0, number: float = 0.0, length: int = 0) -> Phase:
+def moved(phase: RunPart, std: float = 1.0, number: float = 0.0, length: int = 0) -> RunPart:
     """What was released, with another noise, number or length."""
     ((own, vector),) = phase.released
     changed = np.concatenate([vector[: len(vector) - length], np.zeros(0)])
@@ -352,7 +356,7 @@ def moved(phase: Phase, std: float = 1.0, number: float = 0.0, length: int = 0) 
     return replace(phase, released=((own * std, changed),))
 
 
-LIES: tuple[tuple[Callable[[Phase], Phase], str], ...] = (
+LIES: tuple[tuple[Callable[[RunPart], RunPart], str], ...] = (
     (lambda phase: replace(phase, name="3"), "does not fit"),
     (lambda phase: replace(phase, name="eval/1"), "does not fit"),
     (lambda phase: replace(phase, released=()), "does not fit"),
@@ -392,7 +396,7 @@ def test_a_release_is_asked_for_again_after_a_crash_and_answered_alike(tmp_path:
     party = world.coordinator()
     answers: list[bytes] = []
     for exchange in range(3):  # nonces, terms, and the task, whose answers are lost
-        for number, data in party.letters():
+        for number, data in party.messages():
             answers.append(world.silos[number].receive(data))
             if exchange < 2:
                 party.receive(number, answers[-1])
@@ -410,7 +414,7 @@ def test_a_release_is_not_drawn_again_without_its_answer(tmp_path: Path) -> None
     world = Hospitals(tmp_path, statistics(tmp_path, protection='name = "none"'))
     party = world.coordinator()
     for exchange in range(3):  # nonces, terms, and the task, whose answers are lost
-        for number, data in party.letters():
+        for number, data in party.messages():
             reply = world.silos[number].receive(data)
             if exchange < 2:
                 party.receive(number, reply)
@@ -436,7 +440,7 @@ def test_neighbours_are_answered_in_letters_of_the_same_shape(tmp_path: Path, pr
         world, shapes = Hospitals(folder, document), []
         party = world.coordinator()
         while party.outcome is None:
-            for number, data in party.letters():
+            for number, data in party.messages():
                 answer = world.silos[number].receive(data)
                 shapes.append((number, len(data), len(answer)))
                 party.receive(number, answer)
@@ -495,9 +499,9 @@ def test_every_release_of_a_document_is_signed_and_its_end_with_the_last(tmp_pat
     )
     world, flatters = Hospitals(tmp_path, document), list[int]()
 
-    def flattering(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def flattering(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
         """A coordinator that shows one silo of two a smaller epsilon."""
-        if silo or not isinstance(parts[0], Closing):
+        if silo or not isinstance(parts[0], Finalize):
             return parts
         flatters.append(silo)
         stated = Statement.from_json(json.loads(parts[0].statement))

@@ -10,20 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.federation import sessions
+from fedveil.federation import session_admission
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.rounds import STATE
-from fedveil.federation.sessions import LEASE_SECONDS, Reception, session_name, session_run
+from fedveil.federation.session_admission import LEASE_SECONDS, SessionAdmission, session_name, session_run
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.training_rounds import STATE
 from fedveil.files import parse_json
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.letter_parts import Here, Joined, Knock, Model, Over, Part, Refused, Relay, Task
+from fedveil.protocols.session_messages import (
+    Declined,
+    GlobalModel,
+    Goodbye,
+    Hello,
+    Join,
+    ProtocolMessage,
+    Ready,
+    RoundTask,
+    SessionMessage,
+)
+from fedveil.run.folder.run_folder import RunFolder
 from tests.federation_world import RUN, World, asked, population
 from tests.test_federation_grammar import state_of
 
 MASKED = {"protection": {"name": "secure-aggregation"}}
-RECOVERING = {"protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1}}
+RECOVERING = {"protection": {"name": "secure-aggregation", "on_dropout": "recover", "max_dropouts": 1}}
 RATE = 0.25
 
 
@@ -49,11 +59,11 @@ class Replayer:
     def play(self, coordinators: list[CoordinatorParty], most: int = 200) -> int:
         """Carry until all runs have ended; return how many exchanges that took."""
         for turn in range(1, most):
-            waiting = [one for one in coordinators if not one.finished]
+            waiting = [one for one in coordinators if not one.is_finished]
             if not waiting:
                 return turn
             for coordinator in waiting:
-                for number, data in coordinator.letters():
+                for number, data in coordinator.messages():
                     self.replay(waiting)
                     answer = self.world.party(number).receive(data)
                     self.replay(waiting)
@@ -61,7 +71,7 @@ class Replayer:
                     self.carried += 1
                     self.down.append((number, data))
                     self.up.append((number, answer))
-                if coordinator.finished:
+                if coordinator.is_finished:
                     for number, data in coordinator.farewells:
                         party = self.world.party(number)
                         party.receive(data)
@@ -102,14 +112,14 @@ def test_no_old_letter_changes_a_silo(tmp_path: Path) -> None:
     old = [data for number, data in replayer.down if number == 0]
     coordinator = another(world, "next")
     party = world.party()
-    while not coordinator.finished:
+    while not coordinator.is_finished:
         before = state_of(world, 0)
         for data in old:
             letter = world.answer(0, party.receive(data))
             assert party._last is not None
             joined = party._last.run == coordinator.run
             assert (
-                isinstance(letter.parts[0], Here) or not joined
+                isinstance(letter.parts[0], Ready) or not joined
             )  # till then the old session answers as it did
         assert state_of(world, 0) == before
         world.exchange(coordinator)
@@ -121,28 +131,28 @@ def test_an_old_word_of_a_silo_begins_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, asked(rounds=2), population())
     coordinator = world.coordinate()
     party = world.party()
-    ((_, knock), *_) = coordinator.letters()
+    ((_, knock), *_) = coordinator.messages()
     stale = party.receive(knock)
     world.exchange(coordinator)  # nonces
-    before = coordinator.letters()
+    before = coordinator.messages()
     coordinator.receive(0, stale)
-    assert coordinator.letters() == before
+    assert coordinator.messages() == before
     world.exchange(coordinator)  # terms
-    before = coordinator.letters()
+    before = coordinator.messages()
     coordinator.receive(0, stale)
     coordinator.receive(0, party.receive(knock))
-    assert coordinator.letters() == before
+    assert coordinator.messages() == before
     coordinator.close()
     world.close()
 
 
-def task(number: int = 1) -> tuple[Part, ...]:
-    return Model(values=np.zeros(4, dtype=np.float32)), Task(round=number)
+def task(number: int = 1) -> tuple[SessionMessage, ...]:
+    return GlobalModel(values=np.zeros(4, dtype=np.float32)), RoundTask(round=number)
 
 
-def knocked(world: World, run: bytes) -> Here:
-    (here,) = world.tell(Knock(), session=9, run=run)
-    assert isinstance(here, Here)
+def knocked(world: World, run: bytes) -> Ready:
+    (here,) = world.tell(Hello(), session=9, run=run)
+    assert isinstance(here, Ready)
     return here
 
 
@@ -150,15 +160,15 @@ def test_another_run_waits_from_the_first_round_to_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(sessions.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(session_admission.time, "monotonic", lambda: now[0])
     world = World(tmp_path, asked(rounds=2), population())
     other = bytes(16)
     world.tell(world.terms(asked(rounds=2)))
     assert not knocked(world, other).busy  # nothing was asked for yet
-    assert isinstance(world.tell(*task(), number=1)[0], Relay)
+    assert isinstance(world.tell(*task(), number=1)[0], ProtocolMessage)
     assert knocked(world, other).busy == LEASE_SECONDS
     (refused,) = world.tell(world.terms(asked(rounds=2)), run=other)
-    assert isinstance(refused, Here)
+    assert isinstance(refused, Ready)
     assert not knocked(world, RUN).busy  # the same run resumes at once
     now[0] += 400.0
     assert knocked(world, other).busy == 200
@@ -169,11 +179,11 @@ def test_another_run_waits_from_the_first_round_to_the_last(
     world.tell(world.terms(asked(rounds=2)), session=2)
     world.tell(*task(2), session=2, number=1)
     world.tell(world.terms(asked(rounds=2)), run=other, session=3)
-    assert isinstance(world.tell(*task(), run=other, session=3, number=1)[0], Relay)
+    assert isinstance(world.tell(*task(), run=other, session=3, number=1)[0], ProtocolMessage)
     assert knocked(world, RUN).busy
-    world.tell(Over(), run=other, session=3, number=2)
+    world.tell(Goodbye(), run=other, session=3, number=2)
     assert not knocked(world, RUN).busy
-    assert isinstance(world.tell(*task(2), run=other, session=3, number=3)[0], Here)
+    assert isinstance(world.tell(*task(2), run=other, session=3, number=3)[0], Ready)
     now[0] += LEASE_SECONDS
     world.close()
 
@@ -182,20 +192,22 @@ def test_a_silo_whose_coordinator_died_is_free_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(sessions.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(session_admission.time, "monotonic", lambda: now[0])
     world = World(tmp_path, asked(rounds=2), population())
     world.tell(world.terms(asked(rounds=2)))
     world.tell(*task(), number=1)
     now[0] += LEASE_SECONDS
-    assert isinstance(world.tell(world.terms(asked(rounds=2)), run=bytes(16))[0], Joined)
+    assert isinstance(world.tell(world.terms(asked(rounds=2)), run=bytes(16))[0], Join)
     world.close()
 
 
 def test_terms_join_under_the_present_nonces_alone(tmp_path: Path) -> None:
     world = World(tmp_path, asked(), population())
-    reception = Reception()
+    reception = SessionAdmission()
     terms = replace(
-        world.terms(asked()), opened=b"c" * 16, nonces=((0, reception.here(RUN).nonce), (2, b"o" * 16))
+        world.terms(asked()),
+        opened=b"c" * 16,
+        nonces=((0, reception.ready_message(RUN).nonce), (2, b"o" * 16)),
     )
     name = session_name(RUN, terms.opened, terms.nonces)
     assert reception.admits(0, RUN, name, terms)
@@ -236,10 +248,10 @@ def test_a_folder_names_its_run_and_no_session(tmp_path: Path) -> None:
 def test_what_answers_a_knock_with_something_else_ends_the_run(tmp_path: Path) -> None:
     world = World(tmp_path, asked(), population())
     coordinator = world.coordinate()
-    number, data = coordinator.letters()[0]
+    number, data = coordinator.messages()[0]
     letter = world.letter(number, data)
-    coordinator.receive(number, letter.answer(Joined(heads=())).seal(world.keys[number]))
+    coordinator.receive(number, letter.answer(Join(heads=())).seal(world.keys[number]))
     assert coordinator.outcome is not None
     assert "silo0: sent a letter of another shape" in (coordinator.outcome.stopped or "")
-    assert not any(isinstance(part, Refused) for part in letter.parts)
+    assert not any(isinstance(part, Declined) for part in letter.parts)
     world.close()

@@ -17,15 +17,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.rounds.workload import CohortWork
-from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
-from fedveil.federation.audit.run_record import attested
-from fedveil.federation.heads import NONE
+from fedveil.federation.audit.run_record import round_attestation
+from fedveil.federation.ledger_heads import NONE
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
@@ -34,42 +31,45 @@ from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import (
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import SERVER, Envelope, RoundStart
+from fedveil.protocols.plaintext_sums import PlaintextVector
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import (
     PARTS,
-    Asked,
-    AskedOfAll,
-    Attested,
-    Closing,
-    Counts,
-    Drawn,
-    DrawnUsers,
-    Heads,
-    Here,
-    Joined,
-    Knock,
-    Learned,
-    Model,
-    Over,
-    OwnDraw,
-    Part,
-    Phase,
-    Refused,
-    Relay,
+    Attestation,
+    Declined,
+    Finalize,
+    GlobalModel,
+    Goodbye,
+    Hello,
+    InProgress,
+    Join,
+    LedgerHeads,
+    ModelStored,
+    ProtocolMessage,
+    Ready,
+    RequestSignature,
+    RequestSignatures,
     RoundClip,
-    Task,
+    RoundTask,
+    RunPart,
+    SampledFlag,
+    SampledUsers,
+    SamplingCommitment,
+    SessionMessage,
     Terms,
-    Totals,
-    Working,
+    UserCounts,
+    UserTotals,
 )
-from fedveil.protection.messages import SERVER, Envelope, RoundStart
-from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.refusals import Code, Refusal
-from fedveil.protection.wire import Writer
+from fedveil.protocols.wire import Writer
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.rounds.client_inputs import CohortInputs
+from fedveil.run.setup import prepare
 from tests.federation_world import MOVING, OPEN, RUN, TESTING, World, asked, clients, population, small_keys
 
 CASES = 20_000
-EXAMPLES: list[Part] = [
+EXAMPLES: list[SessionMessage] = [
     Terms(
         experiment='name = "é"',
         membership=bytes(32),
@@ -77,28 +77,28 @@ EXAMPLES: list[Part] = [
         opened=bytes(16),
         nonces=((3, bytes(16)),),
     ),
-    Knock(),
-    Working(),
-    Over(),
-    Asked(signed=(bytes(range(32)), bytes(range(64)))),
-    Attested(signature=bytes(range(64))),
-    Closing(round=4, charges=5, line=bytes(range(32)), statement='{"unit": "user"}'),
-    AskedOfAll(signatures=((1, (bytes(32), bytes(64))),)),
-    Joined(heads=((bytes(32), bytes(range(64))),)),
-    Heads(silos=((2, ((bytes(range(32)), bytes(64)), (bytes(32), bytes(range(64))))),)),
-    Counts(counts=np.arange(5)),
-    Refused(why=Refusal(Code.ROUND_BUDGET)),
-    Here(nonce=bytes(range(16)), busy=600),
-    Totals(counts=np.arange(3)),
-    Task(round=3),
-    Model(values=np.arange(4, dtype=np.float32)),
+    Hello(),
+    InProgress(),
+    Goodbye(),
+    RequestSignature(signed=(bytes(range(32)), bytes(range(64)))),
+    Attestation(signature=bytes(range(64))),
+    Finalize(round=4, charges=5, line=bytes(range(32)), statement='{"unit": "user"}'),
+    RequestSignatures(signatures=((1, (bytes(32), bytes(64))),)),
+    Join(heads=((bytes(32), bytes(range(64))),)),
+    LedgerHeads(silos=((2, ((bytes(range(32)), bytes(64)), (bytes(32), bytes(range(64))))),)),
+    UserCounts(counts=np.arange(5)),
+    Declined(why=Refusal(Code.ROUND_BUDGET)),
+    Ready(nonce=bytes(range(16)), busy=600),
+    UserTotals(counts=np.arange(3)),
+    RoundTask(round=3),
+    GlobalModel(values=np.arange(4, dtype=np.float32)),
     RoundClip(length=0.375),
-    DrawnUsers(users=np.arange(11) % 2 == 0),
-    OwnDraw(drawn=True),
-    Relay(message=b"a message"),
-    Learned(tag=bytes(range(32))),
-    Drawn(commitment=bytes(32)),
-    Phase(name="eval/2", released=((0.5, np.arange(3.0)), (2.0, np.zeros(0)))),
+    SampledUsers(users=np.arange(11) % 2 == 0),
+    SampledFlag(drawn=True),
+    ProtocolMessage(message=b"a message"),
+    ModelStored(tag=bytes(range(32))),
+    SamplingCommitment(commitment=bytes(32)),
+    RunPart(name="eval/2", released=((0.5, np.arange(3.0)), (2.0, np.zeros(0)))),
 ]
 
 
@@ -113,8 +113,8 @@ def terms(world: World, **changes: Any) -> Terms:
     return world.terms(asked(**changes))
 
 
-def task(world: World, number: int = 1, value: float = 0.0, length: int = 4) -> tuple[Part, ...]:
-    return Model(values=np.full(length, value, dtype=np.float32)), Task(round=number)
+def task(world: World, number: int = 1, value: float = 0.0, length: int = 4) -> tuple[SessionMessage, ...]:
+    return GlobalModel(values=np.full(length, value, dtype=np.float32)), RoundTask(round=number)
 
 
 @contextmanager
@@ -126,19 +126,19 @@ def unkept() -> Iterator[None]:
         yield
 
 
-def vector(parts: tuple[Part, ...]) -> np.ndarray:
+def vector(parts: tuple[SessionMessage, ...]) -> np.ndarray:
     """The sum that a silo sends in the open, and signs."""
     part, signed = parts
-    assert isinstance(part, Relay), part
-    assert isinstance(signed, Attested), signed
+    assert isinstance(part, ProtocolMessage), part
+    assert isinstance(signed, Attestation), signed
     content = Envelope.decode(part.message).message
-    assert isinstance(content, OpenVector)
+    assert isinstance(content, PlaintextVector)
     return content.values
 
 
-def cause(parts: tuple[Part, ...]) -> str:
+def cause(parts: tuple[SessionMessage, ...]) -> str:
     assert len(parts) == 1
-    assert isinstance(parts[0], Refused), parts
+    assert isinstance(parts[0], Declined), parts
     return parts[0].why.code.cause
 
 
@@ -172,7 +172,7 @@ def test_a_policy_is_a_limit(
     world = World(tmp_path, secure, population(), LIMITED.model_copy(update=policy))
     asked_for = world.terms(secure)
     answer = world.tell(asked_for)[0]
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Declined)
     assert answer.why.code is expected
     assert not (tmp_path / "state-0" / "answers").exists()
     if "os.path" not in str(changes):  # the coordinator cannot load that either
@@ -188,7 +188,7 @@ def test_the_budget_counts_what_the_grid_of_the_noise_costs(tmp_path: Path) -> N
     )
     prepared = prepare(secure, FixedPopulation(population()))
     guarantee, rounds = prepared.guarantee, experiment.rounds
-    event = guarantee.after(LIMITED.event(guarantee), rounds)
+    event = guarantee.after_rounds(LIMITED.event(guarantee), rounds)
     loss = guarantee.grid_loss_after(rounds, prepared.length)
     assert loss > 0
     accountant = make_accountant(LIMITED.accountant)
@@ -199,7 +199,7 @@ def test_the_budget_counts_what_the_grid_of_the_noise_costs(tmp_path: Path) -> N
         policy = LIMITED.model_copy(update={"epsilon": epsilon})
         world = World(tmp_path / str(code), secure, population(), policy)
         answer = world.tell(world.terms(secure))[0]
-        assert (answer.why.code if isinstance(answer, Refused) else None) is code
+        assert (answer.why.code if isinstance(answer, Declined) else None) is code
         world.close()
 
 
@@ -212,7 +212,7 @@ def refused_by_all(world: World) -> None:
 def test_noise_from_a_known_seed_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path, asked(), population(), LIMITED)
     answer = world.tell(terms(world))[0]
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Declined)
     assert answer.why.code is Code.KNOWN_SEED
     world.close()
 
@@ -229,7 +229,7 @@ def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
     first.play()
     assert first.outcome.stopped is None
     offer = first.terms(secure)
-    while isinstance(first.tell(offer, run=os.urandom(16))[0], Joined):
+    while isinstance(first.tell(offer, run=os.urandom(16))[0], Join):
         identity = os.urandom(16)
         first.tell(offer, run=identity)
         for number in (1, 2, 3):
@@ -238,7 +238,7 @@ def test_the_budget_counts_all_runs(tmp_path: Path) -> None:
     party = first.party()
     budget = first.policy.budget
     assert budget is not None
-    assert 0 < budget.accountant.epsilon(party._ledger.ledger.spent(), budget.delta) <= 2.0
+    assert 0 < budget.accountant.epsilon(party._ledger.ledger.spent_event(), budget.delta) <= 2.0
     first.close()
 
 
@@ -255,10 +255,10 @@ def test_a_refused_offer_of_another_run_leaves_the_one_that_goes_on(tmp_path: Pa
     assert cause(world.tell(refused, run=os.urandom(16))) == "budget"
     world.tell(*task(world, 1), run=identity, number=1)
     assert isinstance(
-        world.tell(refused, run=os.urandom(16))[0], Here
+        world.tell(refused, run=os.urandom(16))[0], Ready
     )  # in the middle of a run: not even read
     answer = world.tell(*task(world, 2), run=identity, number=2)
-    assert not any(isinstance(part, Refused) for part in answer)
+    assert not any(isinstance(part, Declined) for part in answer)
     world.close()
 
 
@@ -281,7 +281,7 @@ def test_the_budget_counts_a_round_that_is_paid_twice(tmp_path: Path) -> None:
             assert cause(world.tell(*task(world, number=3), number=3)) == "storage"
         world.tell(world.terms(secure), session=2)
         answer = world.tell(*task(world, number=3), session=2, number=1)
-        assert (cause(answer) == "budget") if refused else isinstance(answer[0], Relay)
+        assert (cause(answer) == "budget") if refused else isinstance(answer[0], ProtocolMessage)
         assert len(read_entries(folder / "state-0" / LEDGER)) == (3 if refused else 4)
         world.close()
 
@@ -291,7 +291,7 @@ def test_metrics_and_files_of_the_coordinator_are_not_touched_by_a_silo(world: W
         model={"name": "linear", "loss": "binary_cross_entropy", "metrics": ["this_module:is_not_there"]}
     )
     answer = world.tell(world.terms(offered))
-    assert isinstance(answer[0], Joined)
+    assert isinstance(answer[0], Join)
     assert "this_module" not in sys.modules
 
 
@@ -300,7 +300,7 @@ def test_a_round_is_answered_once(world: World) -> None:
     first = vector(world.tell(*task(world), number=1))
     again = vector(world.tell(*task(world), number=2))
     assert np.array_equal(first, again)
-    assert isinstance(world.tell(*task(world, number=2), number=3)[0], Relay)
+    assert isinstance(world.tell(*task(world, number=2), number=3)[0], ProtocolMessage)
     for session, wrong in enumerate(
         (task(world, number=2, value=1.0), task(world, number=1), task(world, number=4)), start=2
     ):
@@ -314,9 +314,9 @@ def test_a_refusal_ends_its_session(world: World) -> None:
     wrong = world.tell(*task(world, length=9), number=1)
     assert cause(wrong) == "request"
     assert world.tell(*task(world, length=9), number=1) == wrong
-    assert isinstance(world.tell(*task(world), number=2)[0], Here)
+    assert isinstance(world.tell(*task(world), number=2)[0], Ready)
     world.tell(terms(world), session=2)
-    assert isinstance(world.tell(*task(world), session=2, number=1)[0], Relay)
+    assert isinstance(world.tell(*task(world), session=2, number=1)[0], ProtocolMessage)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
@@ -332,14 +332,14 @@ def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
     def fail(*_: object) -> None:
         raise error("record 17 of the table")
 
-    monkeypatch.setattr(CohortWork, "give", fail)
+    monkeypatch.setattr(CohortInputs, "client_input", fail)
     world.tell(terms(world))
     answer = world.tell(*task(world), number=1)
     assert cause(answer) == "request"
-    assert isinstance(answer[0], Refused)
+    assert isinstance(answer[0], Declined)
     assert answer[0].why == Refusal(Code.OWN_RECORDS)
     assert world.tell(*task(world), number=1) == answer
-    assert isinstance(world.tell(*task(world), number=2)[0], Here)
+    assert isinstance(world.tell(*task(world), number=2)[0], Ready)
     assert len(read_entries(tmp_path / "state-0" / LEDGER)) == 1
     world.close()
     world.silos[:] = [world.silo(number) for number in range(3)]
@@ -368,29 +368,29 @@ def test_old_letters_are_not_answered_again(world: World) -> None:
         world.tell(*task(world, number=2), session=1, number=9),
         world.tell(*task(world), run=bytes(16)),
     ):
-        assert isinstance(stranger[0], Here)
+        assert isinstance(stranger[0], Ready)
 
 
 def test_a_task_must_fit(world: World) -> None:
-    totals = Totals(counts=np.full(6, 99))
+    totals = UserTotals(counts=np.full(6, 99))
     for session, (wrong, expected) in enumerate(
         (
             (task(world), Refusal(Code.SHAPE)),
             ((totals, *task(world, length=9)), Refusal(Code.PARAMETERS, (9, 4))),
-            ((totals, DrawnUsers(users=np.ones(6, dtype=np.bool_)), *task(world)), Refusal(Code.SHAPE)),
-            ((totals, OwnDraw(drawn=True), *task(world)), Refusal(Code.SHAPE)),
-            ((totals, Task(round=1)), Refusal(Code.SHAPE)),
-            ((Totals(counts=np.full(5, 99)), *task(world)), Refusal(Code.USERS, (5, 6))),
-            ((Totals(counts=np.zeros(6, dtype=np.int64)), *task(world)), Refusal(Code.OWN_RECORDS)),
+            ((totals, SampledUsers(users=np.ones(6, dtype=np.bool_)), *task(world)), Refusal(Code.SHAPE)),
+            ((totals, SampledFlag(drawn=True), *task(world)), Refusal(Code.SHAPE)),
+            ((totals, RoundTask(round=1)), Refusal(Code.SHAPE)),
+            ((UserTotals(counts=np.full(5, 99)), *task(world)), Refusal(Code.USERS, (5, 6))),
+            ((UserTotals(counts=np.zeros(6, dtype=np.int64)), *task(world)), Refusal(Code.OWN_RECORDS)),
             ((totals, *task(world, number=5)), Refusal(Code.NO_SUCH_ROUND, (4,))),
             ((totals, *task(world, number=0)), Refusal(Code.NO_SUCH_ROUND, (4,))),
-            ((Joined(heads=()),), Refusal(Code.SHAPE)),
+            ((Join(heads=()),), Refusal(Code.SHAPE)),
         ),
         start=1,
     ):
         world.tell(terms(world, method={"name": "uldp-avg-w"}), session=session)
         (answer,) = world.tell(*wrong, session=session, number=1)
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, Declined)
         assert answer.why == expected
 
 
@@ -417,7 +417,7 @@ def test_a_clip_must_be_one_that_its_course_comes_to(
         assert np.isfinite(vector(answers)).all()
     else:
         (answer,) = answers
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, Declined)
         assert answer.why.code is Code.CLIP_MOVED
     charged = list(read_entries(world.folder / "state-0" / LEDGER))
     assert len(charged) == number - (not allowed)
@@ -430,7 +430,7 @@ def test_a_clip_must_be_one_that_its_course_comes_to(
 def test_a_clip_that_stays_is_not_told(world: World) -> None:
     world.tell(terms(world))
     (answer,) = world.tell(RoundClip(length=0.5), *task(world), number=1)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Declined)
     assert answer.why.code is Code.SHAPE
 
 
@@ -461,7 +461,7 @@ def test_new_noise_is_never_free(world: World, tmp_path: Path) -> None:
     with unkept():
         assert cause(world.tell(*task(world, number=3), number=3)) == "storage"
     world.tell(terms(world), session=2)
-    assert isinstance(world.tell(*task(world, number=3), session=2, number=1)[0], Relay)
+    assert isinstance(world.tell(*task(world, number=3), session=2, number=1)[0], ProtocolMessage)
     charges = [(entry.round, entry.attempt) for entry in read_entries(tmp_path / "state-0" / LEDGER)]
     assert charges == [(1, 0), (2, 0), (3, 0), (3, 1)]
 
@@ -476,9 +476,9 @@ def test_a_full_disk_stops_a_round_before_it_is_answered(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         assert cause(world.tell(*task(world), number=1)) == "storage"
-    assert isinstance(world.tell(*task(world), number=2)[0], Here)
+    assert isinstance(world.tell(*task(world), number=2)[0], Ready)
     world.tell(terms(world), session=2)
-    assert isinstance(world.tell(*task(world), session=2, number=1)[0], Relay)
+    assert isinstance(world.tell(*task(world), session=2, number=1)[0], ProtocolMessage)
 
 
 def test_a_coordinator_with_a_full_disk_goes_on_later(
@@ -491,7 +491,7 @@ def test_a_coordinator_with_a_full_disk_goes_on_later(
     coordinator = world.coordinate()
     with monkeypatch.context() as patched, pytest.raises(RunFolderError, match="No space left"):  # noqa: PT012
         while True:
-            for number, data in coordinator.letters():
+            for number, data in coordinator.messages():
                 reply = world.party(number).receive(data)
                 if coordinator._rounds.checkpoint.round == 2:
                     patched.setattr(os, "replace", full)
@@ -508,7 +508,7 @@ def test_a_coordinator_with_a_full_disk_goes_on_later(
 
 def sealed(world: World, key: IdentityKey, *, sender: int, recipient: int) -> bytes:
     return SignedMessage(
-        run=RUN, session=bytes(16), number=0, sender=sender, recipient=recipient, parts=(Knock(),)
+        run=RUN, session=bytes(16), number=0, sender=sender, recipient=recipient, parts=(Hello(),)
     ).seal(key)
 
 
@@ -561,14 +561,16 @@ def test_a_vector_that_is_none_ends_the_run_with_the_model(
     coordinator = world.coordinate()
     world.exchange(coordinator)
     world.exchange(coordinator)
-    for number, data in coordinator.letters():
+    for number, data in coordinator.messages():
         letter = world.letter(number, data)
         round_id = RoundId(run=coordinator._session_run, round=1, attempt=0)
-        sent = Envelope(round_id=round_id, sender=number, recipient=SERVER, message=OpenVector(values=values))
+        sent = Envelope(
+            round_id=round_id, sender=number, recipient=SERVER, message=PlaintextVector(values=values)
+        )
         terms = coordinator._record._terms
-        told = attested(letter.run, terms, ("", 1), coordinator._asked, coordinator._told, bytes(32))
-        signed = Attested(signature=world.keys[number].sign(told))
-        answer = letter.answer(Relay(message=sent.encode()), signed)
+        told = round_attestation(letter.run, terms, ("", 1), coordinator._asked, coordinator._told, bytes(32))
+        signed = Attestation(signature=world.keys[number].sign(told))
+        answer = letter.answer(ProtocolMessage(message=sent.encode()), signed)
         coordinator.receive(number, answer.seal(world.keys[number]))
     assert coordinator.outcome is not None
     assert reason in (coordinator.outcome.stopped or "")
@@ -583,7 +585,7 @@ def test_every_kind_of_part_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
-def test_parts_survive_their_bytes(example: Part) -> None:
+def test_parts_survive_their_bytes(example: SessionMessage) -> None:
     assert type(example).decode(example.encode()).encode() == example.encode()
 
 
@@ -638,10 +640,10 @@ def test_parts_are_checked_behind_a_signature(world: World) -> None:
     content = letter.seal(world.key)[:-64]
     for body, count in (
         (b"\x05" + bytes(8), 1),
-        (bytes([Knock.kind]) + bytes(7), 1),
-        (bytes([OpenVector.kind]) + bytes(8), 1),
+        (bytes([Hello.kind]) + bytes(7), 1),
+        (bytes([PlaintextVector.kind]) + bytes(8), 1),
         (b"", 2),
-        (bytes([Knock.kind]) + bytes(8) + b"x", 1),
+        (bytes([Hello.kind]) + bytes(8) + b"x", 1),
     ):
         forged = content[:-2] + count.to_bytes(2, "big") + body
         party = world.party()
@@ -719,17 +721,17 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     coordinator = world.coordinate()
     world.exchange(coordinator)
     world.exchange(coordinator)
-    data = dict(coordinator.letters())[0]
+    data = dict(coordinator.messages())[0]
     letter = world.letter(0, data)
     heads, directory, start, *asked_for = letter.parts
-    assert isinstance(start, Relay)
+    assert isinstance(start, ProtocolMessage)
     envelope = Envelope.decode(start.message)
-    fewer = Relay(message=replace(envelope, message=RoundStart(cohort=(0, 1))).encode())
+    fewer = ProtocolMessage(message=replace(envelope, message=RoundStart(cohort=(0, 1))).encode())
     party = world.party()
     (answer,) = world.answer(
         0, party.receive(replace(letter, parts=(heads, directory, fewer, *asked_for)).seal(world.key))
     ).parts
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Declined)
     assert answer.why.code is Code.PROTOCOL
     coordinator.close()
     world.close()
@@ -747,25 +749,25 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
     wrapping = 2**32 - (truth - own - largest)  # with it the totals are what one silo has, modulo 2^32
     coordinator = world.coordinate()
     world.exchange(coordinator)
-    for silo, data in coordinator.letters():
+    for silo, data in coordinator.messages():
         reply = world.party(silo).receive(data)
         if silo == 2:
             letter = world.letter(2, data)
             reply = letter.answer(
-                Joined(heads=((NONE, bytes(64)),) * 3), Counts(counts=np.minimum(wrapping, 2**32 - 1))
+                Join(heads=((NONE, bytes(64)),) * 3), UserCounts(counts=np.minimum(wrapping, 2**32 - 1))
             ).seal(world.keys[2])
         coordinator.receive(silo, reply)
     assert coordinator.outcome is not None
     assert "silo 2" in (coordinator.outcome.stopped or "")
     assert "more records of a user" in (coordinator.outcome.stopped or "")
     with pytest.raises(ProtocolError, match="not between 0 and"):
-        Totals(counts=np.array([3, 2**32])).encode()
+        UserTotals(counts=np.array([3, 2**32])).encode()
     world.close()
 
 
 def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
     party = world.party()
-    letter = SignedMessage(run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=(Knock(),))
+    letter = SignedMessage(run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=(Hello(),))
     content = letter.seal(world.key)[:-64]
     old = content[:3] + b"\x02" + content[4:]
     with pytest.raises(
@@ -777,7 +779,7 @@ def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
 MASKED = {"name": "secure-aggregation"}
 HIDDEN = [
     pytest.param({"protection": MASKED}, id="masked"),
-    pytest.param({"protection": MASKED | {"on_missing": "recover", "missing_silos": 1}}, id="recovering"),
+    pytest.param({"protection": MASKED | {"on_dropout": "recover", "max_dropouts": 1}}, id="recovering"),
     pytest.param(
         {"method": {"name": "uldp-avg-w"}, "protection": {"name": "private-weighting", "n_max": 30}},
         id="blind",
@@ -803,14 +805,14 @@ def test_all_silos_of_a_sum_play_the_same_round(
     caplog.set_level("WARNING", "fedveil")
     small_keys(monkeypatch)
     world = World(tmp_path, asked(**changes), population(), ANY)
-    first: dict[int, tuple[Part, ...]] = {}
+    first: dict[int, tuple[SessionMessage, ...]] = {}
 
-    def lie(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        numbers = [part.round for part in parts if isinstance(part, Task)]
+    def lie(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
+        numbers = [part.round for part in parts if isinstance(part, RoundTask)]
         if numbers == [1]:
-            first[silo] = tuple(part for part in parts if isinstance(part, Model | Task))
+            first[silo] = tuple(part for part in parts if isinstance(part, GlobalModel | RoundTask))
         if numbers == [2] and silo < 2:
-            return (*(part for part in parts if not isinstance(part, Model | Task)), *first[silo])
+            return (*(part for part in parts if not isinstance(part, GlobalModel | RoundTask)), *first[silo])
         return parts
 
     world.lie = lie
@@ -835,7 +837,7 @@ def test_all_silos_of_a_sum_were_told_the_same_terms(
     small_keys(monkeypatch)
     world = World(tmp_path, asked(**changes), population(), ANY)
 
-    def lie(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def lie(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
         if silo == 0 and isinstance(parts[0], Terms):
             other = parts[0].experiment.replace('"noise_multiplier":5.0', '"noise_multiplier":5.5')
             assert other != parts[0].experiment
@@ -871,7 +873,7 @@ def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tm
     with pytest.raises(CompositionError, match="institutions"):
         world.coordinate()
     answer = world.tell(world.terms(experiment))[0]
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Declined)
     assert answer.why.code is Code.EXPERIMENT
     world.close()
 
@@ -880,7 +882,7 @@ def test_a_letter_is_signed_as_a_letter() -> None:
     """Members sign keys and lists under the same identity: none of them passes for a letter, nor a letter for them."""
     key = IdentityKey.generate()
     data = SignedMessage(
-        run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=(Knock(),)
+        run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=(Hello(),)
     ).seal(key)
     content, signature = data[:-64], data[-64:]
     key.public.verify(b"fedveil/1/letter" + content, signature)

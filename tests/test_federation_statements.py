@@ -17,25 +17,32 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedveil.engine.experiments.experiment import Experiment, merge
-from fedveil.engine.experiments.sections import ModelSection
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.side_releases import Charged
-from fedveil.engine.run_folder.statement import state
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.data.catalogue.files import digest_of
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.audit.run_record import TERMS, read_terms, signed_end
+from fedveil.federation.canonical_document import public_text
 from fedveil.federation.deployable import check_deployable
-from fedveil.federation.document import as_silos_see
-from fedveil.federation.proposals import own_work
+from fedveil.federation.proposal_review import review_proposal
 from fedveil.files import read_content
-from fedveil.local import pretrained
-from fedveil.population.catalogue.files import digest_of
 from fedveil.privacy.events import Event
 from fedveil.privacy.loss_distributions import PldAccountant
-from fedveil.protection.letter_parts import Attested, Closing, Joined, Model, Over, Refused, Task
-from fedveil.protection.refusals import Code
-from fedveil.registry import HOUSE
+from fedveil.protocols.refusals import Code
+from fedveil.protocols.session_messages import (
+    Attestation,
+    Declined,
+    Finalize,
+    GlobalModel,
+    Goodbye,
+    Join,
+    RoundTask,
+)
+from fedveil.registry import BUILTINS
+from fedveil.run.config.experiment import Experiment, ModelSection, merge
+from fedveil.run.folder.statement import state
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.releases.side_releases import SpentBudget
+from fedveil.run.setup import Prepared, prepare
+from fedveil.training import pretrained
 from tests.federation_world import (
     TESTING,
     World,
@@ -50,12 +57,12 @@ from tests.federation_world import (
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {"name": "none"},
     "masks": {"name": "secure-aggregation"},
-    "recovery": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1},
+    "recovery": {"name": "secure-aggregation", "on_dropout": "recover", "max_dropouts": 1},
     "weighting": {"name": "private-weighting", "n_max": 30},
     "partial": {"name": "partial-encryption", "ratio": 0.5},
 }
 NEEDED: dict[str, dict[str, float]] = {"dp-fed-ls": {"smoothing": 1.0}} | {
-    name: {"step": 1.0, "clip": 0.5} for name in HOUSE["methods"] if name.endswith("-sdq")
+    name: {"step": 1.0, "clip": 0.5} for name in BUILTINS["methods"] if name.endswith("-sdq")
 }
 IN_ONE_PROCESS_ALONE = {"uldp-group"}
 """Methods that institutions cannot play under any protection."""
@@ -89,7 +96,7 @@ def published(prepared: Prepared) -> list[tuple[str, str, float]]:
     return [(claim.name, claim.gap, claim.epsilon(1, delta)) for claim in prepared.guarantee.published]
 
 
-@pytest.mark.parametrize("name", HOUSE["methods"])
+@pytest.mark.parametrize("name", BUILTINS["methods"])
 def test_every_party_states_what_the_simulation_states(name: str) -> None:
     """All that a statement is made of: guarantee and lines, what they leave uncovered, and how it is counted."""
     compared = 0
@@ -129,7 +136,7 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     secret: dict[str, Any] = {"privacy": {"insecure_seed": None}}
     world = World(tmp_path, asked(rounds=1, **secret), population())
     world.tell(world.terms())
-    world.tell(Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
+    world.tell(GlobalModel(values=np.zeros(4, dtype=np.float32)), RoundTask(round=1), number=1)
     assert world.charged(0) == [1]
     if fits:
         world.membership = replace(world.membership, serial=1)
@@ -137,15 +144,15 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     other = asked(rounds=1, **merge(secret, changes))
     (joined, *_) = world.tell(world.terms(other), session=2)
     if fits:
-        (answer,) = world.tell(end_after_one_round(world, other), Over(), session=2, number=1)
-        assert isinstance(answer, Attested)
+        (answer,) = world.tell(end_after_one_round(world, other), Goodbye(), session=2, number=1)
+        assert isinstance(answer, Attestation)
     else:
         assert joined.why.code is Code.OTHER_EXPERIMENT
         assert len(list((tmp_path / "state-0" / "terms").iterdir())) == 1  # and nothing of it is kept
     world.close()
 
 
-@pytest.mark.parametrize(("first", "then", "fits"), [("span", "loop", False), ("loop", "span", True)])
+@pytest.mark.parametrize(("first", "then", "fits"), [("gram", "loop", False), ("loop", "gram", True)])
 def test_what_was_trained_in_batches_is_not_stated_as_trained_alone(
     tmp_path: Path, first: str, then: str, fits: bool
 ) -> None:
@@ -153,18 +160,18 @@ def test_what_was_trained_in_batches_is_not_stated_as_trained_alone(
     secret: dict[str, Any] = {"privacy": {"insecure_seed": None}}
     world = World(tmp_path, asked(rounds=1, trainer={"name": first}, **secret), population())
     world.tell(world.terms())
-    world.tell(Model(values=np.zeros(4, dtype=np.float32)), Task(round=1), number=1)
+    world.tell(GlobalModel(values=np.zeros(4, dtype=np.float32)), RoundTask(round=1), number=1)
     assert world.charged(0) == [1]
     (joined, *_) = world.tell(world.terms(asked(rounds=1, trainer={"name": then}, **secret)), session=2)
-    assert isinstance(joined, Joined) == fits
+    assert isinstance(joined, Join) == fits
     assert fits or joined.why.code is Code.OTHER_EXPERIMENT
     world.close()
 
 
-def end_after_one_round(world: World, experiment: Experiment) -> Closing:
+def end_after_one_round(world: World, experiment: Experiment) -> Finalize:
     prepared = prepare(experiment, FixedPopulation(share_of(world.held, 0)))
-    stated = state(prepared, 1, Charged(charges=1, beside=(), event=prepared.guarantee.event))
-    return Closing(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
+    stated = state(prepared, 1, SpentBudget(charges=1, beside=(), event=prepared.guarantee.event))
+    return Finalize(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
 
 
 def test_an_accountant_that_shows_nothing_finite_leaves_no_guarantee() -> None:
@@ -174,7 +181,7 @@ def test_an_accountant_that_shows_nothing_finite_leaves_no_guarantee() -> None:
 
     experiment = asked(rounds=1, privacy={"insecure_seed": None})
     prepared = replace(prepare(experiment, FixedPopulation(population())), accountant=Infinite())
-    stated = state(prepared, 1, Charged(charges=1, beside=(), event=prepared.guarantee.event))
+    stated = state(prepared, 1, SpentBudget(charges=1, beside=(), event=prepared.guarantee.event))
     assert stated.epsilon is None
     assert stated.reasons == ("the accountant pld shows no finite epsilon at delta 1e-05",)
     assert {line.epsilon for line in stated.trust} == {None}
@@ -184,14 +191,14 @@ def test_a_session_that_is_open_gives_nothing_once_the_end_was_signed(tmp_path: 
     """A coordinator keeps a session open, has the run's end signed beside it, and asks for the next round there."""
     experiment = asked(rounds=2, privacy={"insecure_seed": None})
     world = World(tmp_path, experiment, population())
-    terms, model = world.terms(experiment), Model(values=np.zeros(4, dtype=np.float32))
+    terms, model = world.terms(experiment), GlobalModel(values=np.zeros(4, dtype=np.float32))
     world.tell(terms)
-    world.tell(model, Task(round=1), number=1)
-    assert isinstance(world.tell(terms, session=2)[0], Joined)
-    (answer,) = world.tell(terms, end_after_one_round(world, experiment), Over(), session=3)
-    assert isinstance(answer, Attested)
-    (refused,) = world.tell(model, Task(round=2), session=2, number=1)
-    assert isinstance(refused, Refused)
+    world.tell(model, RoundTask(round=1), number=1)
+    assert isinstance(world.tell(terms, session=2)[0], Join)
+    (answer,) = world.tell(terms, end_after_one_round(world, experiment), Goodbye(), session=3)
+    assert isinstance(answer, Attestation)
+    (refused,) = world.tell(model, RoundTask(round=2), session=2, number=1)
+    assert isinstance(refused, Declined)
     assert refused.why.code is Code.RUN_OVER
     assert world.charged(0) == [1]
     world.close()
@@ -226,7 +233,7 @@ def test_a_silo_trains_the_model_that_it_signs(key: str) -> None:
     for model in ({}, {key: SIGNED_MODELS[key]}):
         experiment = asked(model=model)
         simulated = prepare(experiment, FixedPopulation(held))
-        work = own_work(as_silos_see(experiment, held.silo_names), None, policy, share_of(held, 0), 0)
+        work = review_proposal(public_text(experiment, held.silo_names), None, policy, share_of(held, 0), 0)
         assert work.prepared.experiment.model == experiment.model
         assert trained(work.prepared) == trained(simulated)
         assert work.prepared.uncovered == simulated.uncovered

@@ -10,27 +10,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.crypto.agreement import RoundId
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.workload import CohortWork
-from fedveil.engine.run_folder.folder import Checkpoint, RunFolder
-from fedveil.engine.setup import prepare
+from fedveil.crypto.key_agreement import RoundId
+from fedveil.data.records import Population, Records
 from fedveil.federation import exchange
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
-from fedveil.population.records import Population, Records
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import Counts, Drawn, DrawnUsers, Joined, OwnDraw, Part, Task, Totals
-from fedveil.protection.messages import SERVER
-from fedveil.protection.refusals import Code
-from fedveil.protection.weighting.given import WeightedGiven
-from fedveil.protection.weighting.server import WeightingServer
-from fedveil.protection.weighting.silo import WeightingSilo
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import SERVER
+from fedveil.protocols.refusals import Code
+from fedveil.protocols.session_messages import (
+    Join,
+    RoundTask,
+    SampledFlag,
+    SampledUsers,
+    SamplingCommitment,
+    SessionMessage,
+    UserCounts,
+    UserTotals,
+)
+from fedveil.protocols.weighting.inputs import WeightedInputs
+from fedveil.protocols.weighting.server import WeightingServer
+from fedveil.protocols.weighting.silo import WeightingSilo
 from fedveil.randomness import ExperimentRandomness
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.folder.run_folder import Checkpoint, RunFolder
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.rounds.client_inputs import CohortInputs
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.setup import prepare
 from tests.federation_world import (
     MOVING,
     TESTING,
@@ -89,11 +98,11 @@ class Record:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.given: dict[tuple[int, int], list[WeightedGiven]] = {}
+        self.given: dict[tuple[int, int], list[WeightedInputs]] = {}
         self.learned: dict[int, list[bytes]] = {}
         contribute, result = WeightingSilo.contribute, WeightingServer.result
 
-        def giving(client: WeightingSilo, round_id: RoundId, given: WeightedGiven) -> list[bytes]:
+        def giving(client: WeightingSilo, round_id: RoundId, given: WeightedInputs) -> list[bytes]:
             self.given.setdefault((client.index, round_id.round), []).append(given)
             return contribute(client, round_id, given)
 
@@ -223,14 +232,14 @@ def test_under_oblivious_transfer_somebody_is_drawn_whom_nobody_knows(tmp_path: 
     prepared = prepare(experiment, FixedPopulation(held))
     moved = _vector(files(world.run_folder.path)[1]) - prepared.task.initial().numpy()
     moved *= prepared.method.divisor(3, held.n_users)
-    turn = Turn(
+    turn = RoundContext(
         setting=prepared.setting,
         model=prepared.task.initial(),
         round_number=1,
         experiment=ExperimentRandomness(experiment.seed),
         privacy=experiment.privacy.randomness(),
     )
-    training = CohortWork(turn, prepared.agreed)
+    training = CohortInputs(turn, prepared.protocol_spec)
     groups, alone = prepared.setting.cohort.groups, np.zeros((held.n_users, len(moved)))
     totals = np.bincount(groups.user, weights=groups.size)
     for silo in range(3):
@@ -273,10 +282,10 @@ def test_no_letter_tells_counts_or_who_was_drawn(tmp_path: Path) -> None:
         patched.setattr(SiloParty, "receive", overheard)
         world.play()
     complete(world)
-    assert sum(isinstance(part, Joined) for part in told) == 3
-    assert sum(isinstance(part, Task) for part in told) == 12
-    assert not any(isinstance(part, Counts | Totals | DrawnUsers | OwnDraw) for part in told)
-    assert len({part.commitment for part in told if isinstance(part, Drawn)}) == 4
+    assert sum(isinstance(part, Join) for part in told) == 3
+    assert sum(isinstance(part, RoundTask) for part in told) == 12
+    assert not any(isinstance(part, UserCounts | UserTotals | SampledUsers | SampledFlag) for part in told)
+    assert len({part.commitment for part in told if isinstance(part, SamplingCommitment)}) == 4
     world.close()
 
 
@@ -333,12 +342,12 @@ def _with(held: Population, records: Records) -> Population:
 def test_a_task_that_tells_who_is_drawn_or_commits_to_nobody_is_refused(parts: str, tmp_path: Path) -> None:
     world = World(tmp_path, weighted(SAMPLED), population(), POLICY)
 
-    def lie(_: int, letter: tuple[Part, ...]) -> tuple[Part, ...]:
+    def lie(_: int, letter: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
         if parts == "uncommitted":
-            return tuple(part for part in letter if not isinstance(part, Drawn))
-        drawn = DrawnUsers(users=np.ones(6, dtype=np.bool_))
+            return tuple(part for part in letter if not isinstance(part, SamplingCommitment))
+        drawn = SampledUsers(users=np.ones(6, dtype=np.bool_))
         return tuple(
-            told for part in letter for told in ((drawn, part) if isinstance(part, Task) else (part,))
+            told for part in letter for told in ((drawn, part) if isinstance(part, RoundTask) else (part,))
         )
 
     world.lie = lie
@@ -383,12 +392,12 @@ def test_letters_that_nobody_would_read_are_refused_before_a_run(tmp_path: Path)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_what_is_stored_is_what_is_given(dtype: Any) -> None:
     rng = np.random.default_rng(3)
-    content = WeightedGiven(
+    content = WeightedInputs(
         contributions=rng.integers(-(2**30), 2**30, (3, 5)).astype(dtype),
         noise=rng.integers(-(2**60), 2**60, 5),
         dither=rng.bytes(32),
     )
-    again = WeightedGiven.decode(content.encode())
+    again = WeightedInputs.decode(content.encode())
     np.testing.assert_array_equal(again.contributions, content.contributions)
     assert again.contributions.dtype == dtype
     np.testing.assert_array_equal(again.noise, content.noise)

@@ -34,26 +34,18 @@ from fedveil.bundle.card import model_card
 from fedveil.bundle.writing import bundle_run
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.inference import prepare_inference
-from fedveil.engine.releases.prepared_releases import make_releases
-from fedveil.engine.releases.preprocessing import read_preprocessed
-from fedveil.engine.run import run
-from fedveil.engine.run_folder.diagnostics import require_same_records
-from fedveil.engine.run_folder.documents import read_rows
-from fedveil.engine.run_folder.folder import RunFolder, stored_tensors
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.data.draft import draft_schema
+from fedveil.data.schema import read_schema
 from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.federation.audit.ledger_audit import LedgerExport, _signed, export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
-from fedveil.federation.heads import HEADS, HeadsSeen
+from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
-from fedveil.federation.parts_due import evaluating
 from fedveil.federation.policy import Policy
-from fedveil.federation.rounds import STATE, Rounds, identify
-from fedveil.federation.share import silo_share
+from fedveil.federation.run_schedule import evaluating
+from fedveil.federation.silo_data import load_silo_population
 from fedveil.federation.store import RecordStore, RoundRecord
+from fedveil.federation.training_rounds import STATE, TrainingRounds, identify
 from fedveil.files import (
     DEEPEST,
     LARGEST_FILE,
@@ -64,16 +56,24 @@ from fedveil.files import (
     read_text,
     replace_file,
 )
-from fedveil.flower.founding.requests import Request
-from fedveil.local.pretrained import PublicModel, take_parameters
-from fedveil.population.draft import draft_schema
-from fedveil.population.schema import read_schema
+from fedveil.flower.enrollment.requests import Request
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.privacy.statement import Statement
-from fedveil.protection.weighting.given import WeightedGiven
+from fedveil.protocols.weighting.inputs import WeightedInputs
 from fedveil.report.run_data import load_run
-from fedveil.statistics.evaluation.evaluated import read_evaluated
-from fedveil.statistics.inference.fitted import read_fitted
+from fedveil.run.config.release_document import InferenceDocument, read_releases
+from fedveil.run.folder.diagnostics import require_same_records
+from fedveil.run.folder.documents import read_rows
+from fedveil.run.folder.run_folder import RunFolder, stored_tensors
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.releases.inference import prepare_inference
+from fedveil.run.releases.prepared_releases import make_releases
+from fedveil.run.releases.preprocessing import read_preprocessed
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import run
+from fedveil.statistics.evaluation.result import read_evaluated
+from fedveil.statistics.inference.result import read_fitted
+from fedveil.training.pretrained import PublicModel, take_parameters
 from tests import test_inference_runs as odds
 from tests import test_preprocessing as refined
 from tests.federation_world import RUN, World, asked, population
@@ -164,7 +164,9 @@ def federation(folder: Path) -> dict[str, FileKind]:
     kept = folder / "answers" / f"{RUN.hex()}.answer"
     weighted = folder / "weighted.bin"
     weighted.write_bytes(
-        WeightedGiven(contributions=np.arange(6).reshape(2, 3), noise=np.arange(3), dither=bytes(32)).encode()
+        WeightedInputs(
+            contributions=np.arange(6).reshape(2, 3), noise=np.arange(3), dither=bytes(32)
+        ).encode()
     )
 
     def answer_of(body: bytes) -> bytes:
@@ -207,14 +209,14 @@ def federation(folder: Path) -> dict[str, FileKind]:
         "ledger.jsonl, sealed": FileKind(path=silo_ledger, read=ledger, seal=lines_of),
         "audit.json": FileKind(path=export, read=audited, sealed=True),
         "audit.json, signed": FileKind(path=export, read=audited, seal=export_of),
-        "heads.jsonl": FileKind(path=folder / HEADS, read=lambda at: HeadsSeen(at, bytes(32)).last("silo-0")),
+        "heads.jsonl": FileKind(path=folder / HEADS, read=lambda at: SeenHeads(at, bytes(32)).last("silo-0")),
         "answer": FileKind(path=kept, read=answer, sealed=True),
         "answer, sealed": FileKind(path=kept, read=answer, seal=answer_of),
-        "weighted input": FileKind(path=weighted, read=lambda at: WeightedGiven.decode(at.read_bytes())),
+        "weighted input": FileKind(path=weighted, read=lambda at: WeightedInputs.decode(at.read_bytes())),
         "federation.json": FileKind(path=path / STATE, read=lambda at: identify(RunFolder(at.parent))),
         "participants.json": FileKind(
             path=path / "checkpoint" / "participants.json",
-            read=lambda _: Rounds._drawn(coordinator, 2, 0),
+            read=lambda _: TrainingRounds._drawn(coordinator, 2, 0),
         ),
         "experiment.toml": FileKind(path=here / "experiment.toml", read=lambda at: RunFolder.open(at.parent)),
         "metrics.jsonl": FileKind(path=here / "metrics.jsonl", read=metrics),
@@ -268,7 +270,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
         identity=identity.public,
         transport=node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode(),
     )
-    request.signed(identity, node).write(folder / "north.request")
+    request.with_signatures(identity, node).write(folder / "north.request")
 
     def asked_for(at: Path) -> Any:
         Request.read(at).check(charter.digest)
@@ -282,7 +284,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
     )
 
     def share(table: Path) -> Any:
-        return silo_share(schema, table, membership, 0, None)
+        return load_silo_population(schema, table, membership, 0, None)
 
     def tensors(at: Path) -> Any:
         with stored_tensors(at) as stored:
@@ -300,7 +302,9 @@ def alone(folder: Path) -> dict[str, FileKind]:
         "table.parquet, drafted": FileKind(path=folder / "table.parquet", read=draft_schema),
         "users.txt": FileKind(
             path=folder / "users.txt",
-            read=lambda at: silo_share(listing, folder / "table.csv", membership, 0, at).train.user.tolist(),
+            read=lambda at: load_silo_population(
+                listing, folder / "table.csv", membership, 0, at
+            ).train.user.tolist(),
             sealed=True,
         ),
         "model.safetensors": FileKind(path=folder / "model.safetensors", read=tensors),

@@ -15,7 +15,7 @@ from scipy import stats
 from fedveil.errors import PrivacyError
 from fedveil.privacy.accountant import gaussian_delta
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.claims import Claim, Tells, against, covering
+from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, least_covering_claim
 from fedveil.privacy.events import (
     Adjacency,
     Event,
@@ -65,10 +65,10 @@ def test_every_draw_has_the_size(population: int, share: float, seed: int) -> No
 @pytest.mark.parametrize(("population", "sample"), [(10, 3), (2, 1), (975, 195)])
 def test_who_knows_of_her_own_draw_sees_a_larger_share_of_the_others(population: int, sample: int) -> None:
     """Of the n - 1 others m are drawn if this one is not, m - 1 if it is: the share m / (n - 1) covers both."""
-    one, own = GaussianEvent(noise_multiplier=2.0), covering(Tells.OWN)
+    one, own = GaussianEvent(noise_multiplier=2.0), covered_knowledge(Reveals.OWN)
 
     def knowing_own(sampler: Everyone | PoissonUsers | UniformClients) -> Event:
-        return against(own | {Tells.OWN_DRAW}, sampler.over([Claim(own, one)])).event
+        return least_covering_claim(own | {Reveals.OWN_DRAW}, sampler.amplify([Claim(own, one)])).event
 
     others = UniformClients(population=population - 1, sample=sample)
     assert knowing_own(UniformClients(population=population, sample=sample)) == others.event(one)

@@ -1,4 +1,4 @@
-"""A federation founded, checked and carried: keys and certificates, the guard's socket, Flower's messages."""
+"""A federation created, checked and carried: keys and certificates, the guard's socket, Flower's messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.cli import main
+from fedveil.cli.app import main
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import BusyError, ConfigError, DataError
@@ -30,31 +30,31 @@ from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.child import ProcessError, settings_of_parent
+from fedveil.flower.child_process import ProcessError, settings_of_parent
 from fedveil.flower.coordinator_host.attached_link import AttachedLink
 from fedveil.flower.coordinator_host.link_folder import LinkFolder
 from fedveil.flower.coordinator_host.submission import (
-    End,
+    RunOutcome,
     Submission,
     create_run,
     due_parts,
     read_document,
     watch,
 )
+from fedveil.flower.enrollment.certificates import Authority, days_left, new_server_key, node_key_pem
+from fedveil.flower.enrollment.demonstration import HOSPITALS, Demonstration, write_demonstration
+from fedveil.flower.enrollment.provisioning import provision
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding.certificates import Authority, days_left, new_server_key, node_key_pem
-from fedveil.flower.founding.demonstration import HOSPITALS, Demonstration, write_demonstration
-from fedveil.flower.founding.provisioning import provision
 from fedveil.flower.inspection import inspect_silo
 from fedveil.flower.metrics import Meter
-from fedveil.flower.silo_host.guard import Guard, open_silo
-from fedveil.flower.silo_host.relay import ask, send_frame
+from fedveil.flower.silo_host.ipc import ask, send_frame
+from fedveil.flower.silo_host.key_process import KeyProcess, open_silo
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, free_port, listen
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.refusals import Code
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.refusals import Code
 from fedveil.statistics.figures import rows
-from fedveil.statistics.released import read_released
+from fedveil.statistics.result import read_released
 from tests.commands import ended
 from tests.federation_world import small_keys
 from tests.runs import Silent, json_lines
@@ -71,7 +71,7 @@ epsilon = 15.0
 name = "secure-aggregation"
 [statistics]
 silos = "uniform"
-largest_error = 1e6
+max_standard_error = 1e6
 [statistics.release]
 age = {{ show = ["count", "missing", "quantiles"], bins = 8 }}
 """
@@ -95,7 +95,7 @@ def serving(made: Demonstration, **settings: Any) -> Iterator[list[Path]]:
     folder = Path(tempfile.mkdtemp(prefix="fedveil-"))
     for number, path in enumerate(made.provisioned.silos):
         paths.append(folder / str(number))
-        guard = Guard(open_silo(SiloFolder(path)), paths[-1], **settings)
+        guard = KeyProcess(open_silo(SiloFolder(path)), paths[-1], **settings)
         threading.Thread(target=guard.serve, daemon=True).start()
         served.append(guard)
     yield paths
@@ -244,7 +244,7 @@ def test_a_certificate_is_valid_for_a_while_and_of_one_authority(tmp_path: Path)
 
 
 def test_a_clock_that_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.flower.founding.certificates.datetime", Yesterday)
+    monkeypatch.setattr("fedveil.flower.enrollment.certificates.datetime", Yesterday)
     authority = Authority.create("one")
     authority.save(tmp_path, None)
     issue(authority, tmp_path, "127.0.0.1", days=0)
@@ -318,7 +318,7 @@ class LoopGrid:
         return self.nodes
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        from fedveil.flower.envelope import LastLetter
+        from fedveil.flower.envelope import LastMessage
         from fedveil.flower.silo_host.node import reply_to
 
         keys = []
@@ -332,8 +332,8 @@ class LoopGrid:
             node = message.metadata.dst_node_id
             if self.sent % 50 == 1:
                 self.last.clear()
-            last = self.last.setdefault(node, LastLetter())
-            self.waiting[keys[-1]] = reply_to(message, partial(ask, self.guards[node]), last.of)
+            last = self.last.setdefault(node, LastMessage())
+            self.waiting[keys[-1]] = reply_to(message, partial(ask, self.guards[node]), last.resolve)
         return keys
 
     def pull_messages(self, keys: Iterable[str]) -> list[Any]:
@@ -342,12 +342,12 @@ class LoopGrid:
 
 def test_a_coordinator_is_not_served_under_a_certificate_that_is_not_valid(made: Demonstration) -> None:
     pytest.importorskip("flwr")
-    from fedveil.flower.coordinator_host.party import Party
+    from fedveil.flower.coordinator_host.service import CoordinatorService
 
     home = CoordinatorFolder(made.provisioned.coordinator)
     Authority.create("other").publish(home / "link")
     with pytest.raises(ConfigError, match=r"no certificate of ca.crt"):
-        Party(home)
+        CoordinatorService(home)
 
 
 def test_a_link_has_no_other_key_than_that_of_tls(made: Demonstration, tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_a_link_that_every_user_of_the_host_reaches_is_not_used(
 ) -> None:
     """Whoever else can open the socket could start runs; whoever else can write it could read their letters."""
     home = CoordinatorFolder(made.provisioned.coordinator)
-    home.settings.model_copy(update={"starts_link": False}).write(home / "coordinator.toml")
+    home.settings.model_copy(update={"start_link": False}).write(home / "coordinator.toml")
     running = RunningFolder(home.link.path, os.getgid())
     listening = listen(running / DOOR, os.getgid())
     (running / SECRET).write_text(bytes(range(32)).hex())
@@ -416,13 +416,13 @@ def flowers_task(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_why_a_letter_was_not_answered_stays_with_the_silo(caplog: pytest.LogCaptureFixture) -> None:
     from flwr.app import Message, RecordDict
 
-    from fedveil.flower.envelope import content_of
+    from fedveil.flower.envelope import pack_message
     from fedveil.flower.silo_host.node import reply_to
 
     def refused(letter: bytes) -> bytes:
         raise ProtocolError(f"{letter!r} of /home/somebody")
 
-    for content in (content_of(b"a letter"), RecordDict({})):
+    for content in (pack_message(b"a letter"), RecordDict({})):
         message = Message(content, dst_node_id=1, message_type="query")
         message.metadata.__dict__["_message_id"] = "asked"
         reply = reply_to(message, refused)
@@ -463,21 +463,21 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
 
     monkeypatch.setattr(transport, "_MOST_LETTERS", 9)
     home = CoordinatorFolder(made.provisioned.coordinator)
-    home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
+    home.settings.model_copy(update={"resend_after_seconds": 0.05}).write(home / "coordinator.toml")
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     begun = 0
-    while not party.finished:
+    while not party.is_finished:
         begun += 1
-        transport.carry(LoopGrid(nodes, guards), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+        transport.carry_messages(LoopGrid(nodes, guards), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
     assert begun > 1
     assert party.outcome.statement.epsilon is not None
     found_ = inspect_silo(SiloFolder(made.provisioned.silos[0]))
     assert "2 rounds of 1 runs" in found_["spent over all runs"]
-    told, end = Silent(), End(error=None, stopped=None, silent=())
+    told, end = Silent(), RunOutcome(error=None, stopped=None, silent=())
     waiting = SimpleNamespace(lasts=lambda seconds: False, end=lambda: end)
     assert watch(folder, told, read_document(made.experiment, home), waiting) == end  # type: ignore[arg-type]
     assert [row["round"] for row in told.rows] == []
@@ -486,10 +486,10 @@ def test_flowers_messages_carry_a_run_though_some_are_lost(
 @pytest.mark.usefixtures("flowers_task")
 def test_flowers_messages_carry_releases_that_the_policies_allow(made: Demonstration) -> None:
     """From a file with [statistics] to what is shown: refused as policies come, and then allowed by name."""
-    from fedveil.flower.coordinator_host.transport import carry
+    from fedveil.flower.coordinator_host.transport import carry_messages
 
     home = CoordinatorFolder(made.provisioned.coordinator)
-    home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
+    home.settings.model_copy(update={"resend_after_seconds": 0.05}).write(home / "coordinator.toml")
     path = made.experiment.with_name("cohort.toml")
     path.write_text(COHORT.format(files=[f"{name}.csv" for name in HOSPITALS]))
     folder, ended = create_run(home, read_document(path, home)), list[str | None]()
@@ -500,7 +500,7 @@ def test_flowers_messages_carry_releases_that_the_policies_allow(made: Demonstra
         with serving(made) as paths:
             nodes = [Node(number, node_key_pem(key)) for number, key in enumerate(home.membership.nodes)]
             for party in due_parts(home, folder.path):
-                carry(LoopGrid(nodes, paths), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+                carry_messages(LoopGrid(nodes, paths), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
                 assert party.outcome is not None
                 ended.append(party.outcome.stopped)
                 if ended[-1] is not None:
@@ -510,7 +510,7 @@ def test_flowers_messages_carry_releases_that_the_policies_allow(made: Demonstra
     assert released is None
     assert "person-silo pairs" in {row.figure for row in rows(read_released(folder.path))}
     for party in due_parts(home, folder.path):  # a lost signature of the end at most
-        assert not party._rounds.left
+        assert not party._rounds.has_rounds_left
         party.close()
 
 
@@ -519,7 +519,7 @@ def test_flowers_messages_carry_private_weighting(
     made: Demonstration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_keys(monkeypatch)
-    from fedveil.flower.coordinator_host.transport import carry
+    from fedveil.flower.coordinator_host.transport import carry_messages
 
     for path in made.provisioned.silos:
         policy = path / "policy.toml"
@@ -527,12 +527,12 @@ def test_flowers_messages_carry_private_weighting(
     text = made.experiment.read_text().replace('name = "uldp-avg"', 'name = "uldp-avg-w"')
     made.experiment.write_text(text.replace('"secure-aggregation"', '"private-weighting"\nn_max = 80'))
     home = CoordinatorFolder(made.provisioned.coordinator)
-    home.settings.model_copy(update={"resend_after": 0.05}).write(home / "coordinator.toml")
+    home.settings.model_copy(update={"resend_after_seconds": 0.05}).write(home / "coordinator.toml")
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     with serving(made) as paths:
-        carry(LoopGrid(nodes, paths), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+        carry_messages(LoopGrid(nodes, paths), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
 
@@ -541,20 +541,20 @@ def test_flowers_messages_carry_private_weighting(
 def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
     made: Demonstration, guards: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from fedveil.flower.coordinator_host.transport import carry
+    from fedveil.flower.coordinator_host.transport import carry_messages
 
     text = made.experiment.read_text()
-    recovery = '"secure-aggregation"\non_missing = "recover"\nmissing_silos = 1'
+    recovery = '"secure-aggregation"\non_dropout = "recover"\nmax_dropouts = 1'
     made.experiment.write_text(text.replace('"secure-aggregation"', recovery))
     home = CoordinatorFolder(made.provisioned.coordinator)
-    home.settings.model_copy(update={"go_on_after": 2.0, "resend_after": 0.05}).write(
+    home.settings.model_copy(update={"drop_after_seconds": 2.0, "resend_after_seconds": 0.05}).write(
         home / "coordinator.toml"
     )
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
     present = list(HOSPITALS)[:3]
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(present)]
-    carry(LoopGrid(nodes, guards), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+    carry_messages(LoopGrid(nodes, guards), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
     assert "silo va: silent for 2 s; the others go on" in caplog.text
@@ -566,21 +566,23 @@ def test_the_carrier_leaves_silent_silos_behind_where_the_protocol_recovers(
 def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     made: Demonstration, guards: list[Path]
 ) -> None:
-    from fedveil.flower.coordinator_host.transport import carry
+    from fedveil.flower.coordinator_host.transport import carry_messages
 
     home = CoordinatorFolder(made.provisioned.coordinator)
     home.settings.model_copy(update={"patience": 0.1}).write(home / "coordinator.toml")
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
-    carry(LoopGrid([], []), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+    carry_messages(LoopGrid([], []), party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert "has not answered for 0.1 s" in (party.outcome.stopped or "")
     assert (folder / "model.safetensors").exists()
     (again,) = due_parts(home, folder.path)
     assert again.run == party.run
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
-    home.settings.model_copy(update={"patience": 60.0, "resend_after": 0.05}).write(home / "coordinator.toml")
-    carry(LoopGrid(nodes, guards), again, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+    home.settings.model_copy(update={"patience": 60.0, "resend_after_seconds": 0.05}).write(
+        home / "coordinator.toml"
+    )
+    carry_messages(LoopGrid(nodes, guards), again, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert again.outcome is not None
     assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
 
@@ -590,16 +592,16 @@ def test_a_run_ends_where_its_process_is_to_end_and_can_be_resumed(
 ) -> None:
     """Whatever it waits for: a process that is to end has seconds, and a silo may take minutes."""
     pytest.importorskip("flwr")
-    from fedveil.flower.coordinator_host.transport import carry
+    from fedveil.flower.coordinator_host.transport import carry_messages
 
     home = CoordinatorFolder(made.provisioned.coordinator)
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
     looks = iter([False, False, True])
     with pytest.raises(ProcessError, match="was stopped"):
-        carry(LoopGrid([], guards), party, home, Meter(home.membership.silos), lambda: next(looks))  # type: ignore[arg-type]
+        carry_messages(LoopGrid([], guards), party, home, Meter(home.membership.silos), lambda: next(looks))  # type: ignore[arg-type]
     assert party.outcome is None
-    assert party.letters()
+    assert party.messages()
     party.close()
 
 
@@ -657,7 +659,7 @@ class Slow:
     def longest(self, beginning: bytes) -> int:
         return LARGEST_OPENING
 
-    def working(self, letter: bytes) -> bytes:
+    def in_progress_message(self, letter: bytes) -> bytes:
         if letter == b"forged":
             raise ProtocolError("not signed")
         return b"at work"
@@ -668,7 +670,7 @@ class Slow:
 
 def test_a_guard_at_work_says_so_and_reads_each_letter_once(tmp_path: Path) -> None:
     silo = Slow()
-    guard = Guard(silo, tmp_path / "guard", sign_of_life=0.05)  # type: ignore[arg-type]
+    guard = KeyProcess(silo, tmp_path / "guard", sign_of_life=0.05)  # type: ignore[arg-type]
     threading.Thread(target=guard.serve, daemon=True).start()
     path = tmp_path / "guard"
     for _ in range(3):
@@ -688,11 +690,11 @@ def test_a_carrier_that_reads_no_answer_keeps_no_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What speaks with the network could leave an answer in the socket, and the guard waited for it without end."""
-    monkeypatch.setattr("fedveil.flower.silo_host.guard._QUESTION_SECONDS", 0.2)
+    monkeypatch.setattr("fedveil.flower.silo_host.key_process._QUESTION_SECONDS", 0.2)
     silo, path = Slow(), tmp_path / "guard"
     silo.let.set()
     monkeypatch.setattr(silo, "receive", lambda letter: letter * (1 << 22))
-    guard = Guard(silo, path)  # type: ignore[arg-type]
+    guard = KeyProcess(silo, path)  # type: ignore[arg-type]
     threading.Thread(target=guard.serve, daemon=True).start()
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(path))
@@ -709,20 +711,20 @@ def test_a_silence_is_of_one_silo_and_signs_of_life_end_it_for_a_while(
 
     now = [0.0]
     monkeypatch.setattr(transport.time, "monotonic", lambda: now[0])
-    silence = transport.Silence(longest_work=100.0)
+    silence = transport.SilenceTimer(max_work_seconds=100.0)
     silence.wait({0: b"a", 1: b"b"})
     for _ in range(12):
         now[0] += 10.0
-        silence.sign(0)
-        silence.sign(7)  # nobody waits for it
+        silence.note_alive(0)
+        silence.note_alive(7)  # nobody waits for it
         silence.wait({0: b"a", 1: b"b"})
     assert now[0] == 120.0
-    assert silence.beyond(29.0) == (0, 1)  # the signs after 100 s did not count
-    assert silence.beyond(30.0) == (1,)
+    assert silence.silent_for(29.0) == (0, 1)  # the signs after 100 s did not count
+    assert silence.silent_for(30.0) == (1,)
     silence.wait({0: b"a", 1: b"c"})
-    assert silence.beyond(0.0) == (0,)
+    assert silence.silent_for(0.0) == (0,)
     silence.wait({})
-    assert silence.beyond(0.0) == ()
+    assert silence.silent_for(0.0) == ()
 
 
 @pytest.mark.usefixtures("flowers_task")
@@ -748,19 +750,22 @@ def test_a_run_ends_though_silos_work_for_longer_than_patience(
     def passing(seconds: float) -> None:
         now[0] += seconds
 
-    working = SiloParty.working
+    working = SiloParty.in_progress_message
     monkeypatch.setattr(SiloParty, "receive", slowly)
-    monkeypatch.setattr(SiloParty, "working", noted)
+    monkeypatch.setattr(SiloParty, "in_progress_message", noted)
     monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=passing))
     home = CoordinatorFolder(made.provisioned.coordinator)
-    settings = {"patience": 3.0, "resend_after": 0.5}  # 0.1 of these seconds are as long as a question takes
+    settings = {
+        "patience": 3.0,
+        "resend_after_seconds": 0.5,
+    }  # 0.1 of these seconds are as long as a question takes
     home.settings.model_copy(update=settings).write(home / "coordinator.toml")
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
     nodes = [Node(number, node_key_pem(home.membership.nodes[number])) for number, _ in enumerate(HOSPITALS)]
     with serving(made, sign_of_life=0.005) as paths:
         grid = LoopGrid(nodes, paths)
-        transport.carry(grid, party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+        transport.carry_messages(grid, party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
     assert signs[0] > 0
@@ -801,7 +806,7 @@ def test_a_letter_to_a_dead_connection_is_sent_again_before_the_others_would_go_
         return [replace(node, last_activated_at="again" if now[0] > begun else "") for node in nodes]
 
     monkeypatch.setattr(grid, "get_nodes", listed)
-    monkeypatch.setattr(party, "go_on", lambda silent: pytest.fail("left behind") if silent else ())
+    monkeypatch.setattr(party, "drop_missing", lambda silent: pytest.fail("left behind") if silent else ())
     found, handle = [], party.receive
 
     def noted(silo: int, data: bytes) -> Any:
@@ -809,18 +814,18 @@ def test_a_letter_to_a_dead_connection_is_sent_again_before_the_others_would_go_
         return handle(silo, data)
 
     monkeypatch.setattr(party, "receive", noted)
-    transport.carry(grid, party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
+    transport.carry_messages(grid, party, home, Meter(home.membership.silos))  # type: ignore[arg-type]
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
-    assert heard - 1 < found[0] < heard + 5 < home.settings.go_on_after
+    assert heard - 1 < found[0] < heard + 5 < home.settings.drop_after_seconds
 
 
 def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:
     home = CoordinatorFolder(made.provisioned.coordinator)
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
-    assert len(party.letters()) == 4
-    assert not any(str(made.experiment.parent).encode() in letter for _, letter in party.letters())
+    assert len(party.messages()) == 4
+    assert not any(str(made.experiment.parent).encode() in letter for _, letter in party.messages())
     party.close()
 
 

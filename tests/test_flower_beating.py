@@ -17,9 +17,9 @@ pytest.importorskip("flwr")
 
 import httpx
 
-from fedveil.flower import beating as beats
+from fedveil.flower import heartbeat as beats
 from fedveil.flower.coordinator_host import link
-from fedveil.flower.founding.certificates import Authority
+from fedveil.flower.enrollment.certificates import Authority
 from fedveil.flower.silo_host import node as nodes
 
 
@@ -38,7 +38,7 @@ def test_a_sign_of_life_that_failed_is_told_by_its_kind_and_tried_again(
         return len(given) > 2
 
     log = logging.getLogger("fedveil.test")
-    with caplog.at_level(logging.WARNING, log.name), beats.beating(beat, log):
+    with caplog.at_level(logging.WARNING, log.name), beats.heartbeat(beat, log):
         assert again.wait(20)
     assert [record.getMessage() for record in caplog.records] == [
         "the link took no sign of life (ValueError)",
@@ -59,7 +59,7 @@ def test_who_is_taken_for_gone_is_told_after_a_minute(failed: int, monkeypatch: 
             over.set()
         return len(given) % (failed + 1) == 0
 
-    with beats.beating(beat, logging.getLogger("fedveil.test")) as lost:
+    with beats.heartbeat(beat, logging.getLogger("fedveil.test")) as lost:
         assert over.wait(20)
         assert lost.is_set() == (failed == 6)
 

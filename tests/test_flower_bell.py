@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.flower.coordinator_host.bell import Bell, Message, Receive, Scope, Send, Waiting
+from fedveil.flower.coordinator_host.long_poll import LongPollApp, Message, Notifier, Receive, Scope, Send
 
 PULL, PUSH = "/pull", "/push"
 SECONDS = 20.0
@@ -69,11 +69,11 @@ class Asker:
 
 def play(app: Queue, act: Callable[[Any], Any], seconds: float = SECONDS) -> None:
     async def played() -> None:
-        bell, other = Bell(), Bell()
-        silo = Waiting(app, pull=PULL, heard=bell, seconds=seconds, push="", rung=other)
-        coordinator = Waiting(app, pull="", heard=other, seconds=seconds, push=PUSH, rung=bell)
+        bell, other = Notifier(), Notifier()
+        silo = LongPollApp(app, pull=PULL, heard=bell, seconds=seconds, push="", rung=other)
+        coordinator = LongPollApp(app, pull="", heard=other, seconds=seconds, push=PUSH, rung=bell)
 
-        def ask(through: Waiting, asker: Asker) -> asyncio.Task[None]:
+        def ask(through: LongPollApp, asker: Asker) -> asyncio.Task[None]:
             scope = {"type": "http", "path": asker.path, "state": {}}
             return asyncio.ensure_future(through(scope, asker.receive, asker.send))
 

@@ -20,14 +20,14 @@ from flwr.supercore.error.base import FlowerError
 from flwr.superlink.servicer.fleet.fleet_handlers import activate_node
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from fedveil.commands.coordinator import open_party, serve_command
-from fedveil.commands.link import imported as imported_to_serve
+from fedveil.cli.coordinator import open_party, serve_command
+from fedveil.cli.link import import_late as imported_to_serve
 from fedveil.crypto.errors import CryptoError
 from fedveil.errors import ConfigError
 from fedveil.flower.coordinator_host.link import quiet_flower
-from fedveil.flower.founding.certificates import new_node_key
-from fedveil.flower.release import RELEASES, check_release
-from fedveil.flower.silo_host.silo import ServedSilo
+from fedveil.flower.enrollment.certificates import new_node_key
+from fedveil.flower.flower_api import RELEASES, check_flower_version
+from fedveil.flower.silo_host.service import SiloService
 from tests.pins.flower import RECORDED, contract, imported, installed
 
 ROOT = Path(__file__).parents[1]
@@ -74,9 +74,9 @@ def test_another_release_is_refused_before_anything_of_it_is_imported(
             raise PackageNotFoundError(package)
         return release
 
-    monkeypatch.setattr("fedveil.flower.release.version", found)
+    monkeypatch.setattr("fedveil.flower.flower_api.version", found)
     if not refused:
-        check_release()
+        check_flower_version()
         return
     said = (
         f"flwr {release} is installed, .*flwr 1.41 to 1.42 alone" if release else "needs flwr, which is not"
@@ -86,7 +86,7 @@ def test_another_release_is_refused_before_anything_of_it_is_imported(
         lambda: imported_to_serve("fedveil.flower.coordinator_host.link"),
         lambda: open_party(nothing),
         lambda: serve_command(nothing),
-        lambda: ServedSilo(nothing),
+        lambda: SiloService(nothing),
     ):
         with pytest.raises(ConfigError, match=said):
             serve()
@@ -122,5 +122,5 @@ def test_a_silo_is_not_served_with_a_node_key_that_others_read(tmp_path: Path) -
     (tmp_path / "node.key").chmod(0o644)
     folder: Any = tmp_path
     with pytest.raises(CryptoError, match=r"node.key has mode 0644"):
-        ServedSilo(folder)
+        SiloService(folder)
     assert not (tmp_path / "run").exists()

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.flower.enrollment.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.flower.sockets import free_port
+from fedveil.run.folder.run_folder import RunFolder
 from tests.processes import FEDVEIL, Processes, complete, rounds, seeded, wait_until
 
 ROUNDS = 6

@@ -20,9 +20,9 @@ from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from uvicorn.server import ServerState
 
-from fedveil.flower.coordinator_host import door
-from fedveil.flower.coordinator_host.door import SMALL_BODY, Door, Hurried
-from fedveil.flower.envelope import content_of, letter_end, object_end, object_of
+from fedveil.flower.coordinator_host import gateway
+from fedveil.flower.coordinator_host.gateway import SMALL_BODY, DeadlineProtocol, Gateway
+from fedveil.flower.envelope import letter_end, object_end, object_of, pack_message
 
 ROUTE = "/a"
 SCOPE = {"type": "http", "method": "POST", "raw_path": b"/a", "query_string": b"", "headers": []}
@@ -49,7 +49,7 @@ def asked(
     async def send(message: Any) -> None:
         said.append(message)
 
-    asyncio.run(Door(app, frozenset({ROUTE}), lambda _: largest, {ROUTE: ends})(SCOPE, receive, send))
+    asyncio.run(Gateway(app, frozenset({ROUTE}), lambda _: largest, {ROUTE: ends})(SCOPE, receive, send))
     return said[0]["status"], sum(taken)
 
 
@@ -75,8 +75,8 @@ def test_a_body_that_comes_too_slowly_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, rate: float, status: int
 ) -> None:
     """Ten pieces of 100 bytes in .2 s, where .1 s are given, and the time that they take at the least rate."""
-    monkeypatch.setattr(door, "LAG_SECONDS", 0.1)
-    monkeypatch.setattr(door, "LEAST_RATE", rate)
+    monkeypatch.setattr(gateway, "LAG_SECONDS", 0.1)
+    monkeypatch.setattr(gateway, "LEAST_RATE", rate)
     found, taken = asked(coming(10, 0.02))
     assert found == status
     assert (taken == 1000) == (status == 200)
@@ -84,7 +84,7 @@ def test_a_body_that_comes_too_slowly_is_cut_off(
 
 def test_only_the_senders_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has come waits for a reader that is busy."""
-    monkeypatch.setattr(door, "LAG_SECONDS", 0.1)
+    monkeypatch.setattr(gateway, "LAG_SECONDS", 0.1)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         for _ in range(3):
@@ -97,14 +97,14 @@ def test_only_the_senders_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def send(message: Any) -> None:
         said.append(message)
 
-    asyncio.run(Door(app, frozenset({ROUTE}), lambda _: 1000, {})(SCOPE, coming(3), send))
+    asyncio.run(Gateway(app, frozenset({ROUTE}), lambda _: 1000, {})(SCOPE, coming(3), send))
     assert said[0]["status"] == 200
 
 
 @pytest.mark.parametrize("words", [b"", b"POST /a HTTP/1.1\r\nhost: x\r\n", b"p"])
 def test_a_connection_without_a_whole_header_is_closed(monkeypatch: pytest.MonkeyPatch, words: bytes) -> None:
     """It says nothing, or something now and then; whoever asks is answered, and may ask again."""
-    monkeypatch.setattr(door, "HEADER_SECONDS", 0.6)
+    monkeypatch.setattr(gateway, "HEADER_SECONDS", 0.6)
     whole = b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -113,9 +113,9 @@ def test_a_connection_without_a_whole_header_is_closed(monkeypatch: pytest.Monke
         await send({"type": "http.response.body", "body": b""})
 
     async def tried() -> None:
-        config = uvicorn.Config(app, http=Hurried, ws="none", lifespan="off", log_level="error")
+        config = uvicorn.Config(app, http=DeadlineProtocol, ws="none", lifespan="off", log_level="error")
         loop, state = asyncio.get_running_loop(), ServerState()
-        server = await loop.create_server(lambda: Hurried(config, state, {}), "127.0.0.1", 0)
+        server = await loop.create_server(lambda: DeadlineProtocol(config, state, {}), "127.0.0.1", 0)
         address = server.sockets[0].getsockname()[:2]
         reader, writer = await asyncio.open_connection(*address)
         for _ in range(2):
@@ -170,7 +170,7 @@ def through(body: bytes, ends: Callable[[bytes], int] = letter_end) -> int:
     "length", [10, SMALL_BODY - 300, SMALL_BODY - 100, SMALL_BODY, SMALL_BODY + 1, 300_000]
 )
 def test_a_letter_of_any_length_passes(length: int) -> None:
-    body = pushed(content_of(bytes(length)))
+    body = pushed(pack_message(bytes(length)))
     assert through(body) == 200
     if len(body) > SMALL_BODY:
         assert body[letter_end(body[:SMALL_BODY]) - length :].startswith(bytes(length))
@@ -186,10 +186,10 @@ def texts(number: int) -> RecordDict:
     [
         (pushed(texts(40_000)), 400),
         (pushed(RecordDict({"fedveil": ConfigRecord({"letter": "x" * 100_000})})), 400),
-        (pushed(texts(30_000), content_of(bytes(100_000))), 200),  # 60 kB are not yet much
-        (pushed(texts(40_000), content_of(bytes(100_000))), 400),
-        (pushed(content_of(bytes(100_000)), texts(30_000)), 200),
-        (pushed(content_of(bytes(100_000)), texts(40_000)), 413),
+        (pushed(texts(30_000), pack_message(bytes(100_000))), 200),  # 60 kB are not yet much
+        (pushed(texts(40_000), pack_message(bytes(100_000))), 400),
+        (pushed(pack_message(bytes(100_000)), texts(30_000)), 200),
+        (pushed(pack_message(bytes(100_000)), texts(40_000)), 413),
         (bytes(100_000), 400),
         (b"\xff" * 100_000, 400),
         (b"\x12\xff\xff\xff\xff\x0f" * 20_000, 400),
@@ -229,5 +229,5 @@ def test_a_long_body_to_another_path_is_none_that_is_asked_for() -> None:
     async def send(message: Any) -> None:
         said.append(message)
 
-    asyncio.run(Door(app, frozenset({ROUTE}), lambda _: 1 << 24, {})(SCOPE, receive, send))
+    asyncio.run(Gateway(app, frozenset({ROUTE}), lambda _: 1 << 24, {})(SCOPE, receive, send))
     assert said[0]["status"] == 400

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fedveil.flower.enrollment.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.privacy.ledger import read_entries
 from tests.processes import FEDVEIL, Processes
 
@@ -73,7 +73,7 @@ def recovering(experiment: Path) -> Path:
     """The same experiment, whose rounds go on without one of the four silos."""
     text = experiment.read_text().replace('"demonstration"\nrounds = 3', '"recovered"\nrounds = 2')
     text = text.replace(
-        '"secure-aggregation"', '"secure-aggregation"\non_missing = "recover"\nmissing_silos = 1'
+        '"secure-aggregation"', '"secure-aggregation"\non_dropout = "recover"\nmax_dropouts = 1'
     )
     path = experiment.with_name("recovered.toml")
     path.write_text(text)
@@ -85,7 +85,7 @@ def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: 
     pytest.importorskip("flwr")
     made = write_demonstration(tmp_path / "demo", rounds=3, host=HOST, port=PORT)
     home = CoordinatorFolder(made.provisioned.coordinator)
-    home.settings.model_copy(update={"resend_after": 30.0}).write(home / "coordinator.toml")
+    home.settings.model_copy(update={"resend_after_seconds": 30.0}).write(home / "coordinator.toml")
     *near, far = made.provisioned.silos
     with Processes() as processes:
         processes.start("coordinator", "serve", home.path)
@@ -109,7 +109,7 @@ def test_a_host_is_cut_off_and_waited_for_and_cut_off_and_left_behind(far_host: 
         assert column(run, "round") == [0, 1, 2, 3]
         assert column(run, "summed")[1:] == [4, 4, 4]
         ip("link", "set", NEAR_END, "down")
-        home.settings.model_copy(update={"go_on_after": 20.0}).write(home / "coordinator.toml")
+        home.settings.model_copy(update={"drop_after_seconds": 20.0}).write(home / "coordinator.toml")
         again = processes.start("federation", "run", recovering(made.experiment), "--home", home.path)
         assert again.wait(900) == 0
         run = home / "runs" / "recovered"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.flower.coordinator_host.submission import SOCKET
+from fedveil.flower.enrollment.demonstration import Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding.demonstration import Demonstration, write_demonstration
 from fedveil.flower.sockets import free_port
+from fedveil.run.folder.run_folder import RunFolder
 from tests.processes import (
     FEDVEIL,
     SECONDS,
@@ -198,7 +198,7 @@ def running(process: int) -> bool:
 
 POOL = """\
 import os, signal, sys
-from fedveil.protection.partial.workers import workers_of
+from fedveil.protocols.partial_encryption.workers import workers_of
 if __name__ == "__main__":
     class Owner: pass
     owner = Owner()

@@ -19,9 +19,9 @@ from fedveil.errors import ModelError
 from fedveil.flower.mods import QUANTISED, clip, quantise
 from fedveil.flower.strategies import Dequantised, Smoothed
 from fedveil.flower.updates import update_of
-from fedveil.protection.errors import ProtocolError
+from fedveil.protocols.errors import ProtocolError
 from fedveil.quantization.errors import MessageError
-from fedveil.server.denoise import smooth
+from fedveil.training.server.denoise import smooth
 
 SECRET = bytes(range(32))
 

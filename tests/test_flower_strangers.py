@@ -52,19 +52,19 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from fedveil.errors import ConfigError
 from fedveil.flower.bundle import Bundle, ForeignBundleError
 from fedveil.flower.coordinator_host.attached_link import AttachedLink
-from fedveil.flower.coordinator_host.door import SMALL_BODY
+from fedveil.flower.coordinator_host.gateway import SMALL_BODY
 from fedveil.flower.coordinator_host.link import LARGEST_BODY, PUSH, ROUTES, make_app
 from fedveil.flower.coordinator_host.link_folder import LinkFolder
 from fedveil.flower.coordinator_host.link_objects import ROUTES_OF_SUPERNODES
-from fedveil.flower.coordinator_host.party import Party
+from fedveil.flower.coordinator_host.service import CoordinatorService
 from fedveil.flower.coordinator_host.submission import Submission
-from fedveil.flower.coordinator_host.tasks import Post
-from fedveil.flower.envelope import content_of
+from fedveil.flower.coordinator_host.tasks import MessageQueue
+from fedveil.flower.enrollment.certificates import Authority
+from fedveil.flower.enrollment.demonstration import Demonstration, write_demonstration
+from fedveil.flower.envelope import pack_message
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding.certificates import Authority
-from fedveil.flower.founding.demonstration import Demonstration, write_demonstration
-from fedveil.flower.silo_host.relay import send_frame
-from fedveil.flower.silo_host.silo import ServedSilo
+from fedveil.flower.silo_host.ipc import send_frame
+from fedveil.flower.silo_host.service import SiloService
 from fedveil.flower.sockets import DOOR, SECRET, address
 from tests.strangers import Stranger
 from tests.test_flower import issue
@@ -93,8 +93,8 @@ sys.exit(1)
 # `fedveil link`, as another user. It becomes him after its imports: others may not be able to read the package.
 LINK = """\
 import os, sys
-import encodings.cp437, fedveil.commands.link, fedveil.flower.coordinator_host.link
-from fedveil.cli import main
+import encodings.cp437, fedveil.cli.link, fedveil.flower.coordinator_host.link
+from fedveil.cli.app import main
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
@@ -129,8 +129,8 @@ class Served:
 
     made: Demonstration
     link: int
-    party: Party
-    silo: ServedSilo
+    party: CoordinatorService
+    silo: SiloService
 
     @property
     def address(self) -> tuple[str, int]:
@@ -159,7 +159,7 @@ def link_of_another_user(home: CoordinatorFolder) -> Iterator[int]:
         os.chown(path, OTHER_USER, OTHER_USER)
     link = LinkFolder(folder)
     link.settings.model_copy(update={"group": grp.getgrgid(OTHER_USER).gr_name}).write(link / "link.toml")
-    changed = {"link": str(folder), "starts_link": False}
+    changed = {"link": str(folder), "start_link": False}
     home.settings.model_copy(update=changed).write(home / "coordinator.toml")
     process = subprocess.Popen([sys.executable, "-c", LINK, str(folder)], stdout=subprocess.DEVNULL)
     try:
@@ -180,9 +180,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     home = CoordinatorFolder(made.provisioned.coordinator)
     with contextlib.ExitStack() as ending:
         other = ending.enter_context(link_of_another_user(home)) if os.geteuid() == 0 else None
-        party = Party(home)
+        party = CoordinatorService(home)
         ending.callback(party.stop)
-        silo = ServedSilo(SiloFolder(made.provisioned.silos[0]))
+        silo = SiloService(SiloFolder(made.provisioned.silos[0]))
         ending.callback(silo.stop)
         number = party.link.number if other is None else other
         assert number is not None
@@ -429,17 +429,17 @@ def test_a_task_that_the_link_took_back_ends_no_run_of_ours(
 ) -> None:
     """As where the link was too busy to take signs of life for a minute: another task follows."""
     tasks, known = served.party._tasks, list[int]()
-    party: Any = SimpleNamespace(finished=False)
+    party: Any = SimpleNamespace(is_finished=False)
 
-    def carried(post: Post, *_: Any) -> tuple[str, ...]:
+    def carried(post: MessageQueue, *_: Any) -> tuple[str, ...]:
         known.append(len(post.get_nodes()))
-        party.finished = len(known) == 2
-        for run in () if party.finished else served.state()[0]:
+        party.is_finished = len(known) == 2
+        for run in () if party.is_finished else served.state()[0]:
             tasks._control.StopRun(StopRunRequest(run_id=run))
         post.get_nodes()
         return ("north",)
 
-    monkeypatch.setattr("fedveil.flower.coordinator_host.party.carry", carried)
+    monkeypatch.setattr("fedveil.flower.coordinator_host.service.carry_messages", carried)
     assert served.party._carry(party) == ("north",)
     assert known[0] == known[1] > 0
     assert "the link has taken the task back" in caplog.text
@@ -468,7 +468,7 @@ def test_a_message_that_holds_its_letter_is_answered_and_forgotten_with_its_run(
     """The way of every letter: in its message, through both doors, kept waiting for and not looked for."""
     (online,) = (node for node, status in served.state()[1].items() if status == "online")
     with served.party._tasks.playing() as post:
-        message = Message(content_of(b"no letter"), dst_node_id=online, message_type="query")
+        message = Message(pack_message(b"no letter"), dst_node_id=online, message_type="query")
         (key,) = post.push_messages([message])
         answers = next(found for found in (post.pull_messages([key]) for _ in range(60)) if found)
         assert post.pull_messages([]) == []
@@ -577,9 +577,9 @@ def test_what_speaks_with_the_network_reads_no_table_and_trains_nothing(served: 
 
 def test_a_party_is_served_once(served: Served) -> None:
     with pytest.raises(ConfigError, match="served already"):
-        Party(CoordinatorFolder(served.made.provisioned.coordinator))
+        CoordinatorService(CoordinatorFolder(served.made.provisioned.coordinator))
     with pytest.raises(ConfigError, match="served already"):
-        ServedSilo(SiloFolder(served.made.provisioned.silos[0]))
+        SiloService(SiloFolder(served.made.provisioned.silos[0]))
 
 
 def test_a_child_ends_with_a_parent_that_is_killed(served: Served, tmp_path: Path) -> None:
@@ -587,8 +587,9 @@ def test_a_child_ends_with_a_parent_that_is_killed(served: Served, tmp_path: Pat
     import time
 
     parent = (
-        "import sys, json, time\nfrom fedveil.flower.child import Child\n"
-        "child = Child(sys.argv[1], json.loads(sys.argv[2]), {})\nprint(child.number, flush=True)\ntime.sleep(600)\n"
+        "import sys, json, time\nfrom fedveil.flower.child_process import ChildProcess\n"
+        "child = ChildProcess(sys.argv[1], json.loads(sys.argv[2]), {})\n"
+        "print(child.number, flush=True)\ntime.sleep(600)\n"
     )
     silo = served.made.provisioned.silos[1]
     told = {
@@ -622,7 +623,7 @@ def test_a_link_that_is_ended_leaves_no_socket_and_no_secret(tmp_path: Path) -> 
 
 def test_a_child_is_not_started_by_hand() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from fedveil.flower.child import settings_of_parent as s; s(print)"],
+        [sys.executable, "-c", "from fedveil.flower.child_process import settings_of_parent as s; s(print)"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -746,7 +747,7 @@ def test_a_silo_whose_clock_is_wrong_is_told_so_by_its_own_log(
 
     true = time.time()
     silo = served.made.provisioned.silos[1]
-    one = node.Node.of(silo, "{}:{}".format(*served.address), lambda letter: letter)
+    one = node.Node.from_folder(silo, "{}:{}".format(*served.address), lambda letter: letter)
     with monkeypatch.context() as wrong:
         wrong.setattr(signing, "now", lambda: now() + timedelta(seconds=ahead))
         with pytest.raises(httpx.HTTPStatusError, match="401") as refused:
@@ -818,12 +819,12 @@ def test_a_silo_goes_through_the_proxy_of_its_environment_and_believes_no_other_
 
     with proxy() as (port, asked):
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
-        Node.of(silo, where, lambda letter: letter).serve(seen)
+        Node.from_folder(silo, where, lambda letter: letter).serve(seen)
         assert set(asked) == {f"CONNECT {where} HTTP/1.1".encode()}
         assert found == [online + 1]
         before = len(asked)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        Node.of(silo, where, lambda letter: letter).serve(seen)
+        Node.from_folder(silo, where, lambda letter: letter).serve(seen)
         assert len(asked) == before
         monkeypatch.delenv("NO_PROXY")
     other = Authority.create("other")
@@ -845,6 +846,6 @@ def test_a_silo_goes_through_the_proxy_of_its_environment_and_believes_no_other_
         with proxy(false.getsockname()) as (port, asked):
             monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
             with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-                Node.of(silo, where, lambda letter: letter).serve(lambda: True)
+                Node.from_folder(silo, where, lambda letter: letter).serve(lambda: True)
             assert asked
         shaking.join()

@@ -48,19 +48,19 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from fedveil.errors import ConfigError
 from fedveil.flower.bundle import Bundle
-from fedveil.flower.coordinator_host.door import SMALL_BODY
+from fedveil.flower.coordinator_host.gateway import SMALL_BODY
 from fedveil.flower.coordinator_host.link import LARGEST_BODY, ROUTES, _public_server, longest_body, make_app
 from fedveil.flower.coordinator_host.link_objects import PUSH_OBJECT, ROUTES_OF_SUPERNODES
-from fedveil.flower.coordinator_host.tasks import Post, Tasks
-from fedveil.flower.envelope import content_of, letter_in, letter_of, name_of, object_of
+from fedveil.flower.coordinator_host.tasks import LinkClient, MessageQueue
+from fedveil.flower.enrollment.certificates import node_key_pem
+from fedveil.flower.enrollment.demonstration import write_demonstration
+from fedveil.flower.envelope import letter_of, name_of, object_of, pack_message, unpack_message
+from fedveil.flower.flower_api import local_client
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder, SiloSettings
-from fedveil.flower.founding.certificates import node_key_pem
-from fedveil.flower.founding.demonstration import write_demonstration
-from fedveil.flower.runtime import reaching
-from fedveil.flower.silo_host.silo import CARRIERS
+from fedveil.flower.silo_host.service import CARRIERS
 from fedveil.flower.silo_host.supernode import flags, main, work
 from fedveil.flower.silo_host.worker import Worker
-from fedveil.protection.errors import ProtocolError
+from fedveil.protocols.errors import ProtocolError
 from tests.test_flower_strangers import node_key, signed
 
 SECRET = bytes(range(32))
@@ -133,7 +133,7 @@ class Link:
 
     app: Any
     public: Path
-    tasks: Tasks
+    tasks: LinkClient
     silos: tuple[Path, ...]
     active: dict[int, tuple[FleetHttpClient, NodeMessage]] = field(default_factory=dict)
 
@@ -147,7 +147,7 @@ class Link:
             key = node_key(self.silos[silo])
             signing = NodeAuthHttpInterceptor(key, key.public_key())
             client = FleetHttpClient("http://link", interceptors=[signing])
-            reaching(client, httpx.HTTPTransport(uds=str(self.public)))
+            local_client(client, httpx.HTTPTransport(uds=str(self.public)))
             public = public_key_to_bytes(key.public_key())
             activation = ActivateNodeRequest(public_key=public, heartbeat_interval=300)
             number = client.ActivateNode(activation).node_id
@@ -176,7 +176,7 @@ def link(folder: Path, *, supernodes: bool) -> Iterator[Link]:
     private = uvicorn.Config(app, ws="none", lifespan="on", log_level="warning")
     there = [str(folder / name) for name in ("private", "public")]
     with serving(private, socket.AF_UNIX, there[0]), serving(public, socket.AF_UNIX, there[1]):
-        tasks = Tasks(folder / "private", SECRET)
+        tasks = LinkClient(folder / "private", SECRET)
         tasks.register(map(node_key_pem, home.membership.nodes))
         found = Link(app=app, public=folder / "public", tasks=tasks, silos=tuple(made.provisioned.silos))
         try:
@@ -193,9 +193,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
         yield found
 
 
-def asked(post: Post, node: NodeMessage, letter: bytes = b"a letter") -> str:
+def asked(post: MessageQueue, node: NodeMessage, letter: bytes = b"a letter") -> str:
     """Send a letter to a silo."""
-    message = Message(content_of(letter), dst_node_id=node.node_id, message_type=MessageType.QUERY)
+    message = Message(pack_message(letter), dst_node_id=node.node_id, message_type=MessageType.QUERY)
     (key,) = post.push_messages([message])
     assert key
     return key
@@ -226,7 +226,7 @@ def test_a_letter_goes_to_a_supernode_and_its_answer_comes_as_an_object(opened: 
         run = message.metadata.run_id
         assert tree.object_id == message.metadata.message_id == key
         assert not tree.children
-        assert letter_in(message_from_proto(message)) == b"a letter"
+        assert unpack_message(message_from_proto(message)) == b"a letter"
         digest = client.GetRun(GetRunRequest(node=node, run_id=run)).run.fab_hash
         fab = client.GetFab(GetFabRequest(node=node, run_id=run, hash_str=digest)).fab
         Bundle.build().check(fab.content)
@@ -246,7 +246,7 @@ def test_a_letter_goes_to_a_supernode_and_its_answer_comes_as_an_object(opened: 
         assert client.PushObject(sent).stored
         (answer,) = post.pull_messages([key])
         assert answer.metadata.reply_to_message_id == key
-        assert letter_in(answer) == b"an answer"
+        assert unpack_message(answer) == b"an answer"
         assert len(opened.state.object_store) == 0
         assert not client.PushObject(sent).stored
 
@@ -263,7 +263,7 @@ def test_an_answer_whose_object_never_comes_is_lost_and_nothing_waits_for_it(
         assert post.pull_messages([key]) == []
         (answer,) = post.pull_messages([key])
         with pytest.raises(ProtocolError, match="holds no letter"):
-            letter_in(answer)
+            unpack_message(answer)
         assert key not in post._begun
 
 
@@ -338,7 +338,7 @@ def test_a_member_reads_and_deletes_no_object_of_another(opened: Link) -> None:
             assert not who.PullObject(asks).object_found
         assert post.pull_messages([key]) == []
         (answer,) = post.pull_messages([key])
-        assert letter_in(answer) == b"an answer"
+        assert unpack_message(answer) == b"an answer"
 
 
 @pytest.mark.parametrize("supernodes", [True, False])
@@ -373,7 +373,7 @@ def test_a_member_ends_no_message_that_was_sent_with_its_own(
     with opened.tasks.playing() as post:
         (client, node), (honest, other) = opened.fleet(0), opened.fleet(1)
         to = [
-            Message(content_of(b"a letter"), dst_node_id=one.node_id, message_type=MessageType.QUERY)
+            Message(pack_message(b"a letter"), dst_node_id=one.node_id, message_type=MessageType.QUERY)
             for one in (other, node)
         ]
         post.push_messages(to)
@@ -411,7 +411,7 @@ def test_a_member_does_not_cut_off_what_the_coordinator_is_sending(
     with opened.tasks.playing() as post, monkeypatch.context() as slow:
         slow.setattr(state, "store_message_and_object_tree", keep_slowly)
         to = [
-            Message(content_of(b"a letter"), dst_node_id=one.node_id, message_type=MessageType.QUERY)
+            Message(pack_message(b"a letter"), dst_node_id=one.node_id, message_type=MessageType.QUERY)
             for one in (node, other)
         ]
         assert all(post.push_messages(to))
@@ -514,7 +514,7 @@ class SuperNode:
         self.state.store_fab(Fab(run.fab_hash, content, {}))
         task = self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=7, fab_hash=run.fab_hash)
         beside = object_of(secrets.token_bytes(32))
-        message = message_to_proto(Message(content_of(letter), dst_node_id=5, message_type="query"))
+        message = message_to_proto(Message(pack_message(letter), dst_node_id=5, message_type="query"))
         message.metadata.message_id = name_of(beside)
         message.metadata.run_id = 7
 

@@ -13,12 +13,12 @@ import pytest
 from rich.table import Table
 
 from fedveil.console import LineObserver, Terminal, observer, rows_table, transposed_table
-from fedveil.federation.document import canonical
-from fedveil.foreign import LONGEST, foreign, inert
-from fedveil.protection.letter_parts import PARTS, Closing, Here, Over, Phase, Refused
-from fedveil.protection.refusals import Code, Refusal
+from fedveil.federation.canonical_document import canonical
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import PARTS, Declined, Finalize, Goodbye, Ready, RunPart
 from fedveil.report.document import escape
 from fedveil.report.drawing import label_text
+from fedveil.sanitize import LONGEST, sanitize, strip_control_characters
 from tests.federation_world import World, asked, population
 
 HOSTILE = {
@@ -53,18 +53,18 @@ def terminal(*, colour: bool) -> tuple[Terminal, io.StringIO]:
 
 @ALL
 def test_a_foreign_text_is_one_quiet_line(text: str) -> None:
-    shown = foreign(text)
+    shown = sanitize(text)
     assert len(shown) <= LONGEST
     assert shown.isprintable()
-    assert foreign(shown) == shown
-    assert inert(inert(text)) == inert(text)
+    assert sanitize(shown) == shown
+    assert strip_control_characters(strip_control_characters(text)) == strip_control_characters(text)
 
 
 def test_what_is_printable_stays() -> None:
-    assert foreign("Krankenhaus Zürich, 東京 (é)") == "Krankenhaus Zürich, 東京 (é)"
-    assert inert("two\nlines\tand more") == "two\nlines\tand more"
-    assert foreign("x" * LONGEST) == "x" * LONGEST
-    assert foreign("x" * (LONGEST + 1)).endswith("x...")
+    assert sanitize("Krankenhaus Zürich, 東京 (é)") == "Krankenhaus Zürich, 東京 (é)"
+    assert strip_control_characters("two\nlines\tand more") == "two\nlines\tand more"
+    assert sanitize("x" * LONGEST) == "x" * LONGEST
+    assert sanitize("x" * (LONGEST + 1)).endswith("x...")
 
 
 @ALL
@@ -88,15 +88,15 @@ def test_a_progress_bar_shows_any_text_as_it_stands(text: str, tmp_path: Path) -
     console, out = terminal(colour=True)
     experiment = asked().model_copy(update={"name": text[:2000]})
     with observer(console, quiet=False) as shown:
-        shown.started(tmp_path, experiment, 0)
-        shown.completed({"round": 1, "test": {text[:100]: 0.5}, "epsilon": 1.0, "seconds": 1.0})  # type: ignore[typeddict-item]
+        shown.on_run_start(tmp_path, experiment, 0)
+        shown.on_round_end({"round": 1, "test": {text[:100]: 0.5}, "epsilon": 1.0, "seconds": 1.0})  # type: ignore[typeddict-item]
     bare = out.getvalue()
     for own in ("\x1b[?25l", "\x1b[?25h", "\x1b[2K", "\x1b[1A", "\r"):
         bare = bare.replace(own, "")  # of the bar itself
     assert quiet(bare)
     console, out = terminal(colour=False)
     with LineObserver(console) as lines:
-        lines.started(tmp_path, experiment, 0)
+        lines.on_run_start(tmp_path, experiment, 0)
     assert quiet(out.getvalue())
 
 
@@ -112,9 +112,9 @@ def test_a_run_beside_an_earlier_one_says_that_costs_add_up(finished: bool, tmp_
     for colour in (False, True):
         console, out = terminal(colour=colour)
         with observer(console, quiet=False) as shown:
-            shown.started(tmp_path / "ward", experiment, 0)
+            shown.on_run_start(tmp_path / "ward", experiment, 0)
             assert "adds up" not in out.getvalue()
-            shown.started(tmp_path / "ward-2", experiment, 0)
+            shown.on_run_start(tmp_path / "ward-2", experiment, 0)
         said = " ".join(out.getvalue().split())
         assert "what both cost the same people adds up" in said
         assert ("fedveil resume" in said) is not finished
@@ -138,7 +138,7 @@ def test_every_text_of_every_part_is_tried() -> None:
         for field in fields(kind)  # type: ignore[arg-type]
         if "str" in str(field.type)
     }
-    assert texts == {("Terms", "experiment"), ("Closing", "statement"), ("Phase", "name")}
+    assert texts == {("Terms", "experiment"), ("Finalize", "statement"), ("RunPart", "name")}
     assert get_type_hints(Refusal) == {"code": Code, "numbers": tuple[float, ...]}
 
 
@@ -149,10 +149,10 @@ def test_a_statement_of_the_coordinator_is_data_at_a_silo(
     """It is refused in constant words, and nothing of it is signed or logged."""
     world = World(tmp_path, asked(), population())
     world.tell(world.terms(asked()))
-    closing = Closing(round=0, charges=0, line=bytes(32), statement=json.dumps({"notes": text[:3000]}))
+    closing = Finalize(round=0, charges=0, line=bytes(32), statement=json.dumps({"notes": text[:3000]}))
     with caplog.at_level(logging.WARNING, "fedveil"):
-        (part,) = world.tell(closing, Over(), number=1)
-    assert isinstance(part, Refused)
+        (part,) = world.tell(closing, Goodbye(), number=1)
+    assert isinstance(part, Declined)
     assert part.why == Refusal(Code.STATEMENT)
     assert all(quiet(record.getMessage()) for record in caplog.records)
     world.close()
@@ -165,9 +165,9 @@ def test_the_name_of_a_phase_is_data_at_a_silo(
     """A training run has no releases beside it: whatever is named as one joins no session, and comes back nowhere."""
     world = World(tmp_path, asked(), population())
     with caplog.at_level(logging.WARNING, "fedveil"):
-        (part,) = world.tell(world.terms(asked()), Phase(name=text[:3000], released=()))
-    assert isinstance(part, Here) or (
-        isinstance(part, Refused) and part.why.sentence == part.why.code.template
+        (part,) = world.tell(world.terms(asked()), RunPart(name=text[:3000], released=()))
+    assert isinstance(part, Ready) or (
+        isinstance(part, Declined) and part.why.sentence == part.why.code.template
     )
     assert all(quiet(record.getMessage()) for record in caplog.records)
     world.close()
@@ -191,7 +191,7 @@ def test_an_experiment_of_the_coordinator_is_data_at_a_silo(
         ):
             terms = replace(world.terms(asked()), experiment=document)
             (part,) = world.tell(terms, run=bytes([number] * 16))
-            assert isinstance(part, Refused)
+            assert isinstance(part, Declined)
             assert part.why.sentence == part.why.code.template
     assert len(caplog.records) == 4
     assert all(quiet(record.getMessage()) for record in caplog.records)

@@ -13,13 +13,11 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import binom
 
+from fedveil.data.records import Records, limit_records_per_user
 from fedveil.errors import CompositionError, PrivacyError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.uldp import uldp_group
-from fedveil.population.flags import keep_at_most
-from fedveil.population.records import Records
 from fedveil.privacy.events import (
     ComposedEvent,
     Event,
@@ -29,16 +27,10 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
     atoms,
 )
-from fedveil.privacy.group import (
-    Silos,
-    group_event,
-    lemma5,
-    lemma6,
-    published,
-    worst_split,
-)
+from fedveil.privacy.group import Silos, group_event, lemma5, lemma6, published_group_epsilon, worst_split
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.mixture import mixture_distribution
+from fedveil.training.steps import LocalSgd
 from tests.dp_events import dp_event_of
 
 DELTA = 1e-5
@@ -61,7 +53,7 @@ MIXTURE = {1: 2.627, 8: 34.2, 32: 295.8}
 
 @pytest.mark.parametrize("k", PUBLISHED)
 def test_figure_2_as_published(k: int) -> None:
-    figure = published(group_size=k, noise_multiplier=5.0, silos=FIGURE_2, delta=DELTA)
+    figure = published_group_epsilon(group_size=k, noise_multiplier=5.0, silos=FIGURE_2, delta=DELTA)
     assert figure == pytest.approx(PUBLISHED[k], rel=2e-4)
 
 
@@ -102,7 +94,7 @@ def test_the_whole_figure_takes_less_than_a_minute() -> None:
 def test_sizes_between_powers_of_two_are_rounded_up_and_the_paper_down() -> None:
     def epsilons(k: int) -> tuple[float, float]:
         arguments = {"noise_multiplier": 5.0, "silos": FIGURE_2, "delta": DELTA}
-        return lemma6(group_size=k, **arguments), published(group_size=k, **arguments)  # type: ignore[arg-type]
+        return lemma6(group_size=k, **arguments), published_group_epsilon(group_size=k, **arguments)  # type: ignore[arg-type]
 
     assert epsilons(5)[0] == epsilons(8)[0]
     assert epsilons(5)[1] == epsilons(4)[1]
@@ -300,7 +292,7 @@ def test_a_silo_sees_by_what_it_keeps_that_a_user_has_records_elsewhere_and_the_
         silo = np.array(silos, dtype=np.int32)
         features, targets = np.zeros((len(silos), 1), np.float32), np.zeros(len(silos), np.int64)
         table = Records(features=features, targets=targets, silo=silo, user=np.zeros_like(silo))
-        return int((silo[keep_at_most(table, 2)] == 0).sum())
+        return int((silo[limit_records_per_user(table, 2)] == 0).sum())
 
     assert (kept_here([0, 0]), kept_here([0, 0, 1])) == (2, 1)
     local = LocalSgd(learning_rate=0.1, epochs=1, batch_size=5)

@@ -11,7 +11,6 @@ import pytest
 
 import fedveil as fv
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
@@ -20,8 +19,9 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.claims import Role
 from fedveil.privacy.sampling import Everyone, PoissonUsers
-from fedveil.server.denoise import Laplacian
-from fedveil.server.optimizers import ServerSgd
+from fedveil.training.server.denoise import Laplacian
+from fedveil.training.server.optimizers import ServerSgd
+from fedveil.training.steps import LocalSgd
 from tests.commands import ended
 from tests.test_python import network, people, train
 
@@ -39,7 +39,7 @@ METHOD = Method(
 
 
 class Once(fv.Callback):
-    def round_ended(self, round: fv.RoundSummary) -> str | None:
+    def on_round_end(self, round: fv.RoundSummary) -> str | None:
         return "enough"
 
 
@@ -69,7 +69,7 @@ def test_a_composition_is_stated_as_the_method_that_it_is(trained: fv.Result, tm
     named = fv.uldp_avg(clip=0.5, noise_multiplier=1.0, learning_rate=0.5, epochs=2, batch_size=4)
     same = train(tmp_path, method=named)
     assert trained.statement.epsilon == same.statement.epsilon
-    assert trained.statement.against(Role.SERVER) == same.statement.against(Role.SERVER)
+    assert trained.statement.line_for(Role.SERVER) == same.statement.line_for(Role.SERVER)
     assert trained.statement.sentences()[0] == same.statement.sentences()[0]
     text = (trained.folder / "experiment.toml").read_text(encoding="utf-8")
     assert 'name = "session:my-avg"' in text
@@ -137,7 +137,7 @@ def test_stages_of_the_settings_go_with_it_as_with_any_other(tmp_path: Path) -> 
     settings = {"protection": {"name": "secure-aggregation"}}
     laid_over = run(tmp_path, rounds=1, settings=settings, name="laid")
     own = run(tmp_path, replace(METHOD, protection=SecureAggregation()), rounds=1, name="own")
-    assert laid_over.statement.against(Role.SERVER) == own.statement.against(Role.SERVER)
+    assert laid_over.statement.line_for(Role.SERVER) == own.statement.line_for(Role.SERVER)
     smooth = replace(METHOD, denoiser=Laplacian(smoothing=1.0), sampler=PoissonUsers(rate=0.5))
     assert run(tmp_path, smooth, rounds=1, name="smooth").statement.epsilon is not None
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.population.data_report import data_report
-from fedveil.population.identities import alike
-from fedveil.population.schema import Schema
+from fedveil.data.data_report import data_report
+from fedveil.data.identities import near_duplicate_ids
+from fedveil.data.schema import Schema
 
 SAME = (
     ("a1", "a\u200b1"),
@@ -65,12 +65,12 @@ OTHER = (
 
 @pytest.mark.parametrize(("first", "second"), SAME)
 def test_ids_that_look_alike_are_found(first: str, second: str) -> None:
-    assert alike([first, "else", second, "b"]) == [{first, second}]
+    assert near_duplicate_ids([first, "else", second, "b"]) == [{first, second}]
 
 
 @pytest.mark.parametrize(("first", "second"), OTHER)
 def test_ids_that_differ_are_left_alone(first: str, second: str) -> None:
-    assert alike([first, second]) == []
+    assert near_duplicate_ids([first, second]) == []
 
 
 def test_a_look_at_tables_finds_them_and_names_none(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.data.allocation import Allocation
+from fedveil.data.catalogue import load
+from fedveil.data.catalogue.imagenette import read_archive
 from fedveil.errors import DataError, ModelError
-from fedveil.local.models import build_model
-from fedveil.population.allocation import Allocation
-from fedveil.population.catalogue import load
-from fedveil.population.catalogue.imagenette import read_archive
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.models import build_model
 
 
 def test_a_thousand_images_are_handed_to_ten_clients(data_folder: Path) -> None:

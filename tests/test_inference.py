@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from scipy.stats import poisson
 from scipy.stats import t as student
 
+from fedveil.data.columns import ColumnTable, Numbers, Places
 from fedveil.methods.weights import Weights
-from fedveil.population.columns import ColumnTable, Numbers, Places
 from fedveil.privacy.bounds import FixedVector
 from fedveil.statistics.inference import equation
-from fedveil.statistics.inference.covariance import covariance, drawn, effect
+from fedveil.statistics.inference.convergence import has_converged, leap
+from fedveil.statistics.inference.covariance import covariance, effect, shrunk_covariance
 from fedveil.statistics.inference.equation import Sums
 from fedveil.statistics.inference.families import Linear, Logistic, Poisson
-from fedveil.statistics.inference.fitted import TOO_FAR, Fitted
-from fedveil.statistics.inference.nearness import arrived, leap
 from fedveil.statistics.inference.newton import LONGEST_STEP, bend, estimate, step
 from fedveil.statistics.inference.piecewise import PiecewiseExponential
-from fedveil.statistics.local import silo_sums
+from fedveil.statistics.inference.result import TOO_FAR, FittedRegression
+from fedveil.statistics.local_vectors import silo_sums
 
 GRID = 2.0**-29
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -115,7 +115,7 @@ def test_one_person_moves_the_stored_integers_by_the_norm_at_most(
                 sums.append(np.zeros(step_at.length))
                 continue
             table = people(family, kept)
-            of_pairs = weights.of(table.pairs(), len(SILOS), table.n_users)
+            of_pairs = weights.for_groups(table.pairs(), len(SILOS), table.n_users)
             sums.append(silo_sums(step_at, table, of_pairs, bound).sum(axis=0) / GRID)
         moved = [Fraction(int(a)) - Fraction(int(b)) for a, b in zip(*sums, strict=True)]
         assert sum(one**2 for one in moved) <= Fraction(1 / GRID) ** 2
@@ -229,13 +229,13 @@ def test_events_at_a_point_of_the_grid_are_of_the_interval_before_it() -> None:
 # --- the oracle: statsmodels on the same weighted equation --------------------------------------------------
 
 
-def solved(one: Made, theta: np.ndarray | None = None) -> tuple[Fitted, Sums]:
+def solved(one: Made, theta: np.ndarray | None = None) -> tuple[FittedRegression, Sums]:
     """Return the solution without noise, by many steps from the start or from a theta, and the sums there."""
     sums = None
     for _ in range(12):
         at = one.fitted.equation(2)
         at = at if theta is None else replace(at, theta=tuple(theta.tolist()))
-        weights = Weights.BY_RECORDS.of(one.table.pairs(), 5, one.table.n_users).numpy()
+        weights = Weights.BY_RECORDS.for_groups(one.table.pairs(), 5, one.table.n_users).numpy()
         records, _, mixed = at.pairs(one.table)
         exact = sum(weights[some] @ vectors.numpy() for some, vectors in at.vectors(records, mixed))
         sums = at.sums(exact, 1e-9)
@@ -247,7 +247,7 @@ def solved(one: Made, theta: np.ndarray | None = None) -> tuple[Fitted, Sums]:
 
 def weights_of(one: Made) -> tuple[np.ndarray, np.ndarray]:
     """Return the design with its intercept, and every record's weight a / N_u."""
-    x, _ = one.fitted.design.of(one.table)
+    x, _ = one.fitted.design.covariates(one.table)
     bound = one.fitted.equation(0).bound
     count = np.bincount(one.table.user)
     return sm.add_constant(x), np.minimum(1, bound**2 / (1 + (x**2).sum(axis=1))) / count[one.table.user]
@@ -295,7 +295,7 @@ def test_piecewise_hazards_are_those_of_a_poisson_regression_of_split_records() 
     table = table_of(np.arange(n), np.zeros(n), x, target)
     one = Made(asked("survival", n, 2, grid=grid, rate=0.02, hazard=1.0), table, np.zeros(4))
     _, sums = solved(one)
-    covariates, _ = one.fitted.design.of(table)
+    covariates, _ = one.fitted.design.covariates(table)
     weight = np.minimum(1, one.fitted.equation(0).bound ** 2 / (1 + (covariates**2).sum(axis=1)))
     rows = []
     for low, high in itertools.pairwise(grid):
@@ -401,7 +401,7 @@ def spread_drawn(truth: np.ndarray, sd: float, slope: np.ndarray) -> tuple[np.nd
         noise = rng.normal(size=(size, size)) * sd
         noise = np.triu(noise, 1) / np.sqrt(2) + np.diag(np.diag(noise))
         noisy = truth + noise + np.triu(noise, 1).T
-        found, _, _ = drawn(noisy, sd, slope, 1)
+        found, _, _ = shrunk_covariance(noisy, sd, slope, 1)
         assert np.linalg.eigvalsh(found).min() > -1e-9
         before.append(noisy - truth)
         after.append(found - truth)
@@ -485,7 +485,7 @@ def test_too_few_people_have_no_intervals() -> None:
     rng = np.random.default_rng(9)
     one = made("survival", 1000, 0.0, rng, covariates=5, grid=(0.0, 1.5, 3.0, 5.0))
     fitted = released(one, mu_of(1.0), rng)
-    assert not fitted.shown
+    assert not fitted.has_intervals
     assert fitted.effects == ()
     assert np.isfinite(fitted.estimate.theta).all()
 
@@ -529,7 +529,7 @@ def test_rare_and_frequent_outcomes_are_reached_in_three_releases(
     one = one_record_each(family, start, **keys)
     fitted = released(one, 300.0, np.random.default_rng(13))
     error = np.sqrt(np.diag(covariance(fitted.estimate, fitted.sums[-1]).whole))
-    assert fitted.shown
+    assert fitted.has_intervals
     assert np.abs((fitted.estimate.theta - solved(one, fitted.estimate.theta)[1].theta) / error).max() < 0.2
 
 
@@ -537,18 +537,18 @@ def test_a_start_that_is_too_far_has_no_intervals() -> None:
     """Residuals that end at two cannot say that the mean is six away; a nearer centre can."""
     far = one_record_each("linear", 6.0, cut=2.0)
     found = released(far, 10.0, np.random.default_rng(14))
-    assert (found.hidden, found.effects) == (TOO_FAR, ())
+    assert (found.hidden_reason, found.effects) == (TOO_FAR, ())
     near = one_record_each("linear", 6.0, cut=2.0, centre=5.0)
-    assert released(near, 10.0, np.random.default_rng(14)).shown
+    assert released(near, 10.0, np.random.default_rng(14)).has_intervals
 
 
 def test_a_bend_that_an_interval_does_not_have_is_refused() -> None:
     """Half a predictor away from an outcome of one in twenty the line misses a standard error."""
     one = one_record_each("logistic", -3.0)
     fitted = released(one, 10.0, np.random.default_rng(15))
-    assert arrived(fitted.family, fitted.sums, fitted.estimate)
+    assert has_converged(fitted.family, fitted.sums, fitted.estimate)
     last = replace(fitted.sums[-1], theta=fitted.estimate.theta + np.array([0.5, 0.0, 0.0]))
-    assert not arrived(fitted.family, [*fitted.sums[:-1], last], fitted.estimate)
+    assert not has_converged(fitted.family, [*fitted.sums[:-1], last], fitted.estimate)
 
 
 def test_the_leap_undoes_the_mean_and_leaves_room_for_noise() -> None:

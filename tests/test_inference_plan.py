@@ -14,19 +14,19 @@ from benchmarks.regressions import Made as People
 from pydantic import TypeAdapter
 from scipy.optimize import brentq
 
-from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
-from fedveil.engine.releases.inference import prepare_inference
+from fedveil.data.columns import ColumnTable, Numbers, Places
+from fedveil.data.schema import Schema
 from fedveil.errors import ConfigError
-from fedveil.population.columns import ColumnTable, Numbers, Places
-from fedveil.population.schema import Schema
+from fedveil.run.config.release_document import InferenceDocument, read_releases
+from fedveil.run.releases.inference import prepare_inference
 from fedveil.statistics.inference.covariance import covariance
 from fedveil.statistics.inference.equation import Sums
 from fedveil.statistics.inference.families import Logistic, Poisson
-from fedveil.statistics.inference.fitted import TOO_FEW, TOO_FEW_HERE, Fitted
 from fedveil.statistics.inference.identified import identify
 from fedveil.statistics.inference.piecewise import PiecewiseExponential
-from fedveil.statistics.inference.plan import PlannedEffect, check, planned
+from fedveil.statistics.inference.plan import PlannedEffect, check, predict_errors
 from fedveil.statistics.inference.request import Inference
+from fedveil.statistics.inference.result import TOO_FEW, TOO_FEW_HERE, FittedRegression
 from tests.commands import as_json, output
 from tests.test_inference_runs import tables, written
 
@@ -39,7 +39,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 SEEDS = range(4)
 
 
-def asked(family: str, n_users: int, numbers: int, levels: tuple[int, ...], **keys: Any) -> Fitted:
+def asked(family: str, n_users: int, numbers: int, levels: tuple[int, ...], **keys: Any) -> FittedRegression:
     """Return a regression on so many numbers and columns of so many categories, without any release."""
     features: dict[str, Any] = {f"x{k}": {"kind": "number", "lower": -3, "upper": 3} for k in range(numbers)}
     for place, size in enumerate(levels):
@@ -54,10 +54,12 @@ def asked(family: str, n_users: int, numbers: int, levels: tuple[int, ...], **ke
         }
     )
     request: Any = TypeAdapter(Inference).validate_python({"family": family} | keys)
-    return Fitted(name="planned", request=request, schema=schema, silos=SILOS)
+    return FittedRegression(name="planned", request=request, schema=schema, silos=SILOS)
 
 
-def drawn(fitted: Fitted, rng: np.random.Generator, *, category: np.ndarray | None = None) -> People:
+def drawn(
+    fitted: FittedRegression, rng: np.random.Generator, *, category: np.ndarray | None = None
+) -> People:
     """Return people as the plan expects them: one record each, the declared rates, no effects, nobody censored.
 
     Args:
@@ -94,13 +96,13 @@ def drawn(fitted: Fitted, rng: np.random.Generator, *, category: np.ndarray | No
     return People(fitted, table, np.zeros(len(fitted.names)))
 
 
-def plan_at(fitted: Fitted, mu: float) -> tuple[PlannedEffect, ...]:
+def plan_at(fitted: FittedRegression, mu: float) -> tuple[PlannedEffect, ...]:
     """Return the plan of releases that cost mu^2 in all."""
     releases = [(fitted.equation(place), part.multiplier(1 / mu)) for place, part in enumerate(fitted.parts)]
-    return planned(releases, fitted.schema.n_users)
+    return predict_errors(releases, fitted.schema.n_users)
 
 
-def least_budget(fitted: Fitted) -> float:
+def least_budget(fitted: FittedRegression) -> float:
     """Return the smallest mu that the plan admits."""
 
     def room(log_mu: float) -> float:
@@ -138,7 +140,7 @@ def test_what_a_plan_admits_has_intervals_as_wide_as_planned(
         rng = np.random.default_rng(seed)
         people = drawn(fitted, rng)
         least = released(people, mu, rng)
-        shown += least.shown and not least.lost
+        shown += least.has_intervals and not least.lost
         more = released(people, 4 * mu, rng)
         assert [one.name for one in more.effects] == list(fitted.names)
         widths.append([(one.high - one.low) / 2 for one in more.effects])
@@ -260,7 +262,7 @@ def test_columns_that_say_the_same_are_left_out_by_nobody() -> None:
     columns = dict(people.table.columns)
     columns["w1"] = columns["w0"]
     found = released(replace(people, table=replace(people.table, columns=columns)), 2.0, rng)
-    assert (found.hidden, found.lost, found.effects) == (TOO_FEW, (), ())
+    assert (found.hidden_reason, found.lost, found.effects) == (TOO_FEW, (), ())
 
 
 def test_records_of_a_category_that_is_left_out_count_as_noise() -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.experiments.release_document import InferenceDocument, read_releases
-from fedveil.engine.releases.inference import prepare_inference
-from fedveil.engine.releases.prepared_releases import make_releases
-from fedveil.engine.run_folder.documents import read_statement
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
-from fedveil.statistics.inference.fitted import read_fitted
+from fedveil.run.config.release_document import InferenceDocument, read_releases
+from fedveil.run.folder.documents import read_statement
+from fedveil.run.releases.inference import prepare_inference
+from fedveil.run.releases.prepared_releases import make_releases
+from fedveil.statistics.inference.result import read_fitted
 from tests.commands import as_json, ended, output
 from tests.doc_examples import BLOCKS
 from tests.hospitals import write_tables
@@ -195,7 +195,7 @@ def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "fatal", ["fedveil.privacy.ledger.Ledger.charge", "fedveil.engine.releases.prepared_releases.noisy_sum"]
+    "fatal", ["fedveil.privacy.ledger.Ledger.charge", "fedveil.run.releases.prepared_releases.noisy_sum"]
 )
 def test_a_killed_regression_goes_on_under_its_charges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: str
@@ -283,7 +283,7 @@ def test_the_command_prints_a_table_and_show_reads_it_again(tmp_path: Path) -> N
     assert shown["effects"][0]["estimate"] == pytest.approx(20, abs=5)
     page = (tmp_path / "runs" / "odds" / "report.html").read_text(encoding="utf-8")
     assert "linear regression of stay" in page
-    assert Path(as_json(*asked, "--again")["folder"]).name == "odds-2"
+    assert Path(as_json(*asked, "--repeat")["folder"]).name == "odds-2"
 
 
 def test_a_page_without_people_enough_says_so(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from fedveil.bundle.card import _privacy
 from fedveil.console import delta_text
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.planning import Plan
-from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError
 from fedveil.privacy.statement import Statement
 from fedveil.report.compare import compare
 from fedveil.report.document import statement_claim
+from fedveil.run.config.experiment import parse
+from fedveil.run.planning import Plan
+from fedveil.run.setup import prepare
 from tests.report_folders import statement, write_run
 from tests.runs import experiment
 from tests.test_python import train

@@ -20,8 +20,17 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SelfComposedEvent,
 )
-from fedveil.privacy.ledger import Budget, Ledger, read_entries, read_head, read_lines
-from fedveil.privacy.ledger_lines import Entry, Head, Note, Origin
+from fedveil.privacy.ledger import (
+    Budget,
+    Entry,
+    Head,
+    Ledger,
+    Note,
+    Origin,
+    read_entries,
+    read_head,
+    read_lines,
+)
 from fedveil.privacy.renyi import RdpAccountant
 from tests.children import forking
 
@@ -58,7 +67,7 @@ def test_charges_are_read_back_in_order(three: Path) -> None:
             (1, "run", 2, 0),
             (2, "run", 3, 0),
         ]
-        assert ledger.spent() == SelfComposedEvent(event=EVENT, count=3)
+        assert ledger.spent_event() == SelfComposedEvent(event=EVENT, count=3)
         assert not ledger.recovered
         charge(ledger, 4)
     assert len(read_entries(three)) == 4
@@ -115,7 +124,7 @@ def test_what_version_2_brought_is_no_key_of_version_1(path: Path) -> None:
 
 def test_an_empty_ledger_has_spent_nothing(path: Path) -> None:
     with Ledger(path, unit="user") as ledger:
-        assert ledger.spent() == ComposedEvent(events=())
+        assert ledger.spent_event() == ComposedEvent(events=())
     assert read_entries(path) == ()
 
 
@@ -277,7 +286,7 @@ def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.privacy.ledger_lines.SCHEMA_VERSION", 3)
+    monkeypatch.setattr("fedveil.privacy.ledger.SCHEMA_VERSION", 3)
     with Ledger(path, unit="user") as ledger:
         charge(ledger, 1)
     monkeypatch.undo()
@@ -298,7 +307,7 @@ def test_one_attempt_is_charged_once(three: Path) -> None:
         with pytest.raises(PrivacyError, match="attempt 0 is charged already"):
             charge(ledger, 3)
         charge(ledger, 3, attempt=1)
-        assert ledger.spent() == SelfComposedEvent(event=EVENT, count=4)
+        assert ledger.spent_event() == SelfComposedEvent(event=EVENT, count=4)
 
 
 # --- budget -----------------------------------------------------------------------------------------------

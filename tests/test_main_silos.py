@@ -12,22 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.run_preprocessing import lengths_of_updates
-from fedveil.engine.setup import prepare
+from fedveil.data.main_silos import MainSilos, MainSilosError, read_main_silos
+from fedveil.data.records import Population
 from fedveil.errors import CompositionError, DataError
-from fedveil.federation.document import canonical
-from fedveil.federation.errors import told
-from fedveil.federation.own.training import OwnTraining
-from fedveil.federation.proposals import own_work
-from fedveil.federation.share import Share
+from fedveil.federation.canonical_document import canonical
+from fedveil.federation.errors import to_refusal
+from fedveil.federation.proposal_review import review_proposal
+from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.population.main_silos import MainSilos, MainSilosError, read_main_silos
-from fedveil.population.records import Population
+from fedveil.federation.silo_session.training_task import SiloTrainingTask
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
-from fedveil.protection.refusals import Code
+from fedveil.protocols.refusals import Code
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.releases.run_preprocessing import lengths_of_updates
+from fedveil.run.setup import prepare
 from fedveil.statistics.preprocessing import LENGTH
 from tests.federation_world import (
     MOVING,
@@ -71,9 +71,9 @@ def declared(found: MainSilos, **changes: Any) -> Experiment:
     return asked(method=method, protection=protection, **changes)
 
 
-def joined(experiment: Experiment, share: Share, number: int) -> OwnTraining:
-    work = own_work(canonical(experiment), None, POLICY, share, number)
-    assert isinstance(work, OwnTraining)
+def joined(experiment: Experiment, share: LocalPopulation, number: int) -> SiloTrainingTask:
+    work = review_proposal(canonical(experiment), None, POLICY, share, number)
+    assert isinstance(work, SiloTrainingTask)
     return work
 
 
@@ -88,7 +88,7 @@ class Declaring(World):
         self.own = list(own)
         super().__init__(folder, experiment, held, POLICY)
 
-    def share(self, number: int) -> Share:
+    def share(self, number: int) -> LocalPopulation:
         return replace(share_of(self.held, number), main_silos=self.own[number])
 
 
@@ -116,7 +116,7 @@ def test_rounds_go_on_without_a_silo_whose_users_are_then_away(tmp_path: Path) -
     """No weight depends on a silo that is not there; with weights by totals nobody could go on."""
     held = population()
     found = read(tmp_path, text(by_counts(held)))
-    recovering = {"on_missing": "recover", "missing_silos": 1}
+    recovering = {"on_dropout": "recover", "max_dropouts": 1}
     experiment = declared(found, protection=recovering, rounds=2)
     world = Declaring(tmp_path, experiment, held, [found] * 3)
     world.play()
@@ -133,7 +133,7 @@ def test_the_server_learns_no_counts_and_its_line_is_that_of_readers() -> None:
     found = MainSilos(digest="ab" * 32, silo=np.zeros(6, dtype=np.int32))
     prepared = prepare(declared(found), FixedPopulation(population()))
     guarantee = prepared.guarantee
-    assert guarantee.against(Role.SERVER) == guarantee.event
+    assert guarantee.event_for(Role.SERVER) == guarantee.event
     assert any("relies on its author" in line and "abab" in line for line in prepared.uncovered)
     by_count = prepare(asked(method={"name": "uldp-avg-w", "power": "main"}), FixedPopulation(population()))
     assert not any("its author" in line for line in by_count.uncovered)
@@ -174,7 +174,7 @@ def test_a_stale_file_or_none_is_refused_before_anything_is_charged(tmp_path: Pa
     for own in (stale, None):
         with pytest.raises(MainSilosError) as refused:
             joined(declared(found), replace(share_of(held, 1), main_silos=own), 1)
-        assert told(refused.value).code is Code.MAIN_SILOS
+        assert to_refusal(refused.value).code is Code.MAIN_SILOS
     world = Declaring(tmp_path, declared(found, rounds=2), held, [found, stale, found])
     world.play()
     assert Code.MAIN_SILOS.template in (world.outcome.stopped or "")

@@ -16,14 +16,14 @@ from jaxtyping import Float64
 from fedveil.statistics.evaluation.amounts import Amounts
 from fedveil.statistics.evaluation.confusion import Confusion
 from fedveil.statistics.evaluation.counts import accuracy, against_majority
-from fedveil.statistics.evaluation.evaluator import Group, Placed, Sums
+from fedveil.statistics.evaluation.evaluator import Group, ScoreBins, Sums
 from fedveil.statistics.intervals import Bounded, Estimate, Interval, normal, positive_ratio
 
 TIMES: Final = 600
 LEAST: Final = 0.95 - 4.9 * math.sqrt(0.95 * 0.05 / TIMES)
 LARGEST, HALF = 3.0, 5.0
 REGRESSION: Final = Amounts(0.0, 2 * HALF, LARGEST)
-UNPLACED: Final = Placed(cells=np.zeros(0))
+UNPLACED: Final = ScoreBins(cells=np.zeros(0))
 
 
 def covered(interval: Interval, population: float, here: float) -> tuple[bool, bool]:

@@ -18,8 +18,8 @@ from sklearn.metrics import (
 from torch import Tensor
 
 from fedveil.errors import ConfigError, ModelError
-from fedveil.local.losses import load_loss
-from fedveil.local.metrics import (
+from fedveil.training.losses import load_loss
+from fedveil.training.metrics import (
     METRICS,
     MeanLoss,
     accuracy,

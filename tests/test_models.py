@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fedveil.errors import ConfigError, ModelError
-from fedveil.local.losses import load_loss
-from fedveil.local.models import MODELS, build_model
-from fedveil.local.task import Task
-from fedveil.local.validate import validate_behaviour, validate_layers
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.losses import load_loss
+from fedveil.training.models import MODELS, build_model
+from fedveil.training.task import Task
+from fedveil.training.validation import validate_behaviour, validate_layers
 
 SEED = ExperimentRandomness(3)
 

@@ -17,15 +17,14 @@ import pytest
 
 from fedveil.errors import BusyError, ConfigError, IntegrityError
 from fedveil.federation.audit.ledger_audit import verify_ledger
+from fedveil.flower.enrollment.founder import MEMBERSHIP
+from fedveil.flower.enrollment.joining import accept, rotate
+from fedveil.flower.enrollment.migration import leave_federation, migrate
+from fedveil.flower.enrollment.provisioning import provision
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.founding.founder import MEMBERSHIP
-from fedveil.flower.founding.joining import accept, rotate
-from fedveil.flower.founding.moving import leave, migrate
-from fedveil.flower.founding.provisioning import provision
-from fedveil.flower.silo_host.guard import open_silo
+from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.flower.sockets import RunningFolder
-from fedveil.privacy.ledger import read_lines
-from fedveil.privacy.ledger_lines import Note
+from fedveil.privacy.ledger import Note, read_lines
 from tests.commands import output
 from tests.federation_world import Killed
 from tests.test_federation_parts import PEOPLE, Study
@@ -71,7 +70,7 @@ def test_a_silo_that_is_served_moves_nowhere(study: Study, tmp_path: Path) -> No
         with pytest.raises(BusyError, match="is served already"):
             migrate(home, tmp_path / "new")
         with pytest.raises(BusyError, match="is served already"):
-            leave(home, tmp_path / "left.json")
+            leave_federation(home, tmp_path / "left.json")
     (tmp_path / "there").mkdir()
     with pytest.raises(ConfigError, match="exists already"):
         migrate(home, tmp_path / "there")
@@ -92,14 +91,14 @@ def test_a_silo_that_left_keeps_what_was_spent_and_nothing_that_signs_for_it(
     with pytest.raises(ConfigError, match="has no membership"):
         open_silo(SiloFolder(old))
     with pytest.raises(ConfigError, match="is never overwritten"):
-        leave(SiloFolder(study.paths[1]), export)
+        leave_federation(SiloFolder(study.paths[1]), export)
 
 
 def test_what_was_spent_counts_in_another_federation(study: Study, tmp_path: Path) -> None:
     """There its name, its peers' names and the serial number are the same, and what was heard of them is not."""
     assert study.play() == [None] * 2
     spent = len(study.charges(0))
-    leave(SiloFolder(study.paths[0]), tmp_path / "left.json")
+    leave_federation(SiloFolder(study.paths[0]), tmp_path / "left.json")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     tables(elsewhere, people=PEOPLE)
@@ -126,7 +125,7 @@ def test_a_silo_whose_keys_are_being_changed_neither_moves_nor_leaves(study: Stu
         with pytest.raises(ConfigError, match=f"{waiting}: the silo's keys are being changed.*silo accept"):
             migrate(home, tmp_path / "new")
         with pytest.raises(ConfigError, match=f"{waiting}: the silo's keys are being changed"):
-            leave(home, tmp_path / "left.json")
+            leave_federation(home, tmp_path / "left.json")
         assert files(home.path) == before
         assert not (tmp_path / "new").exists()
         (home / waiting).unlink()
@@ -139,10 +138,10 @@ def test_a_silo_leaves_without_a_ledger_only_if_it_never_had_one(study: Study, t
     (home / "state" / "ledger.jsonl").unlink()
     before = files(home.path)
     with pytest.raises(IntegrityError, match=r"the ledger is missing.*ledger adopt"):
-        leave(home, export)
+        leave_federation(home, export)
     assert files(home.path) == before
     shutil.rmtree(home / "state")  # as it is before a silo was served first
-    leave(home, export)
+    leave_federation(home, export)
     assert not export.exists()
 
 

@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from fedveil.bundle.writing import bundle_run
-from fedveil.engine.audit import audit
-from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.experiments.named_code import named_code
-from fedveil.engine.run import resume, run
-from fedveil.engine.setup import prepare
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
+from fedveil.flower.enrollment.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.founding.demonstration import write_demonstration
+from fedveil.run.audit import audit
+from fedveil.run.config.experiment import merge, parse
+from fedveil.run.config.named_code import find_named_code
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
 from tests.commands import as_json, ended
 from tests.runs import Silent, experiment
 
 MODULE = "code_of_somebody_else"
 CODE = """
 from pathlib import Path
-from fedveil.local.models import linear
-from fedveil.local.metrics import accuracy as share
+from fedveil.training.models import linear
+from fedveil.training.metrics import accuracy as share
 Path(__file__).with_name("ran").touch()
 """
 NET, SHARE = f"{MODULE}:linear", f"{MODULE}:share"
@@ -95,11 +95,11 @@ def test_commands_say_what_would_run_and_take_it_as_an_option(foreign: Path) -> 
 
 def test_what_is_named_is_what_an_import_path_names() -> None:
     document = experiment().model_dump(mode="json", exclude_none=True)
-    assert named_code(parse(document, "test")) == {}
+    assert find_named_code(parse(document, "test")) == {}
     asked = {
         "model": {"name": "session:Net", "loss": "a.b:c", "metrics": ["session:f", "d:e", "a.b:c", "loss"]}
     }
-    assert named_code(parse(merge(document, asked), "test")) == {
+    assert find_named_code(parse(merge(document, asked), "test")) == {
         "a.b:c": "model.loss",
         "d:e": "model.metrics",
     }

@@ -18,11 +18,11 @@ import pytest
 from torch.utils.data import Dataset
 
 import fedveil as fv
+from fedveil.data import arrays
+from fedveil.data.arrays import population
+from fedveil.data.records import Population
+from fedveil.data.schema import OF_ARRAYS, OF_CLIENTS, OF_PUBLIC_TESTS, invalid_cells_notice
 from fedveil.errors import DataError, FedveilError
-from fedveil.population import arrays
-from fedveil.population.arrays import population
-from fedveil.population.records import Population
-from fedveil.population.refused import OF_ARRAYS, OF_CLIENTS, OF_PUBLIC_TESTS, of_tables
 from tests.source import parsed, walked
 
 SOURCE = Path(fv.__file__).parent
@@ -30,14 +30,14 @@ ERRORS = {"DataError", "LackingColumnsError", "MainSilosError"}
 HELPERS = {"refuse_rows", "_refuse_rows", "_refuse_first", "_refuse", "_count", "_refuse_line"}
 """Functions that raise a DataError whose problem the caller words."""
 
-ROOMS = (
-    "population",
-    "local",
-    "engine",
+PACKAGES = (
+    "data",
+    "training",
+    "run",
     "federation",
     "methods",
     "statistics",
-    "protection",
+    "protocols",
     "flower/folders.py",
 )
 """Where records are read and used before or while a run trains."""
@@ -61,10 +61,10 @@ BY_HAND = "public: records made by hand, or by the reader above, which has check
 PUBLIC_TABLE = "public: a test table"
 
 NAMED: dict[str, dict[str, str]] = {
-    "engine/setup.py": {"a client is a silo that holds one user": CLIENT},
-    "federation/share.py": {"names a list of users": SCHEMA, "a list of users with the sha256": SCHEMA},
+    "run/setup.py": {"a client is a silo that holds one user": CLIENT},
+    "federation/silo_data.py": {"names a list of users": SCHEMA, "a list of users with the sha256": SCHEMA},
     "flower/folders.py": {"no such table": FILE},
-    "local/losses.py": {
+    "training/losses.py": {
         "the label is not in 0..": BY_HAND,
         "the label is neither 0 nor 1": BY_HAND,
         "the target is not finite": BY_HAND,
@@ -77,15 +77,15 @@ NAMED: dict[str, dict[str, str]] = {
         "cox needs (event, time)": ARGUMENT,
     },
     "methods/weights.py": {"file of main silos has the sha256": SCHEMA},
-    "population/allocation.py": {"allocation 'zipf' gives each user": CATALOGUE},
-    "population/arrays.py": {
+    "data/allocation.py": {"allocation 'zipf' gives each user": CATALOGUE},
+    "data/arrays.py": {
         "but more users have records": SURPLUS,
         "the columns are not those of the features": PUBLIC_TABLE,
         "fewer than two classes occur": CLASSES,
         "the silo is not among those declared": SILO,
         "entries, but the features have": VALUE,
     },
-    "population/cells.py": {
+    "data/cells.py": {
         "a tensor of layout": ARGUMENT,
         "which numpy cannot hold": KIND,
         "the entry is masked": VALUE,
@@ -101,7 +101,7 @@ NAMED: dict[str, dict[str, str]] = {
         "a record is needed, not a single": ARGUMENT,
         "a record is needed, but the shape": ARGUMENT,
     },
-    "population/column_checks.py": {
+    "data/column_checks.py": {
         "features must be (records, ...)": BY_HAND,
         "targets must be (records,)": BY_HAND,
         "rows of features and": BY_HAND,
@@ -112,15 +112,15 @@ NAMED: dict[str, dict[str, str]] = {
         "survival needs (records, 2) float32": BY_HAND,
         "regression needs (records,) float32": BY_HAND,
     },
-    "population/columns.py": {
+    "data/columns.py": {
         "is none of the numeric columns": SCHEMA,
         "is none of the columns of categories": SCHEMA,
         "is of dates, which are not counted": SCHEMA,
         "declares no column": SCHEMA,
         "but more people have records": TABLE_SURPLUS,
     },
-    "population/draft.py": {"": DRAFT},
-    "population/given.py": {
+    "data/draft.py": {"": DRAFT},
+    "data/input_arrays.py": {
         "their pandas indexes differ": INDEX,
         "one row a record is needed": NOBODY,
         "a record has no feature": ARGUMENT,
@@ -141,16 +141,16 @@ NAMED: dict[str, dict[str, str]] = {
         "the value is missing, NaN or infinite": VALUE,
         "one entry a record is needed": ARGUMENT,
     },
-    "population/main_silos.py": {"": SCHEMA},
-    "population/outcomes.py": {"put the event first": ARGUMENT},
-    "population/public_test.py": {"the features of a record that is trained on": TEST},
-    "population/record_columns.py": {
+    "data/main_silos.py": {"": SCHEMA},
+    "data/target_leakage.py": {"put the event first": ARGUMENT},
+    "data/public_test.py": {"the features of a record that is trained on": TEST},
+    "data/record_columns.py": {
         "the data set has no record": NOBODY,
         "an item of the data set must be": KIND,
     },
-    "population/records.py": {"": BY_HAND},
-    "population/salted_file.py": {"": SCHEMA},
-    "population/table_file.py": {
+    "data/records.py": {"": BY_HAND},
+    "data/salted_file.py": {"": SCHEMA},
+    "data/table_file.py": {
         "a table is a .csv": FILE,
         "cannot be read": FILE,
         "is damaged or no  file": LINE,
@@ -161,12 +161,12 @@ NAMED: dict[str, dict[str, str]] = {
         "and exactly one is needed": FILE,
         "has no column": FILE,
     },
-    "population/csv_lines.py": {
+    "data/csv_lines.py": {
         "an odd number of quotation marks": LINE,
         "and the header": LINE,
         "a cell goes on in the next line": LINE,
     },
-    "population/table_reader.py": {
+    "data/table_reader.py": {
         "durations, which are no numbers": FILE,
         "holds neither numbers nor text": FILE,
         "a feature that some table does not have": FILE,
@@ -177,7 +177,7 @@ NAMED: dict[str, dict[str, str]] = {
         "the id has bytes that are no text": TABLE_ID,
         "": CELL,
     },
-    "population/tables.py": {
+    "data/tables.py": {
         "but more users have records": TABLE_SURPLUS,
         "is not of silo": TABLE_ID,
         "users are listed": SCHEMA,
@@ -238,7 +238,7 @@ def files() -> dict[str, tuple[str, ...]]:
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
         source = path.read_text(encoding="utf-8")
-        reads = name.startswith(ROOMS) and not name.startswith("population/catalogue/")
+        reads = name.startswith(PACKAGES) and not name.startswith("data/catalogue/")
         if reads and any(f"{one}(" in source for one in ERRORS) and (told := tuple(refusals(parsed(path)))):
             found[name] = told
     return found
@@ -267,12 +267,12 @@ def test_no_line_is_left_of_a_refusal_that_is_gone() -> None:
 
 def test_what_names_a_refusal_is_in_a_statement() -> None:
     said = " ".join(
-        (OF_ARRAYS, OF_CLIENTS, OF_PUBLIC_TESTS, of_tables(binned=False), arrays._CLASSES_COUNTED)
+        (OF_ARRAYS, OF_CLIENTS, OF_PUBLIC_TESTS, invalid_cells_notice(binned=False), arrays._CLASSES_COUNTED)
     )
     words = {one for lines in NAMED.values() for one in lines.values()}
     assert {one for one in words if not one.startswith("public: ") and one not in said} == set()
     for named in (TABLE_ID, TABLE_SURPLUS, LINE):
-        assert named in of_tables(binned=True)
+        assert named in invalid_cells_notice(binned=True)
 
 
 def test_a_refusal_is_found_however_it_is_worded() -> None:

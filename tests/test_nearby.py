@@ -10,15 +10,14 @@ import pytest
 from scipy.stats import norm
 
 from fedveil.errors import PrivacyError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.uldp import uldp_avg_w
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.claims import Claim, Role, Tells, covering
-from fedveil.privacy.costliest import costliest
+from fedveil.privacy.claims import Claim, Reveals, Role, covered_knowledge
+from fedveil.privacy.dominating_event import dominating_event
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -28,15 +27,16 @@ from fedveil.privacy.events import (
     NoGuarantee,
     PoissonSampledEvent,
     SelfComposedEvent,
-    apart,
+    at_distance,
     atoms,
     event_from_json,
-    near,
+    split_distance,
 )
 from fedveil.privacy.sampling import PoissonUsers
-from fedveil.protection.protocol import MOST_REPEATS
-from fedveil.protection.weighting.plan import CHECK_DISTANCE
-from fedveil.protection.weighting.rlwe_weights import shown_distance
+from fedveil.protocols.protocol import MOST_REPEATS
+from fedveil.protocols.weighting.plan import CHECK_DISTANCE
+from fedveil.protocols.weighting.rlwe_weights import shown_distance
+from fedveil.training.steps import LocalSgd
 
 NOISE = GaussianEvent(noise_multiplier=2.0)
 DELTA = 1e-5
@@ -71,7 +71,7 @@ def test_two_laws_that_use_their_whole_distance_are_within_the_delta(epsilon: fl
     attained = float((moved[0] - math.exp(epsilon) * moved[1])[inside].sum())
     accountant = make_accountant("pld")
     without = accountant.delta(NOISE, epsilon)
-    stated = accountant.delta(near(NOISE, distance), epsilon)
+    stated = accountant.delta(at_distance(NOISE, distance), epsilon)
     assert attained > without + 0.99 * (1 + math.exp(epsilon)) * distance
     assert attained <= stated * (1 + 1e-9)
     assert stated == pytest.approx(without + (1 + math.exp(epsilon)) * distance)
@@ -83,31 +83,31 @@ def test_two_laws_that_use_their_whole_distance_are_within_the_delta(epsilon: fl
 )
 def test_epsilon_is_the_least_that_leaves_room_for_the_distance(name: str, event: GaussianEvent) -> None:
     accountant, distance = make_accountant(name), 1e-7
-    found = accountant.epsilon(near(event, distance), DELTA)
+    found = accountant.epsilon(at_distance(event, distance), DELTA)
     assert found > accountant.epsilon(event, DELTA)
     left = DELTA - (1 + math.exp(found)) * distance
     assert found == pytest.approx(accountant.epsilon(event, left), rel=1e-8)
-    assert accountant.delta(near(event, distance), found) <= DELTA * (1 + 1e-6)
-    assert accountant.delta(near(event, distance), found * 0.999) > DELTA * (1 - 1e-6)
+    assert accountant.delta(at_distance(event, distance), found) <= DELTA * (1 + 1e-6)
+    assert accountant.delta(at_distance(event, distance), found * 0.999) > DELTA * (1 - 1e-6)
 
 
 def test_where_the_distance_takes_all_of_delta_nothing_is_guaranteed() -> None:
     accountant = make_accountant("pld")
-    assert accountant.epsilon(near(NOISE, DELTA), DELTA) == math.inf
+    assert accountant.epsilon(at_distance(NOISE, DELTA), DELTA) == math.inf
     large = GaussianEvent(noise_multiplier=0.1)  # of an epsilon near 90
     assert accountant.epsilon(large, DELTA) < 100
-    assert accountant.epsilon(near(large, 1e-20), DELTA) == math.inf
-    assert accountant.delta(near(NOISE, 1.0), 800.0) == 1.0
+    assert accountant.epsilon(at_distance(large, 1e-20), DELTA) == math.inf
+    assert accountant.delta(at_distance(NOISE, 1.0), 800.0) == 1.0
     least, larger = (
         1e-310,
         GaussianEvent(noise_multiplier=0.02),
     )  # of an epsilon near 1450: e^1450 1e-310 is above 1
-    assert accountant.delta(near(NOISE, least), 1000.0) == 1.0
-    assert accountant.epsilon(near(larger, least), DELTA) == math.inf
+    assert accountant.delta(at_distance(NOISE, least), 1000.0) == 1.0
+    assert accountant.epsilon(at_distance(larger, least), DELTA) == math.inf
     sampled = SelfComposedEvent(count=3, event=PoissonSampledEvent(rate=0.5, event=NOISE))
     with pytest.raises(PrivacyError, match="numerical error"):
-        accountant.epsilon(near(sampled, 1e-20), 1e-13)
-    assert accountant.epsilon(near(NoGuarantee(reason="none"), 0.1), DELTA) == math.inf
+        accountant.epsilon(at_distance(sampled, 1e-20), 1e-13)
+    assert accountant.epsilon(at_distance(NoGuarantee(reason="none"), 0.1), DELTA) == math.inf
 
 
 @pytest.mark.parametrize("distance", [0.0, -1e-9, 1.1, math.nan, math.inf])
@@ -117,42 +117,42 @@ def test_a_distance_that_is_none_is_refused(distance: float) -> None:
 
 
 def test_distances_of_charges_add_up_and_stay_apart_from_releases() -> None:
-    charge = near(NOISE, 1e-9)
-    run = ComposedEvent(events=(SelfComposedEvent(count=30, event=charge), NOISE, near(NOISE, 2e-9)))
-    release, distance = apart(run)
+    charge = at_distance(NOISE, 1e-9)
+    run = ComposedEvent(events=(SelfComposedEvent(count=30, event=charge), NOISE, at_distance(NOISE, 2e-9)))
+    release, distance = split_distance(run)
     assert atoms(release) == {NOISE: 32}
     assert distance == pytest.approx(3.2e-8, rel=1e-14)
     assert distance >= 3.2e-8
     assert event_from_json(run.to_json()) == run
-    assert near(NOISE, 0.0) is NOISE
-    assert apart(NOISE) == (NOISE, 0.0)
+    assert at_distance(NOISE, 0.0) is NOISE
+    assert split_distance(NOISE) == (NOISE, 0.0)
 
 
 def test_the_costliest_of_some_has_the_largest_distance() -> None:
     """A silo is charged the costliest party that it does not trust: a server who decrypts stands for readers too."""
-    server, other = near(NOISE, 1e-9), GaussianEvent(noise_multiplier=3.0)
-    assert costliest([NOISE, server, other]) == server
-    release, distance = apart(costliest([server, near(other, 1e-8)]))
+    server, other = at_distance(NOISE, 1e-9), GaussianEvent(noise_multiplier=3.0)
+    assert dominating_event([NOISE, server, other]) == server
+    release, distance = split_distance(dominating_event([server, at_distance(other, 1e-8)]))
     assert release == NOISE
     assert 1e-8 <= distance < 1.0001e-8
-    assert costliest([]) == ComposedEvent(events=())
-    assert isinstance(costliest([server, NoGuarantee(reason="none")]), NoGuarantee)
+    assert dominating_event([]) == ComposedEvent(events=())
+    assert isinstance(dominating_event([server, NoGuarantee(reason="none")]), NoGuarantee)
 
 
 def test_a_silo_pays_once_for_a_round_that_the_server_sees_at_a_distance_and_silos_with_less_noise() -> None:
     """Charged as two releases, five silos' round would cost a tenth more in noise than it does against the silos."""
     guarantee = weighted(PrivateWeighting(cipher="rlwe", n_max=60))
-    server, silos = guarantee.against(Role.SERVER), guarantee.against(Role.SILO)
-    release, distance = apart(costliest([server, silos]))
+    server, silos = guarantee.event_for(Role.SERVER), guarantee.event_for(Role.SILO)
+    release, distance = split_distance(dominating_event([server, silos]))
     assert release == silos
-    assert distance == pytest.approx(apart(server)[1], rel=1e-12)
-    assert distance >= apart(server)[1]
+    assert distance == pytest.approx(split_distance(server)[1], rel=1e-12)
+    assert distance >= split_distance(server)[1]
 
 
 def test_sampling_makes_no_distance_smaller() -> None:
-    claim = Claim(covering(), NOISE, distance=1e-9)
-    amplified, *_ = PoissonUsers(rate=0.5).over([claim])
-    assert amplified.charged == near(PoissonSampledEvent(rate=0.5, event=NOISE), 1e-9)
+    claim = Claim(covered_knowledge(), NOISE, distance=1e-9)
+    amplified, *_ = PoissonUsers(rate=0.5).amplify([claim])
+    assert amplified.charged_event == at_distance(PoissonSampledEvent(rate=0.5, event=NOISE), 1e-9)
 
 
 def test_the_line_of_the_server_alone_has_the_distance_of_what_it_decrypts() -> None:
@@ -164,14 +164,19 @@ def test_the_line_of_the_server_alone_has_the_distance_of_what_it_decrypts() -> 
         (PrivateWeighting(private_sampling=True, cipher="rlwe", n_max=60), flooded + blinded),
     ):
         guarantee = weighted(protection)
-        assert [apart(guarantee.against(role))[1] for role in (Role.READER, Role.SILO)] == [0.0, 0.0]
-        assert apart(guarantee.against(Role.SERVER))[1] == pytest.approx(distance, rel=1e-12)
-        whole = guarantee.after(guarantee.against(Role.SERVER), 100, 7)
-        assert apart(whole)[1] == pytest.approx(107 * distance, rel=1e-12)
+        assert [split_distance(guarantee.event_for(role))[1] for role in (Role.READER, Role.SILO)] == [
+            0.0,
+            0.0,
+        ]
+        assert split_distance(guarantee.event_for(Role.SERVER))[1] == pytest.approx(distance, rel=1e-12)
+        whole = guarantee.after_rounds(guarantee.event_for(Role.SERVER), 100, 7)
+        assert split_distance(whole)[1] == pytest.approx(107 * distance, rel=1e-12)
         told = any("delta counts 1 + e^epsilon times" in line for line in guarantee.mechanisms)
         assert told == (distance > 0)
         readers, server = (
-            epsilon_on_grid(make_accountant("pld"), guarantee.after(guarantee.against(role), 100), DELTA, 0.0)
+            epsilon_on_grid(
+                make_accountant("pld"), guarantee.after_rounds(guarantee.event_for(role), 100), DELTA, 0.0
+            )
             for role in (Role.READER, Role.SERVER)
         )
         assert (server > readers) == (distance > 0)
@@ -181,10 +186,12 @@ def test_a_claim_without_the_distance_leaves_whoever_decrypts_without_a_guarante
     """Fail closed: ciphertexts are something that a server learns, and the claim of noise alone does not cover them."""
 
     class Forgetful(PrivateWeighting):
-        def claims(self, claims, moves):  # type: ignore[no-untyped-def]
-            return tuple(one for one in super().claims(claims, moves) if Tells.CIPHERTEXTS not in one.covers)
+        def claims(self, claims, sensitivity):  # type: ignore[no-untyped-def]
+            return tuple(
+                one for one in super().claims(claims, sensitivity) if Reveals.CIPHERTEXTS not in one.covers
+            )
 
-    assert isinstance(weighted(Forgetful()).against(Role.SERVER), NoGuarantee)
+    assert isinstance(weighted(Forgetful()).event_for(Role.SERVER), NoGuarantee)
 
 
 def test_messages_of_one_charge_are_as_far_from_floods_as_their_roots_add_up_to() -> None:
@@ -215,7 +222,7 @@ def test_noise_longer_than_the_flood_allows_for_is_as_rare_as_is_counted() -> No
 
 def test_replaced_units_and_noisy_votes_are_counted_with_a_distance_too() -> None:
     replaced = make_accountant("pld", Adjacency.REPLACE_ONE)
-    assert replaced.epsilon(near(NOISE, 1e-8), DELTA) > replaced.epsilon(NOISE, DELTA)
+    assert replaced.epsilon(at_distance(NOISE, 1e-8), DELTA) > replaced.epsilon(NOISE, DELTA)
     votes = ConcentratedEvent(noise_multiplier=2.0)
     rdp = make_accountant("rdp")
-    assert rdp.epsilon(near(votes, 1e-8), DELTA) > rdp.epsilon(votes, DELTA)
+    assert rdp.epsilon(at_distance(votes, 1e-8), DELTA) > rdp.epsilon(votes, DELTA)

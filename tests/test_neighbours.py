@@ -18,17 +18,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.rounds.turn import draw_users
-from fedveil.engine.run import run
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.data.records import Population, Records
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.deployable import check_deployable
-from fedveil.population.records import Population, Records
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.registry import names
+from fedveil.run.config.experiment import merge, parse
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.rounds.round_context import draw_users
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import run
 from tests.federation_world import TESTING, World, small_keys
 from tests.runs import Silent, json_lines
 
@@ -161,7 +161,7 @@ def public(row: dict[str, Any]) -> dict[str, Any]:
 
 def agreed_numbers(prepared: Prepared) -> Any:
     """What the parties agree on before any round, but for what each of them alone knows."""
-    named = vars(prepared.agreed)
+    named = vars(prepared.protocol_spec)
     assert named
     return {
         key: repr(value)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedveil.errors import CompositionError, PrivacyError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.cepam import cepam_gaussian, fl_gaussian
 from fedveil.methods.channels import Channel
@@ -21,11 +20,12 @@ from fedveil.methods.method import Method
 from fedveil.methods.paraaegis import dp_fedavg, serial
 from fedveil.methods.uldp import uldp_avg
 from fedveil.randomness import PrivacyRandomness
+from fedveil.training.steps import LocalSgd
 from tests.messages import received, sender
 
 GRID = 2.0**-20
 LOCAL = LocalSgd(learning_rate=0.1)
-SHARES = GaussianShares(noise_multiplier=2.0, scale=0.5, colluding_silos=1, missing_silos=1)
+SHARES = GaussianShares(noise_multiplier=2.0, scale=0.5, colluding_silos=1, max_dropouts=1)
 SERVER = CentralGaussian(noise_multiplier=2.0, scale=0.5)
 
 
@@ -90,7 +90,7 @@ def test_a_method_for_more_clients_than_there_are_claims_none_of_their_noise(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("missing_silos", -95),
+        ("max_dropouts", -95),
         ("colluding_silos", -1),
         ("scale", -1.0),
         ("scale", 0.0),
@@ -109,7 +109,7 @@ def test_a_statement_rounds_noise_down(total: float, shown: str) -> None:
     method = uldp_avg(
         local=LocalSgd(learning_rate=1.0, epochs=1), clip=1.0, noise_multiplier=2.0, user_sampling_rate=1 / 3
     )
-    moves = method.contribution.moves(method, PublicFacts(n_silos=5, n_users=10))
+    moves = method.contribution.sensitivity(method, PublicFacts(n_silos=5, n_users=10))
     (told,) = method.channel.mechanisms(replace(moves, total=total))
     assert f"which gives the total a noise multiplier of {shown}" in told
     assert "standard deviation 0.894427 " in told  # 2 / sqrt(5) = 0.8944271...

@@ -16,19 +16,19 @@ import torch
 from pydantic import BaseModel
 
 import fedveil as fv
+from fedveil.config_keys import plain, plain_inside, whole_argument
+from fedveil.data.arrays import population
 from fedveil.errors import CompositionError, ConfigError, FedveilError
-from fedveil.keys import plain, plain_inside, whole_argument
-from fedveil.local.steps import LocalDpSgd, LocalSgd
 from fedveil.methods.uldp import uldp_avg, uldp_group, uldp_naive
 from fedveil.methods.weights import Weights
-from fedveil.population.arrays import population
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Clip, ClipL1, FixedVector
 from fedveil.privacy.sampling import PoissonUsers, UniformClients
 from fedveil.randomness import ExperimentRandomness
-from fedveil.server.averages import Ema
-from fedveil.server.denoise import Laplacian
-from fedveil.validation import validated
+from fedveil.training.server.averages import Ema
+from fedveil.training.server.denoise import Laplacian
+from fedveil.training.steps import LocalDpSgd, LocalSgd
+from fedveil.validation import validate_document
 from tests.shape_checks import look_at
 from tests.test_booleans import DOCUMENTS, SAMPLES, TABLES, _fits, _reads
 from tests.test_handed_over import METHOD
@@ -125,7 +125,7 @@ def test_what_is_no_number_is_refused_wherever_a_document_has_one(document: type
         for wrong in (*NO_NUMBERS.values(), *ENDLESS.values()):
             if wrong is not pd.NA:
                 with pytest.raises(FedveilError, match="file: "):
-                    validated(document, put(wrong), "file")
+                    validate_document(document, put(wrong), "file")
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda kind: kind.__name__)

@@ -10,23 +10,22 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.experiments.release_document import InferenceDocument
-from fedveil.engine.experiments.sections import PrivacySection
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.inference import prepare_inference
-from fedveil.engine.releases.prepared_releases import make_releases
-from fedveil.engine.run import run
-from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.coordinator_host.submission import create_run, read_document
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, ComposedEvent, ConcentratedEvent, GaussianEvent
+from fedveil.privacy.joint_cost import joint_cost
 from fedveil.privacy.ledger import read_entries
-from fedveil.privacy.together import spent_by
-from fedveil.validation import validated
+from fedveil.run.config.experiment import PrivacySection, parse
+from fedveil.run.config.release_document import InferenceDocument
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.releases.inference import prepare_inference
+from fedveil.run.releases.prepared_releases import make_releases
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import run
+from fedveil.validation import validate_document
 from tests.doc_examples import BLOCKS
 from tests.federation_world import asked, clients, population
 from tests.hospitals import table_in
@@ -46,7 +45,7 @@ def regression(folder: Path, share: float) -> InferenceDocument:
         "protection": {"name": "secure-aggregation"},
         "inference": {"family": "logistic", "target": "sick", "features": ["ward"], "silos": "uniform"},
     }
-    return validated(InferenceDocument, document, "test")
+    return validate_document(InferenceDocument, document, "test")
 
 
 def strength(folder: Path) -> float:
@@ -72,7 +71,7 @@ def test_a_study_to_odds_ratios_costs_one_epsilon(
     assert strength(estimated) / whole == pytest.approx(0.3, abs=1e-3)
     assert trained.statement.epsilon is not None
     assert trained.statement.epsilon < EPSILON
-    spent = spent_by([trained.folder, estimated])
+    spent = joint_cost([trained.folder, estimated])
     assert spent.epsilon == pytest.approx(EPSILON, abs=1e-3)
 
 

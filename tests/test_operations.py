@@ -25,8 +25,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedveil import __version__, cli
-from fedveil.engine.run_folder.folder import RunFolder
+from fedveil import __version__
+from fedveil.cli import app
 from fedveil.errors import (
     BudgetError,
     BusyError,
@@ -40,19 +40,20 @@ from fedveil.errors import (
 )
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.coordinator_host.submission import SOCKET, End, Submission, read_document, wait
+from fedveil.flower.coordinator_host.submission import SOCKET, RunOutcome, Submission, read_document, wait
 from fedveil.flower.deployment import CONTAINERS, PACKAGES, REQUIREMENTS, SERVICES, Hosting, write_deployment
+from fedveil.flower.enrollment.demonstration import Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding.demonstration import Demonstration, write_demonstration
 from fedveil.flower.metrics import as_metrics
-from fedveil.flower.page import MetricsPage
-from fedveil.flower.silo_host.guard import open_silo
-from fedveil.flower.silo_host.relay import receive_frame, send_frame
+from fedveil.flower.metrics_server import MetricsServer
+from fedveil.flower.silo_host.ipc import receive_frame, send_frame
+from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.flower.sockets import RunningFolder, address
 from fedveil.flower.status import party_status
-from fedveil.foreign import LogFormat, LogLevel, show_log
 from fedveil.privacy.events import GaussianEvent
-from fedveil.privacy.ledger_lines import Origin
+from fedveil.privacy.ledger import Origin
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.sanitize import LogFormat, LogLevel, show_log
 
 IMAGE = "python:3.12-slim@sha256:" + "5e" * 32
 ANSWERS: dict[str, Any] = {
@@ -70,7 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Demonstration:
 
 
 def run(*words: str | Path) -> Any:
-    return CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
+    return CliRunner().invoke(app.app, [str(word) for word in words], catch_exceptions=False)
 
 
 def test_a_party_tells_how_it_does(made: Demonstration) -> None:
@@ -79,7 +80,7 @@ def test_a_party_tells_how_it_does(made: Demonstration) -> None:
     well = [True, False]
     with (
         closing(RunningFolder(silo)) as running,
-        closing(MetricsPage(running, None, lambda: well.pop(0), str)),
+        closing(MetricsServer(running, None, lambda: well.pop(0), str)),
     ):
         assert [run("health", silo).exit_code for _ in range(2)] == [0, 1]
         assert run("health", coordinator).exit_code == 1
@@ -199,9 +200,9 @@ def test_exit_codes_are_those_of_the_page(error: type[FedveilError], code: int) 
 def test_a_bug_ends_with_a_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "app", Mock(side_effect=RuntimeError("nobody foresaw this")))
+    monkeypatch.setattr(app, "app", Mock(side_effect=RuntimeError("nobody foresaw this")))
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        app.main()
     assert ended.value.code == 70
     assert "nobody foresaw this" in capsys.readouterr().err
 
@@ -262,7 +263,7 @@ def test_who_waits_for_a_run_is_told_within_a_second_how_it_ended(
             served[0].wait()
             killed = time.monotonic()
             if told is None:
-                assert wait(folder, submitted, lambda: None) == End(None, "silent for 900 s", ("va",))
+                assert wait(folder, submitted, lambda: None) == RunOutcome(None, "silent for 900 s", ("va",))
             else:
                 with pytest.raises(told, match="No space left" if end else "start it again"):
                     wait(folder, submitted, lambda: None)

@@ -14,16 +14,10 @@ from torch import nn
 import fedveil as fv
 from fedveil.errors import CompositionError, ConfigError, FedveilError, ModelError
 from fedveil.federation.deployable import check_deployable
-from fedveil.local.choice import choose_trainer
-from fedveil.local.dropout import with_seeded_dropout
-from fedveil.local.losses import CrossEntropy, Focal, Loss
-from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd, as_sgd
-from fedveil.local.task import Task
-from fedveil.local.validate_loss import validate_loss
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.client_messages import ClientMessages, Layered
 from fedveil.methods.contributions import SiloContribution, SiloUserContribution
-from fedveil.methods.correlated import Correlated
+from fedveil.methods.correlated import CorrelatedNoise
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.layered_shares import LayeredShares
@@ -36,9 +30,15 @@ from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
 from fedveil.methods.weights import DeclaredMain, Weights
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone, PoissonUsers
-from fedveil.server.averages import Ema
-from fedveil.server.denoise import ByRule, Laplacian, NoDenoiser
-from fedveil.server.optimizers import FedAdam, ServerSgd
+from fedveil.training.dropout import with_seeded_dropout
+from fedveil.training.losses import CrossEntropy, Focal, Loss
+from fedveil.training.server.averages import Ema
+from fedveil.training.server.denoise import ByRule, Laplacian, NoDenoiser
+from fedveil.training.server.optimizers import FedAdam, ServerSgd
+from fedveil.training.steps import LocalDpSgd, LocalGradient, LocalSgd, as_sgd
+from fedveil.training.task import Task
+from fedveil.training.trainer_choice import TrainerOptions, choose_trainer
+from fedveil.training.validation import validate_loss
 from tests.test_handed_over import METHOD, run
 
 SGD = LocalSgd(learning_rate=0.1, epochs=1, batch_size=4)
@@ -156,7 +156,7 @@ class ToldServer(ServerSgd):
 
     mu: float = 1e9
 
-    def mechanisms(self, moves: Any) -> tuple[str, ...]:
+    def mechanisms(self, sensitivity: Any) -> tuple[str, ...]:
         return (f"proximal steps, mu {self.mu:g}",)
 
 
@@ -195,7 +195,7 @@ IGNORED: list[tuple[str, Any, str]] = [
     ("protection", Shuffled(), "Shuffled, given as protection, adds shuffle"),
     ("denoiser", Median(), "Median, given as denoiser, adds denoise"),
     ("denoiser", Silent(), r"defines estimate\(\) and inherits changes = False: set changes = True"),
-    ("denoiser", OwnRule(), r"the resolved\(\) that it inherits puts another denoiser in its place"),
+    ("denoiser", OwnRule(), r"the resolve\(\) that it inherits puts another denoiser in its place"),
     ("server", ProxServer(1.0), "ProxServer, given as server, adds apply, mu, which nothing uses"),
     ("server", ToldServer(1.0), "ToldServer, given as server, adds mu, which nothing uses"),
     ("server", Hidden(1.0), "Hidden, given as server, takes step from another base class, and FedAdam"),
@@ -227,9 +227,9 @@ def test_every_way_to_local_steps_refuses_a_class_that_trainers_do_not_know(tmp_
     with pytest.raises(CompositionError, match="FedProxSgd"):
         uldp_group(local=own, clip=1.0, noise_multiplier=2.0, group_size=2)
     task = Task(model=nn.Linear(2, 2), loss=CrossEntropy())
-    for name in ("auto", "loop", "vmap", "span"):
+    for name in ("auto", "loop", "vmap", "gram"):
         with pytest.raises(CompositionError, match="FedProxSgd"):
-            choose_trainer(task, own, name=name)
+            choose_trainer(task, own, TrainerOptions(name=name))
         with pytest.raises(CompositionError, match="FedProxSgd"):
             as_sgd(own)
     named = fv.uldp_avg(clip=0.5, noise_multiplier=1.0)
@@ -295,14 +295,14 @@ def test_stages_that_redefine_what_is_used_are_taken() -> None:
 
 @dataclass(frozen=True)
 class Even(Weights):
-    def of(self, groups: Any, n_silos: int, n_users: int) -> Any:
+    def for_groups(self, groups: Any, n_silos: int, n_users: int) -> Any:
         return torch.full((len(groups),), 1 / n_silos, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class Limited(SiloUserContribution):
-    def limited(self, found: Any, groups: Any, n_silos: int, weights: Any) -> Any:
-        return super().limited(found, groups, n_silos, weights) / 2
+    def limit_weights(self, found: Any, groups: Any, n_silos: int, weights: Any) -> Any:
+        return super().limit_weights(found, groups, n_silos, weights) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,8 +326,8 @@ class OwnNoise(CentralGaussian):
 def test_protections_that_compute_weights_and_draws_themselves_refuse_others() -> None:
     hidden = {"protection": PrivateWeighting(n_max=100)}
     for field, stage, said in (
-        ("weights", Even("records"), r"Even, given as weights, defines of\(\)"),
-        ("contribution", Limited(), r"Limited, given as contribution, defines limited\(\)"),
+        ("weights", Even("records"), r"Even, given as weights, defines for_groups\(\)"),
+        ("contribution", Limited(), r"Limited, given as contribution, defines limit_weights\(\)"),
     ):
         replace(WEIGHTED, **{field: stage})
         with pytest.raises(CompositionError, match=f"private weighting: {said}"):
@@ -364,7 +364,10 @@ def test_draws_are_refused_where_nobody_is_asked_for_them() -> None:
         replace(METHOD, contribution=SiloContribution(), weights=Weights.ONE, sampler=Halves())
     for method, said in (
         (replace(METHOD, sampler=Halves()), r"Halves defines draw\(\), and between institutions"),
-        (replace(WEIGHTED, weights=Even("records")), r"Even defines of\(\), and between institutions"),
+        (
+            replace(WEIGHTED, weights=Even("records")),
+            r"Even defines for_groups\(\), and between institutions",
+        ),
     ):
         with pytest.raises(CompositionError, match=said):
             check_deployable(type("Prepared", (), {"method": method})())  # type: ignore[arg-type]
@@ -372,7 +375,7 @@ def test_draws_are_refused_where_nobody_is_asked_for_them() -> None:
 
 def test_parts_of_stages_that_are_read_by_their_fields_are_of_fedveils_own_classes() -> None:
     @dataclass(frozen=True, kw_only=True)
-    class Falling(Correlated):
+    class Falling(CorrelatedNoise):
         def coefficients(self, rounds: int) -> tuple[float, ...]:
             return (1.0, 0.25)
 

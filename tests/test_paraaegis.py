@@ -17,19 +17,13 @@ pytest.importorskip("tenseal")
 
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.rounds.round import play_round
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.workload import workload
-from fedveil.engine.run import resume, run
-from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import BudgetError, CompositionError, ConfigError, PrivacyError
-from fedveil.methods.derive import derive, moves_of
+from fedveil.methods.derive import compute_sensitivity, derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.paraaegis import dp_fedavg, paraaegis
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.claims import Role, Tells
+from fedveil.privacy.claims import Reveals, Role
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -41,21 +35,27 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
-from fedveil.protection.driver import Driver
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import Envelope, RoundStart
-from fedveil.protection.partial import workers
-from fedveil.protection.partial.sums import PartialSums
-from fedveil.protection.protocol import Place
-from fedveil.protection.transcript import Transcript
+from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import Envelope, RoundStart
+from fedveil.protocols.partial_encryption import workers
+from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
+from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.config.experiment import parse
+from fedveil.run.rounds.client_inputs import make_round_inputs
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import resume, run
 from tests.children import forking
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
 from tests.opened_parties import parties_of
 from tests.runs import Silent, json_lines
 
 CLIENTS = 5
-PLACE = Place(
+PLACE = ClientContext(
     run=bytes(16),
     number=0,
     identity=IdentityKey.generate(),
@@ -85,8 +85,8 @@ def asked(method: dict[str, Any], protection: dict[str, Any] | None = None, **ch
     return prepare(parse(document | changes, "test"))
 
 
-def turn_of(prepared: Prepared, number: int = 1, model: torch.Tensor | None = None) -> Turn:
-    return Turn(
+def turn_of(prepared: Prepared, number: int = 1, model: torch.Tensor | None = None) -> RoundContext:
+    return RoundContext(
         setting=prepared.setting,
         model=prepared.task.initial() if model is None else model,
         round_number=number,
@@ -101,22 +101,24 @@ def aggregate(
     round_number: int = 1,
     *,
     model: torch.Tensor | None = None,
-    driver: Driver[Any, Any] | None = None,
+    driver: LocalDriver[Any, Any] | None = None,
 ) -> np.ndarray:
     """Return the sum of these vectors as the silos end with it."""
-    agreed, initial = prepared.agreed, prepared.task.initial()
-    assert isinstance(agreed, PartialSums)
-    driver = Driver(agreed, privacy=PrivacyRandomness.insecure(round_number)) if driver is None else driver
-    work = workload(turn_of(prepared, round_number, model), agreed, initial)
-    work.bare = lambda client: messages[client]  # type: ignore[method-assign]
+    agreed, initial = prepared.protocol_spec, prepared.task.initial()
+    assert isinstance(agreed, PartialEncryptionSpec)
+    driver = (
+        LocalDriver(agreed, privacy=PrivacyRandomness.insecure(round_number)) if driver is None else driver
+    )
+    work = make_round_inputs(turn_of(prepared, round_number, model), agreed, initial)
+    work.unprotected_sum = lambda client: messages[client]  # type: ignore[method-assign]
     result, summed = driver.play(
         (round_number, 0),
         tuple(range(len(messages))),
         None,
-        work.give,
+        work.client_input,
     )
     assert summed == len(messages)
-    return agreed.vector(result)
+    return agreed.decode_sum(result)
 
 
 def updates(prepared: Prepared, scale: float = 0.01, seed: int = 0) -> np.ndarray:
@@ -129,7 +131,7 @@ def test_ckks_fedavg_is_fedavg_to_1e_7_and_1e_5_relative() -> None:
     for name in ("fedavg", "ckks-fedavg"):
         prepared = asked({"name": name})
         parties = None
-        if isinstance(prepared.agreed, PartialSums):
+        if isinstance(prepared.protocol_spec, PartialEncryptionSpec):
             parties = parties_of(prepared, PrivacyRandomness.insecure(1))
         models.append(play_round(turn_of(prepared), parties)[0])
     moved = models[0] - prepared.task.initial()
@@ -180,16 +182,16 @@ def test_the_part_in_clear_has_its_noise_and_the_other_part_none() -> None:
 def test_noise_in_the_encrypted_part_has_the_size_that_is_asked_for() -> None:
     given = {"ratio": 0.5, "strategy": "random", "he_noise": 3.0, "he_clip": 0.25}
     prepared = asked({"name": "paraaegis", "clip": 1.0, "noise_multiplier": 0.5}, given)
-    assert isinstance(prepared.agreed, PartialSums)
+    assert isinstance(prepared.protocol_spec, PartialEncryptionSpec)
     driver, parts = (
-        Driver(prepared.agreed, privacy=PrivacyRandomness.insecure(1)),
+        LocalDriver(prepared.protocol_spec, privacy=PrivacyRandomness.insecure(1)),
         {"clear": [], "hidden": []},
     )
     for t in range(1, 21):
         aggregate(prepared, np.zeros((CLIENTS, prepared.task.dimension)), t, driver=driver)
         result = driver._clients[0].result()
-        parts["clear"].append(result.clear * prepared.agreed.clear.grid)
-        parts["hidden"].append(result.hidden * prepared.agreed.hidden.grid)
+        parts["clear"].append(result.clear * prepared.protocol_spec.clear.grid)
+        parts["hidden"].append(result.hidden * prepared.protocol_spec.hidden.grid)
     for name, std in (("clear", 0.5), ("hidden", 3.0 * 0.5 * 0.25)):
         noise = np.concatenate(parts[name])
         assert abs(noise.std() / (std * math.sqrt(CLIENTS)) - 1) < 6 / math.sqrt(2 * len(noise))
@@ -208,8 +210,8 @@ def test_each_parts_noise_is_the_claimed_one_to_one_percent(
 ) -> None:
     """Over 150,000 values a part: 5.4 standard errors are 1 %, so 2 % less noise than the account counts shows."""
     given = {"name": name, "clip": 1.0, "noise_multiplier": 0.5}
-    agreed, count = asked(given, {"ratio": 0.5, "strategy": "random", **protection}).agreed, 150_000
-    assert isinstance(agreed, PartialSums)
+    agreed, count = asked(given, {"ratio": 0.5, "strategy": "random", **protection}).protocol_spec, 150_000
+    assert isinstance(agreed, PartialEncryptionSpec)
     split = agreed.divide(
         np.zeros(2 * count),
         np.arange(2 * count) % 2 == 0,
@@ -246,8 +248,8 @@ def test_noise_under_encryption_is_as_fine_as_it_is_accounted_for(
     """With many silos a ciphertext holds coarser numbers: sums fit, and the account knows of the grid, and no more."""
     sampling = {"client_sampling_rate": 0.5, "client_sampling": "uniform"} if name == "dp-fed" else {}
     prepared = among(silos, name, multiplier, protection, **sampling)
-    agreed = prepared.agreed
-    assert isinstance(agreed, PartialSums)
+    agreed = prepared.protocol_spec
+    assert isinstance(agreed, PartialEncryptionSpec)
     assert agreed.hidden.limit <= agreed.plan.ckks.limit
     assert agreed.hidden.grid <= agreed.hidden.noise_grid
     senders = prepared.setting.method.channel.n_senders(silos)
@@ -354,7 +356,7 @@ def guaranteed(protection: PartialEncryption, noise_multiplier: float = 4.0) -> 
     method = paraaegis(
         local=LOCAL, n_users=CLIENTS, largest_silo=100, clip=CLIP, noise_multiplier=noise_multiplier
     )
-    return derive(protection.over(method, CLIENTS), FEDERATION)
+    return derive(protection.apply_to(method, CLIENTS), FEDERATION)
 
 
 def test_without_noise_in_the_encrypted_part_only_the_server_is_kept_out() -> None:
@@ -370,8 +372,8 @@ def test_no_sentence_of_a_divided_message_says_of_all_of_it_what_one_part_has(me
     """The clip and the noise of one part are not the other's: only the protection's own sentences name them."""
     plain = METHOD_CASES[method](2.0)
     public = replace(FEDERATION, n_silos=6, n_users=6)  # for which the cases are composed
-    divided = plain if plain.protection.divides else PartialEncryption().over(plain, public.n_users)
-    of_channel = divided.channel.mechanisms(moves_of(divided, public))
+    divided = plain if plain.protection.divides else PartialEncryption().apply_to(plain, public.n_users)
+    of_channel = divided.channel.mechanisms(compute_sensitivity(divided, public))
     told = derive(divided, public).mechanisms
     assert set(of_channel) <= set(told)
     assert not any("noise" in text or "clipped" in text for text in of_channel)
@@ -382,7 +384,7 @@ def test_all_messages_move_with_one_client_once_the_model_did() -> None:
     """Why the server's line counts 2 theta sqrt(n): the models carry a client's data to everybody's next message."""
     opposite = np.stack([np.eye(1, 8)[0], -np.eye(1, 8)[0]])[:, None] * np.ones((1, CLIENTS, 1)) * CLIP
     moved = np.linalg.norm(opposite[0] - opposite[1])
-    server = guaranteed(PartialEncryption(ratio=0.1)).against(Role.SERVER)
+    server = guaranteed(PartialEncryption(ratio=0.1)).event_for(Role.SERVER)
     assert isinstance(server, GaussianEvent)
     assert moved / (4.0 * CLIP) == pytest.approx(1 / server.noise_multiplier)
 
@@ -411,7 +413,7 @@ def test_no_neighbours_move_both_parts_farther_than_the_event_says() -> None:
     )
     assert worst == pytest.approx(1 / event.noise_multiplier)
     whole = derive(
-        PartialEncryption(strategy="random", he_noise=0.5).over(METHOD_CASES["dp-fedavg"](4.0), 6),
+        PartialEncryption(strategy="random", he_noise=0.5).apply_to(METHOD_CASES["dp-fedavg"](4.0), 6),
         PublicFacts(n_silos=6, n_users=6),
     ).event
     assert isinstance(whole, GaussianEvent)
@@ -445,9 +447,9 @@ def test_the_published_noise_is_named_and_claims_no_client(tmp_path: Path) -> No
     privacy = {"epsilon": 1.0, "delta": 1e-5}
     prepared = asked(method, {"ratio": 0.1}, privacy=privacy)
     largest = max(prepared.population.records_per_silo())
-    assert isinstance(prepared.agreed, PartialSums)
+    assert isinstance(prepared.protocol_spec, PartialEncryptionSpec)
     expected = math.sqrt(2 * 2 * math.log(1e5)) * 2 * 0.5 / largest
-    assert prepared.agreed.clear.noise_std == pytest.approx(expected)
+    assert prepared.protocol_spec.clear.noise_std == pytest.approx(expected)
     statement = run(prepared, tmp_path, Silent()).statement
     assert statement.epsilon is None
     assert [claim.value for claim in statement.as_published] == [pytest.approx(1.0)]
@@ -561,7 +563,7 @@ def test_every_row_runs_resumes_and_says_who_is_kept_out(row: str, tmp_path: Pat
     assert outcome.rounds == 2
     rows = json_lines(outcome.folder / "metrics.jsonl")
     assert all(line["test"]["accuracy"] > 0 for line in rows)
-    if isinstance(prepared.agreed, PartialSums):
+    if isinstance(prepared.protocol_spec, PartialEncryptionSpec):
         roles = [line.role for line in outcome.statement.trust]
         assert roles == [Role.SERVER, Role.SILO, Role.READER, Role.SERVER | Role.SILO]
         assert "the models" not in outcome.statement.trust[0].sees
@@ -572,7 +574,7 @@ def test_sums_of_pairs_are_the_same_with_and_without_encryption() -> None:
     """ULDP-AVG-w without noise: grids and weights survive the division, bit for bit."""
     method = {"name": "uldp-avg-w", "noise_multiplier": 0.0}
     plain, hidden = asked(method), asked(method, {"ratio": 0.3})
-    assert isinstance(hidden.agreed, PartialSums)
+    assert isinstance(hidden.protocol_spec, PartialEncryptionSpec)
     models = [
         play_round(turn_of(prepared), parties)[0]
         for prepared, parties in (
@@ -622,7 +624,7 @@ def test_combinations_that_cannot_work_are_refused(
     name: str, protection: PartialEncryption, message: str
 ) -> None:
     with pytest.raises(CompositionError, match=message):
-        protection.over(METHOD_CASES[name](5.0), 6)
+        protection.apply_to(METHOD_CASES[name](5.0), 6)
 
 
 def test_noise_that_cannot_be_drawn_is_refused_by_name() -> None:
@@ -700,6 +702,6 @@ def test_a_client_that_reads_who_else_is_in_its_round_has_no_epsilon_of_a_secret
     play_round(turn_of(prepared), parties_of(prepared, PrivacyRandomness.insecure(1), Read()))
     assert [len(cohort) for cohort in named] == [3]
     (silo,) = (view for view in prepared.guarantee.views if view.role is Role.SILO)
-    assert Tells.DRAWN.value in silo.sees
+    assert Reveals.DRAWN.value in silo.sees
     assert isinstance(silo.event, GaussianEvent)
     assert isinstance(prepared.guarantee.event, SampledWithoutReplacementEvent)

@@ -8,15 +8,21 @@ import pytest
 
 pytest.importorskip("tenseal")
 
-from fedveil.crypto.agreement import RoundId
 from fedveil.crypto.ckks import CkksKey, CkksParameters
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER, Envelope, MaskedVector
-from fedveil.protection.partial.ballots import decode_bitmap, encode_bitmap
-from fedveil.protection.partial.half import Half
-from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
-from fedveil.protection.partial.plan import PartialPlan
-from fedveil.protection.partial.sums import PartialSums
+from fedveil.crypto.key_agreement import RoundId
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import SERVER, Envelope, MaskedVector
+from fedveil.protocols.partial_encryption.ballots import decode_bitmap, encode_bitmap
+from fedveil.protocols.partial_encryption.messages import (
+    Ballot,
+    PartialSum,
+    PartialUpdate,
+    Partition,
+    SealedKeys,
+)
+from fedveil.protocols.partial_encryption.part_encoding import PartEncoding
+from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.randomness import PrivacyRandomness
 from tests.opened_parties import PartialParties
 
@@ -107,9 +113,9 @@ def test_values_that_all_have_give_their_largest_without_any_vote():
 
 def test_the_share_decays_from_round_to_round_and_never_to_nothing():
     falling = plan(ratio=0.5, decay=0.8)
-    assert [falling.hidden(t) for t in (1, 2, 3, 40)] == [20, 16, 12, 1]
-    assert plan(ratio=0.29, length=100).hidden(1) == 29
-    assert plan(ratio=0.0).hidden(1) == 0
+    assert [falling.n_encrypted(t) for t in (1, 2, 3, 40)] == [20, 16, 12, 1]
+    assert plan(ratio=0.29, length=100).n_encrypted(1) == 29
+    assert plan(ratio=0.0).n_encrypted(1) == 0
     session = PartialParties(falling)
     assert [play(session, updates(t), t).partition.sum() for t in (1, 2, 3)] == [20, 16, 12]
 
@@ -123,7 +129,7 @@ def test_noise_on_votes_is_in_the_counts_and_cancels_nowhere(monkeypatch):
     assert result.partition[[4, 17, 30]].all()
     with pytest.raises(ProtocolError, match="exceeds 1000"):
         play(session, units, 2, vote_noise=lambda silo: lift * 10)
-    monkeypatch.setattr(PartialSums, "noise_on_votes", lambda *_: None)
+    monkeypatch.setattr(PartialEncryptionSpec, "noise_on_votes", lambda *_: None)
     with pytest.raises(ProtocolError, match="lacks"):
         play(session, units, 3)
 
@@ -305,10 +311,10 @@ def test_a_value_above_the_limit_names_its_silo_and_not_the_value(part):
 
 def test_no_update_is_too_long_to_be_sent():
     """A silo whose update were refused for its length would tell the server of its records, and end everybody's run."""
-    loose = Half(noise_grid=2.0**-30, largest=64.0)
+    loose = PartEncoding(noise_grid=2.0**-30, largest=64.0)
     sent = loose.units(np.array([1e30, -65.0, 64.0, 0.25]), PrivacyRandomness.insecure(0), "noise", 0)
     assert sent.tolist() == [loose.limit, -loose.limit, loose.limit, 2**28]
-    noisy = Half(noise_std=1.0, noise_grid=2.0**-20, largest=64.0)
+    noisy = PartEncoding(noise_std=1.0, noise_grid=2.0**-20, largest=64.0)
     sent = noisy.units(np.array([1e30, -65.0]), PrivacyRandomness.insecure(0), "noise", 0)
     assert np.abs(sent).max() <= noisy.limit
 
@@ -316,13 +322,13 @@ def test_no_update_is_too_long_to_be_sent():
 def altered(session, silo, change):
     """Let one silo's updates pass through ``change`` before they are sent."""
     party = session.silos[silo]
-    encrypted = party.encrypted
+    encrypted = party.encrypt_update
 
     def sent(clear, hidden):
         envelope = Envelope.decode(encrypted(clear, hidden))
         return replace(envelope, message=change(envelope.message)).encode()
 
-    party.encrypted = sent
+    party.encrypt_update = sent
 
 
 def with_parts(update, **changes):

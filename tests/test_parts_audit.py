@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 import tomlkit
 
-from fedveil.checks import same_but_rounded
-from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.checks import equal_up_to_rounding
 from fedveil.errors import FedveilError
-from fedveil.federation import parts_due
+from fedveil.federation import run_schedule
 from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.federation.audit.released_files import check_releases
 from fedveil.federation.audit.released_sums import digest_of_release
@@ -28,24 +27,25 @@ from fedveil.federation.audit.run_record import (
     AGREED,
     CONTENTS,
     ROUNDS,
-    by_coordinator,
     canonical,
+    coordinator_attestation,
     files_of,
     signed_end,
 )
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.own.release import OwnRelease
-from fedveil.federation.own.session import OwnSession
-from fedveil.federation.own.statement import OwnCharges
+from fedveil.federation.silo_session.release_task import SiloReleaseTask
+from fedveil.federation.silo_session.session import SiloSession
+from fedveil.federation.silo_session.statement_check import SiloCharges
 from fedveil.flower.coordinator_host import submission
 from fedveil.flower.coordinator_host.submission import due_parts
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.silo_host.guard import open_silo
+from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
-from fedveil.protection.letter_parts import Attested, Closing
-from fedveil.statistics.evaluation.evaluated import Evaluated
+from fedveil.protocols.session_messages import Attestation, Finalize
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.statistics.evaluation.result import ReleasedEvaluation
 from tests.commands import as_json, output
 from tests.runs import json_lines
 from tests.test_federation_parts import PEOPLE, Study, carried
@@ -140,7 +140,7 @@ def resigned_file(study: Study, folder: Path, name: str, change: Callable[[Any],
     end = json.loads((folder / AGREED).read_text())
     end["contents"] = hashlib.sha256((folder / CONTENTS).read_bytes()).hexdigest()
     (folder / AGREED).write_bytes(
-        canonical(end | {"signature": study.home.identity.sign(by_coordinator(end)).hex()})
+        canonical(end | {"signature": study.home.identity.sign(coordinator_attestation(end)).hex()})
     )
 
 
@@ -156,7 +156,7 @@ def test_released_numbers_are_those_that_silos_signed(
 
     def change(document: Any) -> None:
         document["releases"][release]["vector"][0] += 1.0
-        document |= Evaluated.from_json(document, "evaluation.json").to_json()
+        document |= ReleasedEvaluation.from_json(document, "evaluation.json").to_json()
 
     (held,) = [one for one in verify_run(copied).checks if one.name == "releases"]
     assert held.outcome == "holds"
@@ -202,7 +202,7 @@ def refined_wider(document: Any) -> None:
         ("evaluation.json", turned),
         ("preprocessing.json", wider),
         ("schema.toml", refined_wider),
-        ("declared.toml", refined_wider),
+        ("declared_schema.toml", refined_wider),
     ],
 )
 def test_what_released_numbers_are_of_is_what_silos_were_asked_for(
@@ -261,14 +261,14 @@ def test_an_evaluation_that_was_not_whole_yet_says_nothing_else_than_the_whole_o
     ],
 )
 def test_figures_are_the_same_only_but_for_rounding(found: Any, made: Any, same: bool) -> None:
-    assert same_but_rounded(found, made) is same
+    assert equal_up_to_rounding(found, made) is same
 
 
 def test_numbers_of_one_part_are_not_those_of_another(study: Study) -> None:
     """A record that calls the first release another part's, in terms that asked for no such release or for nothing."""
     files = files_of(study.run.path)
     run = RecordedRun(files)
-    run.signed(None, whole=True)
+    run.check_signatures(None, whole=True)
     record = [run._ended(line.data) for line in run._lines]
     check_releases(files, record, whole=True)
     asked = json.loads(record[0].experiment)
@@ -362,26 +362,26 @@ def test_a_federations_run_is_bundled_by_command_and_carries_its_signatures(
 
 
 @pytest.fixture(scope="module")
-def ended(study: Study) -> tuple[OwnRelease, Closing, Counter[Any]]:
+def ended(study: Study) -> tuple[SiloReleaseTask, Finalize, Counter[Any]]:
     """A silo's work in the last part, the end that it was asked to sign, and what its ledger shows."""
     signed = {name: (study.run / name).read_bytes() for name in (AGREED, CONTENTS)}
     (study.run / AGREED).unlink()
     silos, sessions, sign = (
         [open_silo(SiloFolder(path)) for path in study.paths],
-        list[OwnSession](),
-        OwnSession.sign_statement,
+        list[SiloSession](),
+        SiloSession.sign_statement,
     )
 
-    def signing(session: OwnSession, closing: Closing) -> Attested:
+    def signing(session: SiloSession, closing: Finalize) -> Attestation:
         sessions.append(session)
         return sign(session, closing)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(OwnSession, "sign_statement", signing)
+        patched.setattr(SiloSession, "sign_statement", signing)
         (party,) = due_parts(study.home, study.run.path)
         carried(party, silos)
     (closing,) = party._rounds.closing()
-    assert isinstance(closing, Closing)
+    assert isinstance(closing, Finalize)
     assert len(sessions) == 3
     assert all(silo._session is None for silo in silos)  # nobody joins where there is nothing left to play
     session = sessions[0]
@@ -390,8 +390,8 @@ def ended(study: Study) -> tuple[OwnRelease, Closing, Counter[Any]]:
     for name, content in signed.items():
         (study.run / name).write_bytes(content)
     work = session.work
-    assert isinstance(work, OwnRelease)
-    return work, closing, Counter(session._books.places())
+    assert isinstance(work, SiloReleaseTask)
+    return work, closing, Counter(session._books.charged_places())
 
 
 def silent(stated: Statement) -> Statement:
@@ -412,12 +412,12 @@ def cheaper(stated: Statement) -> Statement:
 
 @pytest.mark.parametrize("change", [flattering, cheaper, silent])
 def test_an_end_that_states_less_than_all_parts_is_signed_by_no_silo(
-    ended: tuple[OwnRelease, Closing, Counter[Any]], change: Callable[[Statement], Statement]
+    ended: tuple[SiloReleaseTask, Finalize, Counter[Any]], change: Callable[[Statement], Statement]
 ) -> None:
     work, closing, times = ended
-    own, stated = OwnCharges(times=times, whole=True), Statement.from_json(json.loads(closing.statement))
+    own, stated = SiloCharges(times=times, whole=True), Statement.from_json(json.loads(closing.statement))
 
-    def saying(one: Statement) -> Closing:
+    def saying(one: Statement) -> Finalize:
         return replace(closing, statement=json.dumps(one.to_json()))
 
     work.check_statement(saying(stated), own)
@@ -426,7 +426,7 @@ def test_an_end_that_states_less_than_all_parts_is_signed_by_no_silo(
 
 
 def test_an_end_is_held_against_a_silos_own_charges_of_every_part(
-    ended: tuple[OwnRelease, Closing, Counter[Any]],
+    ended: tuple[SiloReleaseTask, Finalize, Counter[Any]],
 ) -> None:
     """It gave nothing to a part that needs it; it was asked for a part twice; or for one that the terms lack."""
     work, closing, times = ended
@@ -434,11 +434,11 @@ def test_an_end_is_held_against_a_silos_own_charges_of_every_part(
     wrong += [times + Counter([("eval/1", 1)]), times + Counter([("eval/3", 1)]), times + Counter([("", 4)])]
     for one in wrong:
         with pytest.raises(RefusalError, match="not the one that this silo computes"):
-            work.check_statement(closing, OwnCharges(times=one, whole=True))
+            work.check_statement(closing, SiloCharges(times=one, whole=True))
     absent = times - Counter([("eval/1", 1)])
-    work.check_statement(closing, OwnCharges(times=absent, whole=False))  # a part that does not need all
+    work.check_statement(closing, SiloCharges(times=absent, whole=False))  # a part that does not need all
     with pytest.raises(RefusalError):
-        work.check_statement(closing, OwnCharges(times=Counter(), whole=False))
+        work.check_statement(closing, SiloCharges(times=Counter(), whole=False))
 
 
 def test_a_crash_before_the_statement_of_the_last_part_leaves_no_charge_out_of_it(
@@ -453,7 +453,7 @@ def test_a_crash_before_the_statement_of_the_last_part_leaves_no_charge_out_of_i
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(parts_due, "conclude_run", killed)
+        patched.setattr(run_schedule, "conclude_run", killed)
         with pytest.raises(KeyboardInterrupt):
             study.play()
     assert len(read_entries(study.run / "ledger.jsonl")) == 4

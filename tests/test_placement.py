@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedveil.engine.placement import placed
 from fedveil.errors import ConfigError, ModelError
+from fedveil.run.placement import place_on_device
 
 
 def place(monkeypatch: pytest.MonkeyPatch, wanted: Any, **side_by_side: bool | None) -> str:
@@ -20,7 +20,7 @@ def place(monkeypatch: pytest.MonkeyPatch, wanted: Any, **side_by_side: bool | N
             raise ModelError("no trainer")
         return SimpleNamespace(side_by_side=side)
 
-    device, trainer = placed(wanted, lambda device: device, trainer_of)  # type: ignore[arg-type, return-value]
+    device, trainer = place_on_device(wanted, lambda device: device, trainer_of)  # type: ignore[arg-type, return-value]
     assert trainer.side_by_side is side_by_side[device.type]  # type: ignore[attr-defined]
     return str(device)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.planning import Plan, PlanTable, plan_rows
 from fedveil.errors import ConfigError, PrivacyError
 from fedveil.report.plan import write_plan
+from fedveil.run.planning import Plan, PlanTable, plan_rows
 
 
 def plan(

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.experiments.study import load_study
-from fedveil.engine.observer import Unwatched
-from fedveil.engine.run import resume, run
-from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.privacy.events import GaussianEvent
 from fedveil.reference import entries
 from fedveil.registry import KINDS
+from fedveil.run.config.experiment import merge, parse
+from fedveil.run.config.study import load_study
+from fedveil.run.observer import NullObserver
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
 from tests.doc_examples import BLOCKS, PLUGIN, TRIED
 from tests.plugins import forget, installing, metadata
 
@@ -77,7 +77,7 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     assert [type(stage).__module__.partition(".")[0] for stage in stages(prepared.method)] == 5 * [
         "fedveil_example"
     ]
-    outcome = run(prepared, tmp_path, Unwatched(), transcript=True)
+    outcome = run(prepared, tmp_path, NullObserver(), transcript=True)
     assert outcome.statement.epsilon is not None
     assert "messages are rounded to 8 binary digits" in " ".join(outcome.statement.mechanisms)
     named, version = PROJECT["name"], "0.1"
@@ -87,7 +87,7 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     environment = json.loads((outcome.folder / "environment.json").read_text())
     assert environment["packages"][named] == version
     assert (outcome.folder / "transcript.jsonl").read_text().count('"a vector in the open"') == 5 * 4
-    assert resume(outcome.folder, Unwatched()).rounds == 5
+    assert resume(outcome.folder, NullObserver()).rounds == 5
 
 
 def module(name: str) -> Any:

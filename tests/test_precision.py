@@ -9,18 +9,18 @@ import torch
 
 import fedveil as fv
 from fedveil.errors import ModelError
-from fedveil.local.choice import TrainerOptions, choose_trainer
-from fedveil.local.dpsgd import RecordSums
-from fedveil.local.loop import BatchGradient, LoopTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.memory import floats_per_record, records_at_once
-from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Sums, Trainer, TrainJob
-from fedveil.local.vectorized import VmapTrainer
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.dpsgd import RecordSums
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.loop import BatchGradient, LoopTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.memory import floats_per_record, records_at_once
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, Sums, Trainer, TrainJob
+from fedveil.training.trainer_choice import TrainerOptions, choose_trainer
+from fedveil.training.vectorized import VmapTrainer
 from tests.test_alone import THRESHOLDS, WILD, assert_nobody_moves_others
 from tests.training import cohort_of, everyone, gradient_sum, task_of
 
@@ -36,7 +36,7 @@ def updates(trainer: Trainer, task: Task, cohort: Cohort, bound: Bound) -> Sums:
     """Return the updates of all contributions, one a row."""
     members, weights = everyone(cohort)
     job = TrainJob(task.initial(), cohort, members, weights, bound, ExperimentRandomness(0), ("round", 1))
-    return trainer.sums(job.apart())
+    return trainer.sums(job.per_contribution())
 
 
 @pytest.mark.parametrize("model", ["mlp", "mlp_32_16"])
@@ -77,10 +77,10 @@ def test_removing_a_record_moves_a_sum_of_gradients_by_at_most_the_bound() -> No
 
 def test_span_computes_in_float32_alone() -> None:
     task, cohort = in_bfloat16("linear"), cohort_of([3, 2])
-    assert isinstance(choose_trainer(task_of("linear"), LOCAL, cohort=cohort), SpanTrainer)
-    assert not isinstance(choose_trainer(task, LOCAL, cohort=cohort), SpanTrainer)
+    assert isinstance(choose_trainer(task_of("linear"), LOCAL, cohort=cohort), GramTrainer)
+    assert not isinstance(choose_trainer(task, LOCAL, cohort=cohort), GramTrainer)
     with pytest.raises(ModelError, match="span computes in float32"):
-        choose_trainer(task, LOCAL, TrainerOptions(name="span"), cohort=cohort)
+        choose_trainer(task, LOCAL, TrainerOptions(name="gram"), cohort=cohort)
 
 
 def test_metrics_are_computed_in_float32() -> None:
@@ -154,13 +154,14 @@ def test_a_part_counts_by_its_records() -> None:
     task, cohort = task_of("mlp"), cohort_of([11])
     model, batch, seed = task.initial(), cohort.batch(torch.arange(11)), torch.tensor(3)
     device = torch.device("cpu")
-    whole = BatchGradient(task, device, 11).at(model, *batch, seed)
+    whole = BatchGradient(task, device, 11).evaluate(model, *batch, seed)
     parts = [
-        BatchGradient(task, device, 4).at(model, *(one[i : i + 4] for one in batch), seed) for i in (0, 4, 8)
+        BatchGradient(task, device, 4).evaluate(model, *(one[i : i + 4] for one in batch), seed)
+        for i in (0, 4, 8)
     ]
-    assert float((BatchGradient(task, device, 4).at(model, *batch, seed) - whole).norm()) < 1e-6 * float(
-        whole.norm()
-    )
+    assert float(
+        (BatchGradient(task, device, 4).evaluate(model, *batch, seed) - whole).norm()
+    ) < 1e-6 * float(whole.norm())
     assert float((torch.stack(parts).mean(0) - whole).norm()) > 0.02 * float(whole.norm())
 
 
@@ -170,10 +171,10 @@ def test_parts_have_dropout_masks_of_their_own() -> None:
     task = Task(model=layers, loss=load_loss("cross_entropy"))
     records, targets = torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)
     gradient, seed = BatchGradient(task, torch.device("cpu"), 4), torch.tensor(3)
-    divided = BatchGradient(task, torch.device("cpu"), 4).at(
+    divided = BatchGradient(task, torch.device("cpu"), 4).evaluate(
         task.initial(), records.repeat(2, 1), targets.repeat(2), seed
     )
-    assert not torch.allclose(divided, gradient.at(task.initial(), records, targets, seed))
+    assert not torch.allclose(divided, gradient.evaluate(task.initial(), records, targets, seed))
 
 
 def test_a_loss_over_sets_of_records_is_not_divided() -> None:
@@ -182,7 +183,7 @@ def test_a_loss_over_sets_of_records_is_not_divided() -> None:
     survival[:, 0] = (survival[:, 0] > 0.3).float()
     features = torch.randn(9, 6, generator=torch.Generator().manual_seed(1))
     whole, few = (
-        BatchGradient(task, torch.device("cpu"), at_once).at(
+        BatchGradient(task, torch.device("cpu"), at_once).evaluate(
             task.initial(), features, survival, torch.tensor(0)
         )
         for at_once in (9, 2)

@@ -16,23 +16,23 @@ import torch
 from safetensors.torch import load_file
 
 from fedveil.bundle.writing import bundle_run
-from fedveil.engine.releases.preprocessing import read_preprocessed, write_preprocessed
-from fedveil.engine.releases.run_preprocessing import lengths_of_updates
-from fedveil.engine.run import Outcome, resume, run
-from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA, RunFolder
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.data.columns import read_columns
+from fedveil.data.schema import Category, Number, Schema, read_schema
+from fedveil.data.tables import read_tables
 from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
-from fedveil.population.columns import read_columns
-from fedveil.population.schema import Category, Number, Schema, read_schema
-from fedveil.population.tables import read_tables
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.randomness import PrivacyRandomness
-from fedveil.statistics.local import LocalStatistic, silo_sums
-from fedveil.statistics.preprocessing import LENGTH, Wanted, quantile_of_lengths, refined
+from fedveil.run.folder.run_folder import PREPROCESSED, SCHEMA, RunFolder
+from fedveil.run.releases.preprocessing import read_preprocessed, write_preprocessed
+from fedveil.run.releases.run_preprocessing import lengths_of_updates
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import Outcome, resume, run
+from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
+from fedveil.statistics.preprocessing import LENGTH, PreprocessingRequest, quantile_of_lengths, refine_schema
 from tests.doc_examples import BLOCKS
 from tests.hospitals import FILES, prepared_run, write_tables
 from tests.runs import Silent, json_lines
@@ -96,7 +96,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared, Out
 # --- the schema -------------------------------------------------------------------------------------------------------
 
 
-def wanted(**changes: Any) -> Wanted:
+def wanted(**changes: Any) -> PreprocessingRequest:
     """Return what a preprocessing of one number and one category is of."""
     document = {
         "n_users": 10,
@@ -108,10 +108,10 @@ def wanted(**changes: Any) -> Wanted:
         },
     }
     given = {"silos": "equal", "bounds": ("age",), "impute": (), "pool": {}} | changes
-    return Wanted(schema_=Schema.model_validate(document), silo_names=("a", "b"), **given)
+    return PreprocessingRequest(schema_=Schema.model_validate(document), silo_names=("a", "b"), **given)
 
 
-def vector_of(asked: Wanted, values: np.ndarray, wards: tuple[int, ...] = ()) -> np.ndarray:
+def vector_of(asked: PreprocessingRequest, values: np.ndarray, wards: tuple[int, ...] = ()) -> np.ndarray:
     """Return the sum without noise: one record a person."""
     found = np.zeros(asked.layout.length)
     for slot in asked.layout.slots:
@@ -132,12 +132,12 @@ def number(schema: Schema, name: str) -> Number:
 
 def test_bounds_are_the_outermost_bins_whose_tails_are_no_noise() -> None:
     asked, values = wanted(), np.random.default_rng(0).uniform(20, 90, 2000)
-    found = number(refined(asked, vector_of(asked, values), 1e-9), "age")
+    found = number(refine_schema(asked, vector_of(asked, values), 1e-9), "age")
     assert (found.lower, found.upper) == (16.0, 128.0)
     far = np.concatenate((values, np.full(30, 3e5)))  # 1.5 %: a tail
-    assert number(refined(asked, vector_of(asked, far), 1e-9), "age").upper == 128.0
+    assert number(refine_schema(asked, vector_of(asked, far), 1e-9), "age").upper == 128.0
     many = np.concatenate((values, np.full(60, 3e5)))
-    assert number(refined(asked, vector_of(asked, many), 1e-9), "age").upper == 2.0**19
+    assert number(refine_schema(asked, vector_of(asked, many), 1e-9), "age").upper == 2.0**19
 
 
 def test_one_noisy_far_bin_is_no_bound() -> None:
@@ -145,12 +145,12 @@ def test_one_noisy_far_bin_is_no_bound() -> None:
     rng, asked = np.random.default_rng(1), wanted()
     vector = vector_of(asked, rng.integers(0, 3, 400).astype(float))
     uppers = [
-        number(refined(asked, vector + 12.0 * rng.normal(size=len(vector)), 12.0), "age").upper
+        number(refine_schema(asked, vector + 12.0 * rng.normal(size=len(vector)), 12.0), "age").upper
         for _ in range(60)
     ]
     assert np.mean(np.array(uppers) > 100) < 0.1
     blind = [
-        number(refined(asked, vector + 12.0 * rng.normal(size=len(vector)), 1e-9), "age").upper
+        number(refine_schema(asked, vector + 12.0 * rng.normal(size=len(vector)), 1e-9), "age").upper
         for _ in range(60)
     ]
     assert np.mean(np.array(blind) > 100) > 0.3
@@ -162,9 +162,11 @@ def test_missing_values_are_taken_for_the_median() -> None:
         asked = wanted(bounds=bounds, impute=("age",))
         if not bounds:
             asked = asked.model_copy(update={"schema_": _narrow(asked.schema_)})
-        found = number(refined(asked, vector_of(asked, values), 1e-9), "age")
+        found = number(refine_schema(asked, vector_of(asked, values), 1e-9), "age")
         assert found.fill == pytest.approx(55, abs=3)
-        assert found.filled == pytest.approx(2 * (found.fill - found.lower) / (found.upper - found.lower) - 1)
+        assert found.fill_value == pytest.approx(
+            2 * (found.fill - found.lower) / (found.upper - found.lower) - 1
+        )
 
 
 def _narrow(schema: Schema) -> Schema:
@@ -178,18 +180,18 @@ def _narrow(schema: Schema) -> Schema:
 def test_rare_categories_are_pooled_and_one_stays() -> None:
     asked = wanted(bounds=(), pool={"ward": 30.0})
     for wards, kept in (((100, 80, 3), ("x", "y")), ((100, 80, 60), ("x", "y", "z")), ((1, 2, 0), ("y",))):
-        found = refined(asked, vector_of(asked, np.zeros(0), wards), 1e-9).features["ward"]
+        found = refine_schema(asked, vector_of(asked, np.zeros(0), wards), 1e-9).features["ward"]
         assert isinstance(found, Category)
         assert found.categories == kept
         assert (found.unknown == "zero") == (len(kept) < 3)
-    unsure = refined(asked, vector_of(asked, np.zeros(0), (100, 80, 20)), 15.0).features["ward"]
+    unsure = refine_schema(asked, vector_of(asked, np.zeros(0), (100, 80, 20)), 15.0).features["ward"]
     assert isinstance(unsure, Category)
     assert unsure.categories == ("x", "y", "z")  # the upper limit of 20 +- 15 is not below 30
 
 
 def test_nobody_is_no_reason_to_move_a_bound() -> None:
     asked = wanted(impute=("age",))
-    found = number(refined(asked, vector_of(asked, np.zeros(0)), 5.0), "age")
+    found = number(refine_schema(asked, vector_of(asked, np.zeros(0)), 5.0), "age")
     assert (found.lower, found.upper, found.fill) == (-1000.0, 1e6, None)
 
 
@@ -233,7 +235,7 @@ def test_a_run_is_clipped_to_what_was_found_and_pays_for_it(clipped: Outcome) ->
     rows = json_lines(outcome.folder / "metrics.jsonl")
     assert {row["clip"] for row in rows} == {found.clip}
     prepared = prepare(RunFolder.open(outcome.folder)[1])
-    assert prepared.epsilon_with(Role.READER, 2, prepared.beside) == pytest.approx(20.0, rel=1e-4)
+    assert prepared.epsilon_with(Role.READER, 2, prepared.side_releases) == pytest.approx(20.0, rel=1e-4)
     lengths = lengths_of_updates(prepared, prepared.task.initial()).numbers(LENGTH).values
     assert 0.7 < float((lengths <= found.clip).mean()) < 0.9
     assert any(
@@ -277,7 +279,7 @@ def test_one_person_moves_the_lengths_by_one_and_updates_of_nothing_have_none(
         assert planned is not None
         (release,) = planned.releases
         table = lengths_of_updates(prepared, prepared.task.initial())
-        weights = Weights.UNIFORM.of(table.pairs(), 3, 300)
+        weights = Weights.UNIFORM.for_groups(table.pairs(), 3, 300)
         sums.append(silo_sums(release.step, table, weights, release.method.bound).sum(axis=0))  # type: ignore[arg-type]
     assert 0.3 < np.linalg.norm(sums[0] - sums[1]) <= 1 / 3
     norms = torch.arange(300.0, dtype=torch.float64)
@@ -362,7 +364,7 @@ def test_a_run_killed_after_the_charge_charges_the_release_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil.engine.releases.run_preprocessing.noisy_sum", killed)
+        patch.setattr("fedveil.run.releases.run_preprocessing.noisy_sum", killed)
         with pytest.raises(KeyboardInterrupt):
             run(prepared, tmp_path / "runs", Silent())
     folder = tmp_path / "runs" / "hospitals"
@@ -372,7 +374,7 @@ def test_a_run_killed_after_the_charge_charges_the_release_again(
     assert (folder / SCHEMA).exists()
     assert outcome.rounds == 2
     assert len(read_entries(folder / "ledger.jsonl")) == 4
-    twice = (*prepared.before, *prepared.beside)
+    twice = (*prepared.releases_before_training, *prepared.side_releases)
     assert outcome.statement.epsilon == pytest.approx(prepared.epsilon_with(Role.READER, 2, twice), rel=1e-9)
 
 
@@ -412,7 +414,7 @@ def test_neighbours_are_planned_alike_and_a_person_moves_the_release_by_one_at_m
         assert isinstance(step, LocalStatistic)
         assert prepared.experiment.data.table is not None
         table = read_columns(planned.wanted.schema_, prepared.experiment.data.table.files, step.columns)
-        weights = Weights.UNIFORM.of(table.pairs(), 3, PEOPLE)
+        weights = Weights.UNIFORM.for_groups(table.pairs(), 3, PEOPLE)
         sums.append(silo_sums(step, table, weights, planned.releases[0].method.bound).sum(axis=0))  # type: ignore[arg-type]
     assert found[0] == found[1]
     assert 0 < np.linalg.norm(sums[0] - sums[1]) <= 1
@@ -521,15 +523,17 @@ def test_no_repeat_takes_the_room_of_what_is_still_due(
     tables(tmp_path)
     asked: dict[str, Any] = {"evaluation": {}, "data": {"table": {"test_share": 0.5}}}
     plain = prepared_in(tmp_path, **asked)
-    repeat = plain.before[:1]
-    budget = plain.epsilon_with(Role.READER, 1, (*plain.beside, *repeat)) * 0.999
-    assert plain.epsilon_with(Role.READER, 1, (*plain.before, *repeat)) < budget  # were there no evaluation
+    repeat = plain.releases_before_training[:1]
+    budget = plain.epsilon_with(Role.READER, 1, (*plain.side_releases, *repeat)) * 0.999
+    assert (
+        plain.epsilon_with(Role.READER, 1, (*plain.releases_before_training, *repeat)) < budget
+    )  # were there no evaluation
 
     def killed(*_: object) -> None:
         raise MemoryError("killed")
 
     prepared = prepared_in(tmp_path, **asked, privacy={"budget": budget})
-    monkeypatch.setattr("fedveil.engine.releases.run_preprocessing.noisy_sum", killed)
+    monkeypatch.setattr("fedveil.run.releases.run_preprocessing.noisy_sum", killed)
     with pytest.raises(MemoryError):
         run(prepared, tmp_path / "runs", Silent())
     with pytest.raises(BudgetError, match="due after it and one more round would bring epsilon to"):
@@ -550,8 +554,8 @@ def test_a_lost_release_is_charged_again_only_where_all_that_was_charged_leaves_
     asked: dict[str, Any] = {"evaluation": {}, "data": {"table": {"test_share": 0.5}}} if evaluates else {}
     asked["rounds"] = 4
     plain = prepared_in(tmp_path, **asked)
-    spent = plain.epsilon_with(Role.READER, 2, plain.beside)
-    again = (*plain.beside, *plain.before)
+    spent = plain.epsilon_with(Role.READER, 2, plain.side_releases)
+    again = (*plain.side_releases, *plain.releases_before_training)
     needed = plain.epsilon_with(Role.READER, 3, again)
     budget = (needed + max(spent, plain.epsilon_with(Role.READER, 1, again))) / 2
     assert spent < budget < needed
@@ -581,14 +585,18 @@ def test_a_round_leaves_room_for_an_evaluation_that_is_charged_and_not_made(tmp_
     tables(tmp_path)
     asked: dict[str, Any] = {"evaluation": {}, "rounds": 4, "data": {"table": {"test_share": 0.5}}}
     plain = prepared_in(tmp_path, **asked)
-    budget = plain.epsilon_with(Role.READER, 3, (*plain.beside, *plain.after)) * 0.999
-    assert plain.epsilon_with(Role.READER, 3, plain.beside) < budget  # were the evaluation not charged again
+    budget = (
+        plain.epsilon_with(Role.READER, 3, (*plain.side_releases, *plain.releases_after_training)) * 0.999
+    )
+    assert (
+        plain.epsilon_with(Role.READER, 3, plain.side_releases) < budget
+    )  # were the evaluation not charged again
     prepared = prepared_in(tmp_path, **asked, privacy={"budget": budget})
     with pytest.raises(KeyboardInterrupt):
         run(prepared, tmp_path / "runs", Silent(interrupt_after=2))
     folder = tmp_path / "runs" / "hospitals"
     with Ledger(folder / "ledger.jsonl", unit="user") as ledger:
-        for one in plain.after:
+        for one in plain.releases_after_training:
             ledger.charge(run=one.of_run("hospitals"), round=0, attempt=0, event=one.guarantee.event)
     outcome = resume(folder, Silent())
     assert outcome.rounds == 2

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.agreement import AgreementKey, RoundId, SignedKey
+from fedveil.crypto.key_agreement import AgreementKey, RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.messages import SERVER, Directory, Envelope, RevealRequest
-from fedveil.protection.protocol import Place
-from fedveil.protection.weighting.messages import (
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import SERVER, Directory, Envelope, RevealRequest
+from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
     EncryptedWeights,
@@ -26,11 +26,11 @@ from fedveil.protection.weighting.messages import (
     SealedSeed,
     WeightingKey,
 )
-from fedveil.protection.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
-from fedveil.protection.weighting.plan import WeightingPlan
-from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
-from fedveil.protection.weighting.server import WeightingServer, drawn_places
-from fedveil.protection.weighting.silo import KEY_PURPOSE, WeightingSilo
+from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
+from fedveil.protocols.weighting.plan import WeightingPlan
+from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
+from fedveil.protocols.weighting.server import WeightingServer, drawn_places
+from fedveil.protocols.weighting.silo import KEY_PURPOSE, WeightingSilo
 from tests.opened_parties import WeightingParties
 
 FALSE_ALARM = 1e-6
@@ -384,7 +384,7 @@ def test_inputs_outside_the_plan_are_refused_with_their_silo():
         (rows, zero - 2**20 - 1, "noise share exceeds"),
     ):
         with pytest.raises(ProtocolError, match=f"silo 2: .*{message}"):
-            silo.encrypted(bad_rows, bad_noise)
+            silo.encrypt_sum(bad_rows, bad_noise)
 
 
 def test_a_silo_that_changes_its_counts_is_noticed():
@@ -419,7 +419,7 @@ def test_a_round_is_played_once_and_a_vanished_silo_reveals_nothing():
     contributions, noise = inputs(session, rng)
     first = RoundId(run=session.run, round=1, attempt=0)
     session.deliver(session.server.begin(first, EVERYBODY))
-    late = [session.silos[s].encrypted(contributions[s], noise[s]) for s in range(3)]
+    late = [session.silos[s].encrypt_sum(contributions[s], noise[s]) for s in range(3)]
     session.server.receive(0, late[0])
     session.server.receive(1, late[1])
     assert session.server.missing == (2,)
@@ -474,7 +474,7 @@ def test_ciphertexts_outside_the_group_are_refused(blocks, message):
     session = session_of(plan_of(), np.full((3, 6), 2))
     contributions, noise = inputs(session, rng)
     session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY))
-    data = session.silos[1].encrypted(contributions[1], noise[1])
+    data = session.silos[1].encrypt_sum(contributions[1], noise[1])
     old = Envelope.decode(data).message.blocks
     with pytest.raises(ProtocolError, match=f"silo 1: .*{message}"):
         session.server.receive(1, altered(data, blocks=blocks(old)))
@@ -495,7 +495,7 @@ def test_weights_outside_the_group_are_refused_by_the_silo():
 def silo_of(plan, identities, index):
     roster = tuple(identity.public for identity in identities)
     counts = np.full(6, 2)
-    place = Place(run=RUN, number=index, identity=identities[index], roster=roster)
+    place = ClientContext(run=RUN, number=index, identity=identities[index], roster=roster)
     return WeightingSilo(plan, place, counts=counts, evaluator=evaluator())
 
 
@@ -542,7 +542,7 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     session.aggregate(1, zip(contributions, noise, strict=True))
     weights = session.server.begin(RoundId(run=session.run, round=2, attempt=0), EVERYBODY)
     session.deliver(weights)
-    sent = session.silos[1].encrypted(contributions[1], noise[1])
+    sent = session.silos[1].encrypt_sum(contributions[1], noise[1])
     envelope, round_id = Envelope.decode(sent), RoundId(run=session.run, round=2, attempt=0)
     session.server.receive(1, sent)
     for changes, reason in (
@@ -632,7 +632,7 @@ def test_decrypted_messages_of_one_silo_are_uniform_before_the_sum():
     session = session_of(plan, np.full((3, 6), 2))
     session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY))
     zero = np.zeros((6, 2000), dtype=np.int64)
-    data = session.silos[0].encrypted(zero, zero[0])
+    data = session.silos[0].encrypt_sum(zero, zero[0])
     key = paillier_key(768)
     values = [int(key.decrypt(mpz.from_bytes(b, "big"))) for b in Envelope.decode(data).message.blocks]
     assert len(set(values)) == len(values) > 100
@@ -647,7 +647,7 @@ def test_the_randomness_of_a_ciphertext_carries_no_trace_of_the_exponents():
     session = session_of(plan, np.full((3, 6), 2))
     session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=0), EVERYBODY))
     rows = np.full((6, 2000), 4)
-    data = session.silos[0].encrypted(rows, np.zeros(2000, dtype=np.int64))
+    data = session.silos[0].encrypt_sum(rows, np.zeros(2000, dtype=np.int64))
     randomness = [key.randomness(mpz.from_bytes(b, "big")) for b in Envelope.decode(data).message.blocks]
     classes = [2 * (legendre(r, key.p) > 0) + (legendre(r, key.q) > 0) for r in randomness]
     assert stats.chisquare(np.bincount(classes, minlength=4)).pvalue > FALSE_ALARM
@@ -662,7 +662,7 @@ def test_the_same_inputs_twice_give_unlinkable_ciphertexts():
     key, seen = paillier_key(768), []
     for attempt in (0, 1):
         session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=attempt), EVERYBODY))
-        data = session.silos[0].encrypted(rows, zero)
+        data = session.silos[0].encrypt_sum(rows, zero)
         for block in Envelope.decode(data).message.blocks:
             value = mpz.from_bytes(block, "big")
             seen += [key.decrypt(value), key.randomness(value)]
@@ -677,7 +677,7 @@ def test_no_own_mask_serves_twice():
     for attempt in (0, 1):
         session.deliver(session.server.begin(RoundId(run=session.run, round=1, attempt=attempt), EVERYBODY))
         for silo in session.silos:
-            silo.encrypted(rows, zero)
+            silo.encrypt_sum(rows, zero)
             seeds.append(silo._own_mask)
     assert len(set(seeds)) == len(seeds) == 6
 

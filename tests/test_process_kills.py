@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.flower.coordinator_host.submission import END
+from fedveil.flower.enrollment.demonstration import Demonstration, write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.founding.demonstration import Demonstration, write_demonstration
 from fedveil.flower.sockets import free_port
 from fedveil.privacy.ledger import read_entries
 from tests.processes import FEDVEIL, Processes, rounds, seeded, submittable, tree

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import ConfigError
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.projection import project_
-from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.trainer import TrainJob
-from fedveil.local.vectorized import VmapTrainer
 from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.projection import project_
+from fedveil.training.steps import LocalSgd
+from fedveil.training.trainer import TrainJob
+from fedveil.training.vectorized import VmapTrainer
 from tests.training import cohort_of, everyone, task_of
 
-TRAINERS = [LoopTrainer, VmapTrainer, SpanTrainer]
+TRAINERS = [LoopTrainer, VmapTrainer, GramTrainer]
 
 
 def norms(trainer, local: LocalSgd, sizes: list[int], seed: int = 0) -> torch.Tensor:

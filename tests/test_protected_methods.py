@@ -19,7 +19,7 @@ from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg
 from fedveil.methods.weights import DeclaredMain, Weights
-from fedveil.privacy.claims import Role, Tells
+from fedveil.privacy.claims import Reveals, Role
 from fedveil.privacy.events import ConcentratedEvent, GaussianEvent, NoGuarantee
 from fedveil.privacy.sampling import PoissonUsers
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES, SIGMA, SILOS, USERS
@@ -66,10 +66,10 @@ def test_a_channel_that_is_decoded_message_by_message_is_refused() -> None:
 @unweighted
 def test_the_server_learns_the_sum_alone_and_the_event_of_the_models_stays(name: str) -> None:
     plain, hidden = derive(METHOD_CASES[name](SIGMA), FEDERATION), protected(name)
-    assert hidden.against(Role.SERVER) == plain.event
+    assert hidden.event_for(Role.SERVER) == plain.event
     sees = next(view.sees for view in hidden.views if view.role is Role.SERVER)
-    assert Tells.SUM.value in sees
-    assert Tells.MESSAGE.value not in sees
+    assert Reveals.SUM.value in sees
+    assert Reveals.MESSAGE.value not in sees
     assert hidden.event == plain.event
     assert hidden.grid_loss == plain.grid_loss
 
@@ -77,16 +77,16 @@ def test_the_server_learns_the_sum_alone_and_the_event_of_the_models_stays(name:
 def test_a_sampled_run_is_not_amplified_against_the_server() -> None:
     method = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, user_sampling_rate=0.25)
     guarantee = derive(replace(method, protection=SecureAggregation()), FEDERATION)
-    assert guarantee.against(Role.SERVER) == GaussianEvent(noise_multiplier=SIGMA)
-    assert guarantee.against(Role.SERVER) != guarantee.event
-    assert Tells.DRAWN.value in guarantee.views[0].sees
+    assert guarantee.event_for(Role.SERVER) == GaussianEvent(noise_multiplier=SIGMA)
+    assert guarantee.event_for(Role.SERVER) != guarantee.event
+    assert Reveals.DRAWN.value in guarantee.views[0].sees
 
 
 def test_masks_do_not_hide_the_counts_that_weights_by_records_need() -> None:
     guarantee = protected("uldp-avg-w")
     for view in guarantee.views:
         assert isinstance(view.event, NoGuarantee)
-        assert Tells.COUNTS.value in view.event.reason
+        assert Reveals.COUNTS.value in view.event.reason
     assert guarantee.event == GaussianEvent(noise_multiplier=SIGMA)
 
 
@@ -94,9 +94,9 @@ def test_masks_do_not_hide_the_counts_that_weights_by_records_need() -> None:
 def test_a_server_with_one_silo_is_not_promised_more_than_without(name: str) -> None:
     """The others' shares are fewer, and what a user holds there moves less: (n - 1) / n over sqrt(n - 1) shares."""
     guarantee = protected(name)
-    pooled = guarantee.against(Role.SERVER | Role.SILO)
+    pooled = guarantee.event_for(Role.SERVER | Role.SILO)
     assert isinstance(pooled, GaussianEvent)
-    nominal = guarantee.against(Role.SERVER).noise_multiplier
+    nominal = guarantee.event_for(Role.SERVER).noise_multiplier
     elsewhere = nominal * SILOS / math.sqrt(SILOS) / math.sqrt(SILOS - 1)
     assert pooled.noise_multiplier == pytest.approx(min(nominal, elsewhere))
 
@@ -122,8 +122,8 @@ def test_no_line_about_silos_that_pool_counts_the_noise_that_they_know(
     """Of |S| shares c are theirs: what a user holds elsewhere is under those of the others alone."""
     own = METHOD_CASES["uldp-avg"](SIGMA)
     shares = replace(own.channel, colluding_silos=together)
-    method = protection.over(replace(own, weights=weights, channel=shares), USERS)
-    line = derive(method, FEDERATION).against(Role.SILO)
+    method = protection.apply_to(replace(own, weights=weights, channel=shares), USERS)
+    line = derive(method, FEDERATION).event_for(Role.SILO)
     pooled = max(1, together)
     unknown = SILOS - pooled
     if not unknown:
@@ -160,7 +160,7 @@ def test_a_statement_names_what_ciphers_leave_open() -> None:
 @pytest.mark.parametrize("votes", ["plain", "secagg"])
 def test_who_knows_the_order_of_ballots_is_not_said_to_learn_no_coordinate(votes: str) -> None:
     """Silos draw the order themselves, and train on the partition: a ballot or a partition is no secret to them."""
-    method = PartialEncryption(votes=votes).over(METHOD_CASES["uldp-avg"](SIGMA), USERS)
+    method = PartialEncryption(votes=votes).apply_to(METHOD_CASES["uldp-avg"](SIGMA), USERS)
     guarantee = derive(method, FEDERATION)
     of_server, of_silo, of_both = (
         next(line for line in guarantee.uncovered if line.startswith(f"{who} learns "))
@@ -171,9 +171,9 @@ def test_who_knows_the_order_of_ballots_is_not_said_to_learn_no_coordinate(votes
     assert "which coordinates have most votes" in of_silo
     assert of_both.count("each sender votes for" if votes == "plain" else "each coordinate has") == 1
     sees = {view.role: view.sees for view in guarantee.views}
-    assert Tells.VOTES.value not in sees[Role.SERVER]
-    assert Tells.BALLOT.value not in sees[Role.SILO]
-    assert all(Tells.VOTES.value in sees[role] for role in (Role.SILO, Role.SERVER | Role.SILO))
+    assert Reveals.VOTES.value not in sees[Role.SERVER]
+    assert Reveals.BALLOT.value not in sees[Role.SILO]
+    assert all(Reveals.VOTES.value in sees[role] for role in (Role.SILO, Role.SERVER | Role.SILO))
 
 
 def test_a_server_is_not_said_to_see_updates_of_dp_sgd_without_noise() -> None:
@@ -187,9 +187,9 @@ def test_a_server_is_not_said_to_see_updates_of_dp_sgd_without_noise() -> None:
         )
         for sigma in (SIGMA, 0.0)
     }
-    assert Tells.MESSAGE.value in seen[SIGMA]
-    assert Tells.EXACT.value not in seen[SIGMA]
-    assert Tells.EXACT.value in seen[0.0]
+    assert Reveals.MESSAGE.value in seen[SIGMA]
+    assert Reveals.EXACT.value not in seen[SIGMA]
+    assert Reveals.EXACT.value in seen[0.0]
 
 
 def test_without_noise_the_sum_itself_is_seen_and_nothing_is_guaranteed() -> None:

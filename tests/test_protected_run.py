@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.cli import main
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.run import resume, run
-from fedveil.engine.setup import prepare
+from fedveil.cli.app import main
+from fedveil.data.records import empty_groups
 from fedveil.errors import CompositionError
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.secure_aggregation import SecureAggregation
-from fedveil.population.records import nobodys_groups
 from fedveil.privacy.claims import Role
-from fedveil.protection.driver import Driver
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.masking.masked_sums import MaskedSums
+from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
 from tests.contract.test_methods import CLIP, METHOD_CASES, SILOS, USERS, bounded_sum
 from tests.runs import Silent, experiment, files, json_lines, same_model
 
@@ -38,20 +38,20 @@ def asked(**changes: Any) -> Experiment:
     return parse(document, "test")
 
 
-def masked_range(name: str, sigma: float = 5.0) -> MaskedSums:
+def masked_range(name: str, sigma: float = 5.0) -> MaskedSumSpec:
     method = replace(METHOD_CASES[name](sigma), protection=SecureAggregation())
     public = PublicFacts(n_silos=SILOS, n_users=USERS, dimension=4)
-    return method.protection.agree(method, public, nobodys_groups(), 1)
+    return method.protection.make_protocol_spec(method, public, empty_groups(), 1)
 
 
 def total_of(
-    agreed: MaskedSums, messages: Sequence[np.ndarray], driver: Driver[Any, Any] | None = None
+    agreed: MaskedSumSpec, messages: Sequence[np.ndarray], driver: LocalDriver[Any, Any] | None = None
 ) -> np.ndarray:
     """Return the sum of the silos' messages in round 1, as the server learns it."""
-    driver = Driver(agreed) if driver is None else driver
+    driver = LocalDriver(agreed) if driver is None else driver
     silos = tuple(range(len(messages)))
     units, _ = driver.play((1, 0), silos, None, lambda silo: agreed.units(messages[silo]))
-    return agreed.vector(units)
+    return agreed.decode_sum(units)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_the_statement_gives_the_server_the_epsilon_of_the_unsampled_sum(rate: f
     protected = run(prepare(asked(method=method, privacy={}, **PROTECTED)), tmp_path, Silent()).statement
     unsampled = run(prepare(asked(method=full, privacy={})), tmp_path, Silent()).statement.epsilon
     assert protected.epsilon == plain.epsilon
-    server, pooled = protected.against(Role.SERVER), protected.against(Role.SERVER | Role.SILO)
+    server, pooled = protected.line_for(Role.SERVER), protected.line_for(Role.SERVER | Role.SILO)
     assert server == pytest.approx(unsampled)
     assert pooled is not None
     assert server <= pooled
-    assert plain.against(Role.SERVER) == pytest.approx(unsampled)
+    assert plain.line_for(Role.SERVER) == pytest.approx(unsampled)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_message_beyond_the_range_ends_the_round_and_names_the_silo() -> None:
 
 def test_a_round_is_summed_once() -> None:
     agreed = masked_range("uldp-avg")
-    driver = Driver(agreed)
+    driver = LocalDriver(agreed)
     total_of(agreed, [np.zeros(4)] * SILOS, driver)
     with pytest.raises(ProtocolError, match="keys are used once"):
         total_of(agreed, [np.zeros(4)] * SILOS, driver)

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from gmpy2 import mpz
 
-from fedveil.crypto.agreement import RoundId, SignedKey
+from fedveil.crypto.key_agreement import RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.fields import BLOCK, REST, body, integers, many, number, pair
-from fedveil.protection.letter_parts import PARTS
-from fedveil.protection.masking.recovery_messages import (
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.field_codecs import BLOCK, REST, integers, message_codec, number, pair, repeated
+from fedveil.protocols.masking.recovery_messages import (
     AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
@@ -22,8 +21,8 @@ from fedveil.protection.masking.recovery_messages import (
     SignedSurvivors,
     Survivors,
 )
-from fedveil.protection.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
-from fedveil.protection.messages import (
+from fedveil.protocols.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
+from fedveil.protocols.messages import (
     KINDS,
     SERVER,
     Announcement,
@@ -34,11 +33,18 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.protection.open_sums import OpenVector
-from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
-from fedveil.protection.protocol import Place
-from fedveil.protection.sealed_sums import SealedMessage, SealingKey
-from fedveil.protection.weighting.messages import (
+from fedveil.protocols.partial_encryption.messages import (
+    Ballot,
+    PartialSum,
+    PartialUpdate,
+    Partition,
+    SealedKeys,
+)
+from fedveil.protocols.plaintext_sums import PlaintextVector
+from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.sealed_sums import SealedMessage, SealingKey
+from fedveil.protocols.session_messages import PARTS
+from fedveil.protocols.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
     EncryptedWeights,
@@ -49,7 +55,7 @@ from fedveil.protection.weighting.messages import (
     TransferRequests,
     WeightingKey,
 )
-from fedveil.protection.wire import Reader, Writer
+from fedveil.protocols.wire import Reader, Writer
 
 CASES = 20_000
 MOMENT = RoundId(run=bytes(range(16)), round=1, attempt=0)
@@ -87,7 +93,7 @@ EXAMPLES = [
     Partition(bitmap=b"\x01\x05"),
     PartialUpdate(tag=bytes(32), fingerprint=bytes(8), size=3, clear=np.arange(-1, 2), hidden=b"x" * 9),
     PartialSum(tag=bytes(32), fingerprint=bytes(8), size=8, clear=np.arange(-1, 2), hidden=b""),
-    OpenVector(values=np.arange(3.0)),
+    PlaintextVector(values=np.arange(3.0)),
     SealingKey(public=bytes(range(32))),
     SealedMessage(sealed=b"sealed"),
 ]
@@ -100,7 +106,7 @@ def envelope(message):
 def equal(a, b):
     if isinstance(a, MaskedVector):
         return a.words.dtype == b.words.dtype and np.array_equal(a.words, b.words)
-    if isinstance(a, OpenVector):
+    if isinstance(a, PlaintextVector):
         return np.array_equal(a.values, b.values)
     if isinstance(a, PartialUpdate | PartialSum):
         same = (a.tag, a.fingerprint, a.size, a.hidden) == (b.tag, b.fingerprint, b.size, b.hidden)
@@ -137,7 +143,7 @@ def test_the_bytes_of_version_1_stay(example):
 
 
 BYTES = {
-    "OpenVector": "355a604a8386e5ea",
+    "PlaintextVector": "355a604a8386e5ea",
     "SealingKey": "4184dedf6f320bec",
     "SealedMessage": "183fefe692d36474",
     "Announcement": "a6263196a0690f95",
@@ -217,7 +223,7 @@ def test_state_machines_raise_typed_errors_alone_and_reveal_nothing():
     roster = tuple(identity.public for identity in identities)
     plan = AggregationPlan(clients=2, length=9, limit=5)
     silos = [
-        AggregationSilo(plan, Place(run=MOMENT.run, number=i, identity=key, roster=roster))
+        AggregationSilo(plan, ClientContext(run=MOMENT.run, number=i, identity=key, roster=roster))
         for i, key in enumerate(identities)
     ]
     server = AggregationServer(plan, MOMENT.run)
@@ -246,20 +252,20 @@ def test_announced_sizes_do_not_allocate_memory():
 
 
 def test_a_count_is_bounded_by_the_least_bytes_of_its_items():
-    layout = many(pair(number(2), many(pair(BLOCK, body(RecoveryKeys)), size=1)), size=2)
+    layout = repeated(pair(number(2), repeated(pair(BLOCK, message_codec(RecoveryKeys)), size=1)), size=2)
     assert layout.least == 2
-    item = pair(BLOCK, body(RecoveryKeys))
+    item = pair(BLOCK, message_codec(RecoveryKeys))
     assert item.least == 8 + 2 * (32 + 64)
     for count, left in ((1, item.least - 1), (3, 3 * item.least - 1), (255, 0)):
         with pytest.raises(ProtocolError, match=f"announces {count} items and has {left} bytes"):
-            many(item, size=1).read(Reader(bytes([count]) + bytes(left)))
+            repeated(item, size=1).read(Reader(bytes([count]) + bytes(left)))
     with pytest.raises(ProtocolError, match="announces 2 items"):
         layout.read(Reader(b"\x00\x02\x00\x00\x00"))
 
 
 def test_a_layout_refuses_what_does_not_fit_it_and_reads_what_does():
-    even = many(number(1), size=1).checked(lambda values: sum(values) % 2 == 0, "the sum is odd")
-    text = BLOCK.of(str.encode, bytes.decode)
+    even = repeated(number(1), size=1).with_check(lambda values: sum(values) % 2 == 0, "the sum is odd")
+    text = BLOCK.mapped(str.encode, bytes.decode)
     for layout, value, written in (
         (even, (3, 5), b"\x02\x03\x05"),
         (pair(text, REST), ("ab", b"rest"), bytes(7) + b"\x02abrest"),
@@ -275,7 +281,7 @@ def test_a_layout_refuses_what_does_not_fit_it_and_reads_what_does():
 
 def test_fields_are_checked_when_written_too():
     with pytest.raises(ProtocolError, match="4 bytes was given 3"):
-        Writer().fixed(b"abc", 4)
+        Writer().fixed_bytes(b"abc", 4)
     with pytest.raises(ProtocolError, match="numbers of 3 bytes"):
         Reader(Writer().integers([mpz(1)], 4).bytes()).integers(3)
     with pytest.raises(ProtocolError, match="too many"):

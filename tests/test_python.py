@@ -22,15 +22,15 @@ from torch.utils.data import Dataset
 import fedveil as fv
 from fedveil.api.methods import method
 from fedveil.api.objective import model_digest
-from fedveil.engine.experiments.choice import own_keys
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.run import StopTraining
-from fedveil.engine.setup import prepare
+from fedveil.data import arrays
 from fedveil.errors import ConfigError, DataError, PrivacyError, RunFolderError
 from fedveil.methods.uldp import uldp_sgd
-from fedveil.population import arrays
 from fedveil.privacy.statement import Statement
 from fedveil.registry import find, names
+from fedveil.run.config.choice import own_keys
+from fedveil.run.config.experiment import parse
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import StopTraining
 
 N = 60
 RANDOM = np.random.default_rng(0)
@@ -337,7 +337,7 @@ class Keep(fv.Callback):
         self.rounds: list[fv.RoundSummary] = []
         self.after = after
 
-    def round_ended(self, round: fv.RoundSummary) -> str | None:
+    def on_round_end(self, round: fv.RoundSummary) -> str | None:
         self.rounds.append(round)
         return "enough" if round.number == self.after else None
 
@@ -349,13 +349,13 @@ class KeepAll(Keep):
 class LooksAndForgets(KeepAll):
     """Sees private numbers in the first round, and says in the second that it does not."""
 
-    def round_ended(self, round: fv.RoundSummary) -> str | None:
+    def on_round_end(self, round: fv.RoundSummary) -> str | None:
         self.sees_private = False  # type: ignore[misc]
-        return super().round_ended(round)
+        return super().on_round_end(round)
 
 
 class EndsByRaising(KeepAll):
-    def round_ended(self, round: fv.RoundSummary) -> str | None:
+    def on_round_end(self, round: fv.RoundSummary) -> str | None:
         raise StopTraining("few took part")
 
 
@@ -620,10 +620,10 @@ def test_early_stopping_waits_as_long_as_it_says(
     metric: str, values: list[float | None], ends: int | None
 ) -> None:
     stop = fv.EarlyStop(metric, patience=2)
-    said = [stop.round_ended(summary(value)) is not None for value in values]
+    said = [stop.on_round_end(summary(value)) is not None for value in values]
     assert said == [number == ends for number in range(1, len(values) + 1)]
-    stop.started(Path(), 9, 0)
-    assert stop.round_ended(summary(0.1)) is None
+    stop.on_run_start(Path(), 9, 0)
+    assert stop.on_round_end(summary(0.1)) is None
 
 
 def test_checkpoints_are_the_models_of_their_rounds(
@@ -984,4 +984,4 @@ def test_what_is_handed_over_as_something_else_is_named(tmp_path: Path) -> None:
         result.report(tmp_path / "absent" / "r.html")
     assert result.report(tmp_path / "r.html").read_text() == result.report().read_text()
     with pytest.raises(PrivacyError, match=r"no line of 'server'; there are .*Role.READER"):
-        inspect.unwrap(Statement.against)(result.statement, "server")  # as a caller without checks of types
+        inspect.unwrap(Statement.line_for)(result.statement, "server")  # as a caller without checks of types

@@ -14,11 +14,11 @@ import pytest
 
 import fedveil as fv
 from fedveil.bundle.export import export_torch
+from fedveil.data import catalogue
+from fedveil.data.schema import read_schema
+from fedveil.data.tables import read_tables
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.files import as_path
-from fedveil.population import catalogue
-from fedveil.population.schema import read_schema
-from fedveil.population.tables import read_tables
 from tests.shape_checks import look_at
 from tests.test_python import X, network, train
 
@@ -31,7 +31,7 @@ class Seen(fv.Callback):
 
     sees_private = True
 
-    def round_ended(self, round: fv.RoundSummary) -> str | None:
+    def on_round_end(self, round: fv.RoundSummary) -> str | None:
         self.last = round
         return None
 

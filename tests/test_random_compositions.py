@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.rounds.past_sums import PastSums
-from fedveil.engine.rounds.round import play_round
-from fedveil.engine.rounds.simulated_parties import SimulatedParties
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.workload import workload
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.data.records import Population, Records
 from fedveil.errors import FedveilError
 from fedveil.methods.correlated import CorrelatedShares
-from fedveil.population.records import Population, Records
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
 from fedveil.randomness import PrivacyRandomness
+from fedveil.run.config.experiment import parse
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.rounds.client_inputs import make_round_inputs
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.rounds.simulated_parties import SimulatedParties
+from fedveil.run.rounds.sum_history import SumHistory
+from fedveil.run.setup import Prepared, prepare
 
 SILOS, USERS, FEATURES = 3, 5, 4
 OF_PAIRS = ("uldp-sgd", "uldp-sgd-w", "uldp-avg", "uldp-avg-w", "uldp-naive")
@@ -107,12 +107,12 @@ def prepared(document: dict[str, Any], records: Records, users: int) -> Prepared
     return prepare(parse(document, "test"), FixedPopulation(population))
 
 
-def summed(turn: Turn, past: PastSums, parties: SimulatedParties) -> np.ndarray:
+def summed(turn: RoundContext, past: SumHistory, parties: SimulatedParties) -> np.ndarray:
     """The sum of what all send, before their noise."""
-    work = workload(replace(turn, past=past), parties.agreed, parties.initial)
+    work = make_round_inputs(replace(turn, past=past), parties.protocol_spec, parties.initial)
     work.begin(0)
-    senders = work.senders(tuple(range(parties.agreed.clients)))
-    found: np.ndarray = np.sum([work.bare(sender) for sender in senders], axis=0)
+    senders = work.senders(tuple(range(parties.protocol_spec.clients)))
+    found: np.ndarray = np.sum([work.unprotected_sum(sender) for sender in senders], axis=0)
     return found
 
 
@@ -131,11 +131,11 @@ def moved(seed: int) -> float | None:
     guarantee, method, privacy = whole.guarantee, whole.method, PrivacyRandomness.insecure(seed)
     event = guarantee.event.event if isinstance(guarantee.event, PoissonSampledEvent) else guarantee.event
     assert isinstance(event, GaussianEvent)
-    parties, pasts = SimulatedParties.in_the_open(whole.setting), (PastSums(), PastSums())
+    parties, pasts = SimulatedParties.in_the_open(whole.setting), (SumHistory(), SumHistory())
     model, state = whole.task.initial(), method.init(whole.task.initial())
     square = claimed = 0.0
     for number in range(1, whole.experiment.rounds + 1):
-        turns = [one.turn(number, model, state, privacy) for one in (whole, less)]
+        turns = [one.round_context(number, model, state, privacy) for one in (whole, less)]
         full, short = (summed(turn, past, parties) for turn, past in zip(turns, pasts, strict=True))
         channel = turns[0].method.channel
         std = channel.noise_std(SILOS, SILOS)

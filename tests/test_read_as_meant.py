@@ -12,15 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
-from fedveil.engine.experiments.experiment import Experiment, parse
+from fedveil.data.arrays import population
+from fedveil.data.columns import State, read_columns
+from fedveil.data.draft import draft_schema
+from fedveil.data.records import Population
+from fedveil.data.schema import OF_PUBLIC_TESTS, Schema
+from fedveil.data.tables import read_features_by_schema, read_tables
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.arrays import population
-from fedveil.population.columns import State, read_columns
-from fedveil.population.draft import draft_schema
-from fedveil.population.records import Population
-from fedveil.population.refused import OF_PUBLIC_TESTS
-from fedveil.population.schema import Schema
-from fedveil.population.tables import read_features_by_schema, read_tables
+from fedveil.run.config.experiment import Experiment, parse
 
 ROWS = "patient,age,sick\na,10,no\nb,20,yes\n"
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.data.column_checks import check_columns
+from fedveil.data.records import Affine, Groups, Population, Records
 from fedveil.errors import DataError
-from fedveil.population.column_checks import check_columns
-from fedveil.population.records import Affine, Groups, Population, Records
 
 PLACES = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 2**31 - 1) | st.integers(0, 3)), min_size=1, max_size=60
@@ -84,7 +84,7 @@ def test_selected_records_keep_their_columns() -> None:
 def test_the_digest_tells_every_change_of_a_table_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     table = records([(0, 0), (0, 1), (2, 1)])
     whole = table.sha256
-    monkeypatch.setattr("fedveil.population.records.CHUNK", 1)
+    monkeypatch.setattr("fedveil.data.records.CHUNK", 1)
     assert records([(0, 0), (0, 1), (2, 1)]).sha256 == whole  # however it is cut into chunks
     changed = [
         replace(table, features=table.features + np.eye(3, table.features.shape[1], dtype=np.float32)),
@@ -126,7 +126,7 @@ def test_a_value_that_is_not_finite_is_named_by_row_and_column(bad: float) -> No
 
 
 def test_a_bad_value_is_found_beyond_the_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.population.column_checks.CHUNK", 8)
+    monkeypatch.setattr("fedveil.data.column_checks.CHUNK", 8)
     features = np.zeros((40, 3), dtype=np.float32)
     features[37, 2] = np.nan
     with pytest.raises(DataError, match="row 37: feature 2"):

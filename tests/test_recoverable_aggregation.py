@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.crypto.aead import unseal
-from fedveil.crypto.agreement import AgreementKey, RoundId
 from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.key_agreement import AgreementKey, RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.masking.recoverable_aggregation import (
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.masking.recoverable_aggregation import (
     KEY_PURPOSE,
     SEAL_PURPOSE,
     SHARE_PURPOSE,
     check_threshold,
 )
-from fedveil.protection.masking.recovery_messages import (
+from fedveil.protocols.masking.recovery_messages import (
     AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
@@ -33,11 +33,11 @@ from fedveil.protection.masking.recovery_messages import (
     ShareBundle,
     Survivors,
 )
-from fedveil.protection.masking.recovery_server import RecoverableServer
-from fedveil.protection.masking.recovery_silo import RecoverableSilo
-from fedveil.protection.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
-from fedveil.protection.messages import SERVER, Envelope
-from fedveil.protection.protocol import Place
+from fedveil.protocols.masking.recovery_server import RecoverableServer
+from fedveil.protocols.masking.recovery_silo import RecoverableSilo
+from fedveil.protocols.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
+from fedveil.protocols.messages import SERVER, Envelope
+from fedveil.protocols.protocol import ClientContext
 
 FALSE_ALARM = 1e-6
 LIMIT = 10**6
@@ -54,7 +54,7 @@ class Run:
         self.silos = [
             RecoverableSilo(
                 self.plan,
-                Place(run=self.session, number=i, identity=identity, roster=roster),
+                ClientContext(run=self.session, number=i, identity=identity, roster=roster),
                 threshold=threshold,
             )
             for i, identity in enumerate(identities)
@@ -91,7 +91,7 @@ class Run:
     def to_signatures(self, units, vanished=()):
         """Send the vectors; return them, and the messages that ask for signatures."""
         members = [silo.index for silo in self.silos if silo.awaits_input]
-        vectors = {silo: self.silos[silo].masked(units[silo]) for silo in members}
+        vectors = {silo: self.silos[silo].mask_vector(units[silo]) for silo in members}
         replies = []
         for silo in members:
             if silo not in vanished:
@@ -141,7 +141,7 @@ def test_a_silo_may_vanish_after_its_vector_too(gone):
 def test_too_few_survivors_end_the_attempt_and_reveal_nothing():
     run = Run()
     run.to_vectors()
-    vectors = {s: run.silos[s].masked(np.zeros(6, dtype=np.int64)) for s in range(4)}
+    vectors = {s: run.silos[s].mask_vector(np.zeros(6, dtype=np.int64)) for s in range(4)}
     run.server.receive(0, vectors[0])
     run.server.receive(1, vectors[1])
     with pytest.raises(ProtocolError, match="2 silos are left and 3 are needed"):
@@ -235,7 +235,7 @@ def test_a_silo_never_gives_both_shares_of_anybody():
 def test_wrong_survivors_are_refused(alive):
     run = Run()
     run.to_vectors()
-    run.silos[0].masked(np.zeros(6, dtype=np.int64))
+    run.silos[0].mask_vector(np.zeros(6, dtype=np.int64))
     named = Survivors(silos=alive)
     data = Envelope(round_id=run.server._round_id, sender=SERVER, recipient=0, message=named).encode()
     with pytest.raises(ProtocolError, match="survivors"):
@@ -270,7 +270,7 @@ def test_wrong_revealed_shares_are_noticed():
     run = Run()
     run.to_vectors()
     for silo in (0, 1, 2):
-        run.server.receive(silo, run.silos[silo].masked(np.zeros(6, dtype=np.int64)))
+        run.server.receive(silo, run.silos[silo].mask_vector(np.zeros(6, dtype=np.int64)))
     answers = []
     for recipient, data in run.step(run.server.proceed())[0]:
         envelope = Envelope.decode(run.silos[recipient].receive(data)[0])
@@ -340,7 +340,7 @@ def test_who_was_dealt_a_wrong_share_is_not_accused_alone(place, dealer, monkeyp
             shares[1] = dataclasses.replace(shares[1], value=shares[1].value[:-1] + bytes([last]))
         return shares
 
-    monkeypatch.setattr("fedveil.protection.masking.recovery_silo.split", other)
+    monkeypatch.setattr("fedveil.protocols.masking.recovery_silo.split", other)
     with pytest.raises(ProtocolError, match=f"silo 1 gave .*, or was dealt it by silo {dealer}") as told:
         lied_to(6, 4, None, None, vanished=(5,))
     assert told.value.silo is None
@@ -370,7 +370,7 @@ def test_who_dealt_another_secret_is_named_by_shares_that_agree(place, dealer, w
         dealt.append(secret)  # silo by silo its seed and then its key
         return split(bytes(32) if len(dealt) == place else secret, **numbers)
 
-    monkeypatch.setattr("fedveil.protection.masking.recovery_silo.split", other)
+    monkeypatch.setattr("fedveil.protocols.masking.recovery_silo.split", other)
     with pytest.raises(ProtocolError, match=f"dealt shares of another {what} than its own") as told:
         lied_to(6, 4, None, None, vanished=(5,))
     assert told.value.silo == dealer
@@ -440,7 +440,7 @@ class Liar:
         messages, _ = self.run.step(self.announced)
         for silo, data in self.run.step(messages)[0]:
             self.told(silo, RelayedShares(shares=relayed(silo, Envelope.decode(data).message.shares)))
-        return [self.run.silos[silo].masked(np.arange(6) + silo) for silo in range(5)]
+        return [self.run.silos[silo].mask_vector(np.arange(6) + silo) for silo in range(5)]
 
     def signatures(self, named):
         """Name survivors to each silo; return the signatures of those that sign."""

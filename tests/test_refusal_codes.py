@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import fedveil
-from fedveil.engine.experiments.experiment import parse
 from fedveil.errors import BudgetError, ConfigError, RunFolderError
-from fedveil.federation.document import canonical, read_canonical
-from fedveil.federation.errors import RefusalError, told
+from fedveil.federation.canonical_document import canonical, read_canonical
+from fedveil.federation.errors import RefusalError, to_refusal
 from fedveil.federation.limits import LARGEST_EXPERIMENT
-from fedveil.protection.errors import OwnRecordsError, ProtocolError
-from fedveil.protection.letter_parts import Refused
-from fedveil.protection.refusals import Code, Refusal
+from fedveil.protocols.errors import OwnRecordsError, ProtocolError
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import Declined
+from fedveil.run.config.experiment import parse
 from tests.federation_world import asked
 
 SOURCES = sorted((Path(fedveil.__file__).parent / "federation").rglob("*.py"))
@@ -29,8 +29,8 @@ def test_a_refusal_survives_its_bytes_and_has_a_sentence() -> None:
     assert len({code.number for code in Code}) == len(Code)
     for code in Code:
         why = Refusal(code, tuple(float(n) + 0.5 for n in range(len(code.names))))
-        assert Refused.decode(Refused(why=why).encode()).why == why
-        assert len(Refused(why=why).encode()) == 2 + 8 * len(code.names)
+        assert Declined.decode(Declined(why=why).encode()).why == why
+        assert len(Declined(why=why).encode()) == 2 + 8 * len(code.names)
         assert "{" not in why.sentence
         assert why.sentence.isprintable()
 
@@ -51,7 +51,7 @@ def test_a_refusal_survives_its_bytes_and_has_a_sentence() -> None:
 )
 def test_what_is_no_refusal_is_none(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        Refused.decode(data)
+        Declined.decode(data)
 
 
 def test_every_code_is_used_and_every_refusal_gives_numbers_alone() -> None:
@@ -92,9 +92,9 @@ def test_every_code_is_used_and_every_refusal_gives_numbers_alone() -> None:
     ],
 )
 def test_no_word_of_an_error_travels(error: Exception, code: Code) -> None:
-    why = told(error)
+    why = to_refusal(error)
     assert why.code is code
-    sent = Refused(why=why).encode()
+    sent = Declined(why=why).encode()
     assert not re.search(rb"[a-z/\x1b]{2}", sent)
     if not code.names:
         assert sent == bytes([code.number, 0])

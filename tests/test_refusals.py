@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import pytest
 
 from fedveil.errors import CompositionError, FedveilError
-from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.methods.channels import Channel, Identity
 from fedveil.methods.contributions import ClientContribution, RecordContribution, SiloContribution
-from fedveil.methods.correlated import Correlated
+from fedveil.methods.correlated import CorrelatedNoise
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.private_weighting import PrivateWeighting
@@ -22,11 +21,12 @@ from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group
 from fedveil.methods.weights import Weights
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.privacy.claims import Claim, Sent, Tells
+from fedveil.privacy.claims import Claim, Reveals, Sent
 from fedveil.privacy.correlated import check_coefficients
-from fedveil.server.denoise import Denoiser, JamesStein
-from fedveil.server.optimizers import Optimizer, State
-from fedveil.stage import Moves
+from fedveil.stage import Sensitivity
+from fedveil.training.server.denoise import Denoiser, JamesStein
+from fedveil.training.server.optimizers import Optimizer, State
+from fedveil.training.steps import LocalDpSgd, LocalGradient, LocalSgd
 from tests.pins.refusals import FILE, every, found
 
 SGD = LocalSgd(learning_rate=0.1, epochs=1)
@@ -72,11 +72,11 @@ RECORDS = {
         (lambda: replace(ADAPTIVE, **RECORDS), "one mark per.* of a record: give clip a number"),
         (lambda: replace(ADAPTIVE, noise_decay=0.9), "a second schedule: take noise_decay = 1"),
         (
-            lambda: PrivateWeighting(n_max=100).over(uldp_avg_w(**MAIN), 100),
+            lambda: PrivateWeighting(n_max=100).apply_to(uldp_avg_w(**MAIN), 100),
             "needs a comparison.*: take power = 2",
         ),
         (
-            lambda: uldp_avg_w(**MAIN, correlated=Correlated(period=2, bands=3), rounds=20),
+            lambda: uldp_avg_w(**MAIN, correlated=CorrelatedNoise(period=2, bands=3), rounds=20),
             "overlap in what is sent.*: take bands <= period",
         ),
         (lambda: check_coefficients((1.0, -0.5), 2), "a bound alone; take .* fall and are not negative"),
@@ -141,7 +141,7 @@ class SilentDenoiser(Denoiser):
     [
         (AVG, "channel", SilentChannel(), "claims"),
         (AVG, "protection", SilentProtection(), "sends"),
-        (AVG, "protection", HalfProtection(), "agree"),
+        (AVG, "protection", HalfProtection(), "make_protocol_spec"),
         (AVG, "server", SilentServer(), "init"),
         (AVG, "server", SteplessServer(), "step"),
         (AVG, "denoiser", SilentDenoiser(), "estimate"),
@@ -155,13 +155,13 @@ def test_a_stage_that_leaves_a_duty_out_is_refused_by_name(
         replace(method, **{field: stage})
 
 
-@pytest.mark.parametrize("tells", [Tells.NOTHING, Tells.MODEL, Tells.SUM, Tells.PRESENCE])
-def test_a_channel_cannot_say_that_its_messages_tell_less_than_a_noisy_message(tells: Tells) -> None:
+@pytest.mark.parametrize("tells", [Reveals.NOTHING, Reveals.MODEL, Reveals.SUM, Reveals.PRESENCE])
+def test_a_channel_cannot_say_that_its_messages_tell_less_than_a_noisy_message(tells: Reveals) -> None:
     """A statement would leave out of the server's line what the server receives."""
 
     @dataclass(frozen=True, kw_only=True)
     class Quiet(GaussianShares):
-        content: ClassVar[Tells] = tells
+        content: ClassVar[Reveals] = tells
 
     with pytest.raises(
         CompositionError, match=r"Quiet, given as channel, says .*; content is one of MESSAGE, "
@@ -172,7 +172,7 @@ def test_a_channel_cannot_say_that_its_messages_tell_less_than_a_noisy_message(t
 def test_a_stage_from_elsewhere_that_answers_is_taken() -> None:
     @dataclass(frozen=True)
     class Answering(SilentChannel):
-        def claims(self, moves: Moves) -> tuple[Claim, ...]:
+        def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
             return ()
 
     assert replace(AVG, channel=Answering()).channel == Answering()

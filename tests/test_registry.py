@@ -13,25 +13,25 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
-from fedveil.commands import lists
-from fedveil.engine.experiments.choice import Choice, Chosen, own_keys
-from fedveil.engine.experiments.experiment import asked_for, parse
-from fedveil.engine.setup import prepare
+from fedveil.cli import lists
+from fedveil.config_keys import REQUIRED, Count, Fraction, Share, check_ranges, composed_field, keys_of
+from fedveil.data.catalogue import catalogue
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import signed_end
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
-from fedveil.keys import REQUIRED, Count, Fraction, Share, check_ranges, filled, keys_of
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.method import Method
 from fedveil.methods.uldp import uldp_avg
 from fedveil.methods.variants import variant_of
-from fedveil.population.catalogue import catalogue
-from fedveil.protection.letter_parts import Part, Terms
-from fedveil.protection.refusals import Code
+from fedveil.protocols.refusals import Code
+from fedveil.protocols.session_messages import SessionMessage, Terms
 from fedveil.reference import entries, page
-from fedveil.registry import HOUSE, KINDS, Member, find, known, names
+from fedveil.registry import BUILTINS, KINDS, Member, describe_names, find, names
+from fedveil.run.config.choice import Choice, ChoiceField, own_keys
+from fedveil.run.config.experiment import asked_for, parse
+from fedveil.run.setup import prepare
+from fedveil.training.steps import LocalSgd
 from tests.federation_world import TESTING, World, asked, population
 from tests.plugins import Install, installing
 
@@ -45,7 +45,7 @@ BASE: dict[str, Any] = {
 }
 SHARP = '''
 from dataclasses import dataclass, replace
-from fedveil.server.denoise import Denoiser
+from fedveil.training.server.denoise import Denoiser
 @dataclass(frozen=True, kw_only=True)
 class Sharp(Denoiser):
     """Does nothing."""
@@ -67,7 +67,7 @@ def denoised(name: str, **keys: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_member_of_the_house_loads_and_says_what_it_does(kind: str) -> None:
-    assert [one.name for one in entries(kind)][: len(HOUSE[kind])] == list(names(kind))
+    assert [one.name for one in entries(kind)][: len(BUILTINS[kind])] == list(names(kind))
     for one in entries(kind):
         assert len(one.summary) > 10, one.name
         assert all(key.meaning for key in one.keys), one.name
@@ -78,8 +78,8 @@ def test_every_member_is_written_and_read_back_equal() -> None:
     for kind in KINDS.keys() - {"data_sets"}:
         for name in names(kind):
             needed = {key.name for key in own_keys(find(kind, name).load()) if key.default is REQUIRED}
-            choice = Chosen(kind).read({"name": name, **{key: given.get(key, 0.5) for key in needed}})
-            assert Chosen(kind).read(choice.document()) == choice
+            choice = ChoiceField(kind).read({"name": name, **{key: given.get(key, 0.5) for key in needed}})
+            assert ChoiceField(kind).read(choice.document()) == choice
             assert pickle.loads(pickle.dumps(choice)) == choice
 
 
@@ -149,7 +149,7 @@ def test_ranges_hold_for_stages_built_in_python() -> None:
         """
 
         share: Fraction = 0.5
-        inside: Annotated[int, filled()] = 0
+        inside: Annotated[int, composed_field()] = 0
 
     (share, inside) = keys_of(Stage)
     assert (share.meaning, share.default, inside.filled) == ("of something, in words.", 0.5, True)
@@ -194,7 +194,7 @@ def test_a_variant_has_the_keys_of_the_method_that_it_varies_and_its_own_before_
 
 def test_a_member_of_a_package_is_listed_without_its_code_and_used_by_name(install: Install) -> None:
     install("fv-sharp", {"denoisers": {"sharp": "fv_sharp:Sharp"}}, {"fv_sharp": SHARP})
-    assert "sharp (of fv-sharp)" in known("denoisers")
+    assert "sharp (of fv-sharp)" in describe_names("denoisers")
     assert "fv_sharp" not in sys.modules
     assert asked_for(denoised("sharp"))["server.denoiser.name"] == ("denoisers", "sharp")
     assert "fv_sharp" not in sys.modules
@@ -235,7 +235,7 @@ def test_a_package_that_fails_to_import_is_named_and_breaks_nothing_else(
     ):
         parse(denoised("broken"), "t")
     assert parse(denoised("laplacian"), "t").server.denoiser is not None
-    assert "smoothing" in Chosen("denoisers").known()
+    assert "smoothing" in ChoiceField("denoisers").known_keys()
     assert {one.name: one for one in catalogue()}["broken"].package == "fv-broken"
     lists.methods_command(as_json=True)
     lists.stages_command(as_json=True)
@@ -261,7 +261,9 @@ def test_a_silo_joins_no_run_that_another_version_of_a_package_was_composed_for(
         '"packages":7,',
     ):
 
-        def lie(silo: int, parts: tuple[Part, ...], other: str = other) -> tuple[Part, ...]:
+        def lie(
+            silo: int, parts: tuple[SessionMessage, ...], other: str = other
+        ) -> tuple[SessionMessage, ...]:
             first, *rest = parts
             if silo != 1 or not isinstance(first, Terms):
                 return parts
@@ -336,7 +338,7 @@ def test_a_member_whose_keys_cannot_be_read_is_refused(install: Install, code: s
 def test_what_composition_does_not_have_is_named(install: Install) -> None:
     code = "from fedveil.methods.keys import Silos\ndef wide(*, moon: Silos): ..."
     install("fv-wide", {"channels": {"wide": "fv_wide:wide"}}, {"fv_wide": code})
-    choice = Chosen("channels").read({"name": "wide"})
+    choice = ChoiceField("channels").read({"name": "wide"})
     with pytest.raises(ConfigError, match=r"channel 'wide' needs 'moon'.*filled in here: method"):
         choice.build({"method": 1})
 

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiments.release_document import ReleaseDocument, read_releases
-from fedveil.engine.releases.prepared_releases import make_releases, resume_releases
-from fedveil.engine.releases.release import noisy_sum
-from fedveil.engine.releases.statistics import PreparedRelease, prepare_release
-from fedveil.engine.run_folder.documents import read_statement
+from fedveil.data.columns import ColumnTable, State, read_columns
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
-from fedveil.population.columns import ColumnTable, State, read_columns
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.bounds import Clip, FixedVector
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
+from fedveil.run.config.release_document import ReleaseDocument, read_releases
+from fedveil.run.folder.documents import read_statement
+from fedveil.run.releases.prepared_releases import make_releases, resume_releases
+from fedveil.run.releases.release import noisy_sum
+from fedveil.run.releases.statistics import PreparedRelease, prepare_release
 from fedveil.statistics.figures import rows
-from fedveil.statistics.local import silo_sums
-from fedveil.statistics.released import read_released
+from fedveil.statistics.local_vectors import silo_sums
+from fedveil.statistics.result import read_released
 from fedveil.statistics.strategy import Strategy
 from tests.commands import as_json, ended, output
 from tests.doc_examples import BLOCKS
@@ -236,14 +236,14 @@ def test_a_release_killed_after_its_charge_is_charged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables(tmp_path, people=60)
-    statistics = 'silos = "uniform"\nlargest_error = 1e6'
+    statistics = 'silos = "uniform"\nmax_standard_error = 1e6'
     document = read_releases(written(tmp_path, people=60, statistics=statistics), ReleaseDocument)
 
     def killed(*given: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil.engine.releases.prepared_releases.noisy_sum", killed)
+        patch.setattr("fedveil.run.releases.prepared_releases.noisy_sum", killed)
         with pytest.raises(KeyboardInterrupt):
             make_releases(prepare_release(document), tmp_path / "runs")
     folder = tmp_path / "runs" / "cohort"
@@ -378,7 +378,7 @@ def test_groups_by_silo_and_category_add_up_to_all(tmp_path: Path) -> None:
     """Every group has its row, groups of one block sum to its total, and no group costs noise of its own."""
     tables(tmp_path)
     release = 'age = { show = ["count", "mean"] }'
-    statistics = 'silos = "uniform"\nby = ["silo", "ward"]\nfloor = 0\nlargest_error = 1e6'
+    statistics = 'silos = "uniform"\nby = ["silo", "ward"]\nfloor = 0\nmax_standard_error = 1e6'
     document = read_releases(written(tmp_path, release=release, statistics=statistics), ReleaseDocument)
     prepared = prepare_release(document)
     ungrouped = prepare_release(read_releases(written(tmp_path, release=release), ReleaseDocument))
@@ -386,7 +386,7 @@ def test_groups_by_silo_and_category_add_up_to_all(tmp_path: Path) -> None:
         ungrouped.release(()).method.channel.nominal(), rel=1e-3
     )
     cells = read_released(make_releases(prepared, tmp_path / "runs"))
-    counted = {row.group: row.interval for row in rows(cells) if row.figure == cells.counted}
+    counted = {row.group: row.interval for row in rows(cells) if row.figure == cells.counted_unit}
     assert len(counted) == 1 + 3 * 3
     total = counted.pop("all")
     assert total is not None
@@ -402,13 +402,13 @@ def test_the_noise_is_that_of_one_central_gaussian(tmp_path: Path, protection: s
     release = (
         'table = { kind = "cross", columns = ["sick", "ward"] }\nage = { show = ["histogram"], bins = 60 }'
     )
-    statistics = 'silos = "uniform"\nlargest_error = 1e6'
+    statistics = 'silos = "uniform"\nmax_standard_error = 1e6'
     asked = written(
         tmp_path, people=60, protection=f'name = "{protection}"', release=release, statistics=statistics
     )
     document = read_releases(asked, ReleaseDocument)
     prepared, table = prepare_release(document), table_of(document)
-    weights = Weights.UNIFORM.of(table.pairs(), 3, 60)
+    weights = Weights.UNIFORM.for_groups(table.pairs(), 3, 60)
     exact = silo_sums(prepared.step, table, weights, prepared.release(()).bound).sum(axis=0)  # type: ignore[arg-type]
     errors = np.concatenate([sum_of(prepared, table) - exact for _ in range(60)])
     ratio = float((errors**2).mean()) / prepared.release(()).std() ** 2
@@ -425,17 +425,17 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
         people=6,
         privacy="epsilon = 60.0\ndelta = 1e-3",
         protection='name = "private-weighting"\nkey_bits = 2048\nn_max = 6',
-        statistics='silos = "records"\nlargest_error = 1e6\nfloor = 0',
+        statistics='silos = "records"\nmax_standard_error = 1e6\nfloor = 0',
         release='sick = { show = ["count", "categories"] }',
     )
     document = read_releases(asked, ReleaseDocument)
     folder = make_releases(prepare_release(document), tmp_path / "runs")
     released, statement = read_released(folder), read_statement(folder / "privacy.json")
-    assert released.counted == "people"
+    assert released.counted_unit == "people"
     total = next(row.interval for row in rows(released) if row.figure == "people")
     assert total is not None
     assert total.estimate == pytest.approx(6, abs=6 * released.made.std * 2)
-    assert statement.against(Role.SERVER) == statement.epsilon
+    assert statement.line_for(Role.SERVER) == statement.epsilon
     assert any("which users have a record" in text for text in statement.uncovered)
     assert (
         sum("by at most 1.00001 (l2" in text for text in statement.mechanisms) == 2
@@ -472,7 +472,7 @@ def test_show_refuses_what_was_not_released(released: Path, arguments: list[str]
 def test_the_same_cells_are_not_paid_for_twice(released: Path) -> None:
     asked = [str(released.parent.parent / "cohort.toml"), "--runs", str(released.parent)]
     assert "has every cell that is asked for" in ended("stats", *asked).mistake
-    again = as_json("stats", *asked, "--again")
+    again = as_json("stats", *asked, "--repeat")
     assert Path(again["folder"]).name == "cohort-2"
     page = Path(again["report"]).read_text(encoding="utf-8")
     assert "Kaplan-Meier: follow_up" in page

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.engine.advice import advice_of
-from fedveil.engine.remarks import remarks
-from fedveil.local.losses import LOSSES, RecordLoss
-from fedveil.local.task import Task
 from fedveil.report.page import write_report
+from fedveil.run.advice import advice_of
+from fedveil.run.remarks import remarks
+from fedveil.training.losses import LOSSES, RecordLoss
+from fedveil.training.task import Task
 
 CLASSES = {"task": "classification", "classes": [0, 1, 2], "silos": [0, 1], "n_users": 30}
 

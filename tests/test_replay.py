@@ -7,17 +7,17 @@ import torch
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedveil.local.dpsgd import RecordSums
-from fedveil.local.dropout import SeededDropout
-from fedveil.local.kernels import shorten
-from fedveil.local.losses import load_loss
-from fedveil.local.replay import Replayed
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import TrainJob
-from fedveil.local.vectorized import BatchedGradients, VmapTrainer
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.dpsgd import RecordSums
+from fedveil.training.dropout import SeededDropout
+from fedveil.training.kernel_replay import ReplayedGradient
+from fedveil.training.kernels import optimise_graph
+from fedveil.training.losses import load_loss
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import TrainJob
+from fedveil.training.vectorized import BatchedGradients, VmapTrainer
 from tests.test_vectorized import Shared
 from tests.training import cohort_of, everyone, gradient_sum, task_of
 
@@ -60,7 +60,7 @@ def test_a_list_of_kernels_gives_the_gradients_bit_for_bit(name, at):
     task, generator = TASKS[name], torch.Generator().manual_seed(3)
     gradients = getattr(BatchedGradients(task, torch.device("cpu"), False), at)
     plain = gradients._function
-    replayed = Replayed(plain, gradients._constants, calls=1)
+    replayed = ReplayedGradient(plain, gradients._constants, calls=1)
     for count in range(4):
         models, batch = models_of(task, at, generator), batch_of(task, generator)
         assert same(replayed(models, *batch), plain(models, *batch))
@@ -70,7 +70,7 @@ def test_a_list_of_kernels_gives_the_gradients_bit_for_bit(name, at):
 def test_sizes_and_strides_are_the_shape():
     task, generator = TASKS["linear"], torch.Generator().manual_seed(4)
     plain = BatchedGradients(task, torch.device("cpu"), False).at_each._function
-    replayed = Replayed(plain, calls=1)
+    replayed = ReplayedGradient(plain, calls=1)
     features, *rest = batch_of(task, generator)
     models = models_of(task, "at_each", generator)
     turned = features.permute(2, 1, 0).contiguous().permute(2, 1, 0)
@@ -85,7 +85,7 @@ def test_sizes_and_strides_are_the_shape():
 
 def test_nothing_is_traced_before_it_pays():
     task, generator = TASKS["linear"], torch.Generator().manual_seed(5)
-    replayed = Replayed(BatchedGradients(task, torch.device("cpu"), False).at_each._function, calls=3)
+    replayed = ReplayedGradient(BatchedGradients(task, torch.device("cpu"), False).at_each._function, calls=3)
     models, batch = models_of(task, "at_each", generator), batch_of(task, generator)
     lists = [replayed(models, *batch) is not None and replayed.lists for _ in range(4)]
     assert lists == [0, 0, 1, 1]
@@ -100,7 +100,7 @@ class ReadsItself(torch.nn.Linear):
 
 def test_a_model_whose_python_reads_numbers_is_not_written_down():
     task, generator = Task(model=ReadsItself(6, 3), loss=load_loss("cross_entropy")), torch.Generator()
-    replayed = Replayed(BatchedGradients(task, torch.device("cpu"), False).at_one._function, calls=1)
+    replayed = ReplayedGradient(BatchedGradients(task, torch.device("cpu"), False).at_one._function, calls=1)
     for scale in (1.0, 5.0):
         models = {
             name: scale * values
@@ -135,7 +135,7 @@ def test_a_list_that_would_hold_records_is_not_used():
     generator = torch.Generator().manual_seed(7)
     for known in (False, True):
         beside = torch.randn(WIDTH, generator=generator)
-        replayed = Replayed(vmap(grad(loss), in_dims=AT_EACH), [beside] if known else [], calls=1)
+        replayed = ReplayedGradient(vmap(grad(loss), in_dims=AT_EACH), [beside] if known else [], calls=1)
         for _ in range(3):
             features = torch.randn(SLOTS, WIDTH, 6, generator=generator)
             replayed({"w": torch.randn(SLOTS, 6, generator=generator)}, features, *[torch.zeros(SLOTS)] * 3)
@@ -197,7 +197,7 @@ def test_what_one_batch_holds_is_in_no_other_ones_gradient(outputs, at):
         return ((outputs(parameters, features) - targets) ** 2).mean()
 
     generator, plain = torch.Generator().manual_seed(8), vmap(grad(loss), in_dims=at)
-    replayed = Replayed(plain, calls=2)
+    replayed = ReplayedGradient(plain, calls=2)
     for _ in range(5):
         models = torch.randn(SLOTS, 6, generator=generator)
         features = torch.randn(SLOTS, WIDTH, 6, generator=generator)
@@ -215,7 +215,7 @@ def test_a_list_is_for_one_place_in_memory_and_one_kind_of_number():
         return ((windows @ parameters["w"]).sum() - targets) ** 2
 
     generator, plain = torch.Generator().manual_seed(9), vmap(grad(loss), in_dims=AT_EACH)
-    replayed, lists = Replayed(plain, calls=1), []
+    replayed, lists = ReplayedGradient(plain, calls=1), []
     table = torch.randn(3 * SLOTS, 6, generator=generator)
     for first, kind in ((0, torch.float32), (SLOTS, torch.float32), (SLOTS, torch.float64)):
         models = {"w": torch.randn(SLOTS, 3, generator=generator)}
@@ -230,7 +230,7 @@ def test_under_autocast_there_are_no_lists():
     """The kernel of a bilinear layer calls others, which autocast computes in bfloat16, and a list would not."""
     task = Task(model=torch.nn.Bilinear(6, 6, 3), loss=load_loss("cross_entropy"), precision="bfloat16")
     gradients = BatchedGradients(task, torch.device("cpu"), False)
-    assert not any(isinstance(one, Replayed) for one in (gradients.at_one, gradients.at_each))
+    assert not any(isinstance(one, ReplayedGradient) for one in (gradients.at_one, gradients.at_each))
 
 
 def test_tracing_reads_nobodys_records_and_leaves_none_behind():
@@ -241,7 +241,7 @@ def test_tracing_reads_nobodys_records_and_leaves_none_behind():
         seen.append(features)
         return plain(parameters, features, *rest)
 
-    replayed = Replayed(watched, calls=1)
+    replayed = ReplayedGradient(watched, calls=1)
     models, (features, *rest) = models_of(task, "at_each", generator), batch_of(task, generator)
     replayed(models, features, *rest)
     assert replayed.lists == 1
@@ -255,10 +255,11 @@ def test_training_that_is_written_down_is_training():
     totals = []
     for written in (True, False):
         task = task_of("mlp_groupnorm")
-        gradients = BatchedGradients.of(task, torch.device("cpu"))
+        gradients = BatchedGradients.for_task(task, torch.device("cpu"))
         if written:
             gradients.at_one, gradients.at_each = (
-                Replayed(at._function, at._constants, calls=4) for at in (gradients.at_one, gradients.at_each)
+                ReplayedGradient(at._function, at._constants, calls=4)
+                for at in (gradients.at_one, gradients.at_each)
             )
         else:
             gradients.at_one, gradients.at_each = gradients.at_one._function, gradients.at_each._function
@@ -276,14 +277,14 @@ def test_gradients_of_single_records_keep_their_lists_over_rounds():
         sums = RecordSums(task, Clip(norm=0.1), cohort, 1 << 20)
         for step in range(60):
             gradient_sum(sums, task.initial() * step, torch.arange(3), torch.zeros(3, dtype=torch.int64))
-    assert BatchedGradients.of(task, torch.device("cpu")).at_each.lists == 1
-    assert BatchedGradients.of(replace(task), torch.device("cpu")).at_each.lists == 0
+    assert BatchedGradients.for_task(task, torch.device("cpu")).at_each.lists == 1
+    assert BatchedGradients.for_task(replace(task), torch.device("cpu")).at_each.lists == 0
 
 
 def short(function, *given):
     """Return the list of a function's kernels after it was made short."""
     kernels = make_fx(function)(*given)
-    shorten(kernels)
+    optimise_graph(kernels)
     kernels.recompile()
     return kernels
 

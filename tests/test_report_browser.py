@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fedveil.population.data_findings import ColumnFacts, Finding
-from fedveil.population.data_report import DataReport, SiloFacts
+from fedveil.data.data_findings import ColumnFacts, DataFinding
+from fedveil.data.data_report import DataReport, SiloFacts
 from fedveil.report.compare import compare
 from fedveil.report.data import write_data_page
 from fedveil.report.page import write_report
@@ -115,7 +115,7 @@ def pages(folder: Path) -> dict[str, Path]:
         {"method": "uldp-avg", "noise_multiplier": 5.0, "rounds": t, "epsilon": t**0.5} for t in (10, 100)
     ]
     columns = [ColumnFacts(name="age", kind="number", missing=0.1, invalid=0.0, outside=0.0, distinct=40)]
-    found = [Finding(bears_on="model", where="age", found="10 % missing", effect="declare it")]
+    found = [DataFinding(bears_on="model", where="age", found="10 % missing", effect="declare it")]
     looked = DataReport(
         records=40,
         people=20,

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reproduction.index import IndexItem, index_items
+from reproduction.page import _counted, pages
+from reproduction.play import reproduce
+from reproduction.results import ResultError, ResultFolder, Results, Run, digest
+from reproduction.rows import comparison, order_rows, section_rows
+from reproduction.run_counts import runs_wanted
+from reproduction.table import Expectation, Table, code_digest, load_table, table_names
+from reproduction.verdicts import Summary, agreement, bound_holds, order, summary
 from typer.testing import CliRunner
 
-from fedveil.cli import app
-from fedveil.commands.reproduction import reproduce_command
-from fedveil.engine.observer import Unwatched
+from fedveil.cli.app import app
+from fedveil.cli.reproduction import reproduce_command
 from fedveil.errors import ConfigError
-from fedveil.reproduction.index import IndexItem, index_items
-from fedveil.reproduction.page import _counted, pages
-from fedveil.reproduction.play import reproduce
-from fedveil.reproduction.results import ResultError, ResultFolder, Results, Run, digest
-from fedveil.reproduction.rows import comparison, order_rows, section_rows
-from fedveil.reproduction.run_counts import runs_wanted
-from fedveil.reproduction.table import Expectation, Table, load_table, table_names
-from fedveil.reproduction.verdicts import Summary, agreement, bound_holds, order, summary
+from fedveil.run.observer import NullObserver
 
 ROOT = Path(__file__).parent.parent
 TABLES = {name: load_table(name) for name in table_names()}
@@ -172,7 +172,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
     def interrupted(*_: object, **__: object):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedveil.commands.reproduction.reproduce", interrupted)
+    monkeypatch.setattr("reproduction.play.reproduce", interrupted)
     with pytest.raises(KeyboardInterrupt) as stopped:
         reproduce_command("figure-2", results=tmp_path, runs=tmp_path)
     assert stopped.value.__notes__ == ["the same command goes on where it was"]
@@ -180,12 +180,12 @@ def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
 
 def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     results, runs = ResultFolder(tmp_path / "results"), tmp_path / "runs"
-    played = reproduce(DIGITS, results, runs, Unwatched(), seeds=2)
+    played = reproduce(DIGITS, results, runs, NullObserver(), seeds=2)
     first = next(played)
     played.close()  # interrupted
     assert (first.cell, first.seed) == ("uldp-avg-w", 0)
-    assert [one.seed for one in reproduce(DIGITS, results, runs, Unwatched(), seeds=2)] == [1]
-    assert [one.seed for one in reproduce(DIGITS, results, runs, Unwatched(), seeds=2)] == []
+    assert [one.seed for one in reproduce(DIGITS, results, runs, NullObserver(), seeds=2)] == [1]
+    assert [one.seed for one in reproduce(DIGITS, results, runs, NullObserver(), seeds=2)] == []
     kept = results.read("digits")
     assert [one.seed for one in kept.runs] == [0, 1]
     assert [number for number, _ in kept.runs[0].curve["accuracy"]] == [0, 1, 2], "all evaluated rounds"
@@ -195,9 +195,9 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     changed = DIGITS.model_copy(
         update={"parts": (DIGITS.parts[0].model_copy(update={"settings": ("rounds=1", "local.epochs=1")}),)}
     )
-    again = list(reproduce(changed, results, runs, Unwatched(), seeds=1))
+    again = list(reproduce(changed, results, runs, NullObserver(), seeds=1))
     assert [one.seed for one in again] == [0], "other settings are another run"
-    assert len(results.read("digits").of("uldp-avg-w")) == 2, "which takes the place of the old one"
+    assert len(results.read("digits").runs_of("uldp-avg-w")) == 2, "which takes the place of the old one"
 
 
 def test_a_cheap_cell_is_played_five_times_and_one_of_minutes_as_often_as_the_table_says():
@@ -213,8 +213,8 @@ def test_a_cheap_cell_is_played_five_times_and_one_of_minutes_as_often_as_the_ta
 
 def test_a_cheap_table_goes_on_to_five_runs_unless_it_is_told_how_many(tmp_path):
     table, results = DIGITS.model_copy(update={"seeds": 1}), ResultFolder(tmp_path / "results")
-    assert len(list(reproduce(table, results, tmp_path / "runs", Unwatched(), seeds=1))) == 1
-    assert [one.seed for one in reproduce(table, results, tmp_path / "runs", Unwatched())] == [1, 2, 3, 4]
+    assert len(list(reproduce(table, results, tmp_path / "runs", NullObserver(), seeds=1))) == 1
+    assert [one.seed for one in reproduce(table, results, tmp_path / "runs", NullObserver())] == [1, 2, 3, 4]
 
 
 def test_runs_of_unequal_lengths_are_not_compared():
@@ -273,7 +273,7 @@ def test_the_index_counts_what_the_paper_states_of_the_item_alone():
 def test_the_model_of_a_run_is_attacked_where_the_table_asks_for_it(tmp_path):
     table = DIGITS.model_copy(update={"attack": True, "value": "attack AUC", "curves": ("loss",)})
     results = ResultFolder(tmp_path / "results")
-    (found,) = reproduce(table, results, tmp_path / "runs", Unwatched(), seeds=1)
+    (found,) = reproduce(table, results, tmp_path / "runs", NullObserver(), seeds=1)
     (told,) = (tmp_path / "runs").rglob("audit.json")
     assert found.values["attack AUC"] == pytest.approx(
         json.loads(told.read_text())["inference"]["auc"], rel=1e-6
@@ -327,3 +327,11 @@ def test_a_bound_is_told_from_a_violated_and_a_vacuous_one():
     assert bound_holds(measured, 6.0, 5.0) == "vacuous"
     assert bound_holds(measured, 0.5, 5.0) == "violated"
     assert bound_holds(measured, 0.99, 5.0) == "holds", "within the spread of the runs"
+
+
+def test_settings_of_a_computation_follow_its_code_and_not_its_prose() -> None:
+    code = '"""Words."""\nimport math\n\n\ndef f(x):\n    """Words."""\n    return 2 * math.sin(x)  # why\n'
+    same = "from math import pi\nimport math\ndef f(x):\n    return 2*math.sin(x)\n"
+    assert code_digest(code) == code_digest(same)
+    assert code_digest(code) != code_digest(code.replace("2", "3"))
+    assert code_digest(code) != code_digest(code.replace("sin", "cos"))

@@ -8,15 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import brentq
-
-from fedveil.engine.experiments.experiment import Experiment, parse, parse_assignment
-from fedveil.engine.experiments.study import Selection, study_documents
-from fedveil.engine.populations import Populations
-from fedveil.engine.run import run
-from fedveil.engine.setup import prepare
-from fedveil.privacy.closed_form_cepam import amplified, gaussian_profile
-from fedveil.reproduction.computed import (
+from reproduction.computed import (
     accounting,
     convergence,
     costs,
@@ -30,11 +22,19 @@ from fedveil.reproduction.computed import (
     spectrum,
     weighting,
 )
-from fedveil.reproduction.computed.clock import Clock
-from fedveil.reproduction.computed.convergence import BOUNDED, LOG_COSH, QUADRATIC, Ls, Problem
-from fedveil.reproduction.computed.plateau import Plateau, first_model
-from fedveil.reproduction.table import load_table
-from fedveil.server.denoise import smooth
+from reproduction.computed.clock import Clock
+from reproduction.computed.convergence import BOUNDED, LOG_COSH, QUADRATIC, Ls, Problem
+from reproduction.computed.plateau import Plateau, first_model
+from reproduction.table import load_table
+from scipy.optimize import brentq
+
+from fedveil.privacy.published_bounds import amplified_epsilon, gaussian_profile
+from fedveil.run.config.experiment import Experiment, parse, parse_assignment
+from fedveil.run.config.study import Selection, study_documents
+from fedveil.run.populations import PopulationCache
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import run
+from fedveil.training.server.denoise import smooth
 
 SHAPES = {"quadratic": QUADRATIC, "log cosh": LOG_COSH, "bounded": BOUNDED}
 
@@ -53,7 +53,7 @@ def test_a_shape_has_its_slope_and_its_constants(shape):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_gradients_differ_by_no_more_than_is_claimed(shape):
     drawn = np.random.default_rng(0)
-    problem = Problem.of(shape, 20, 10, drawn, start=2.0)
+    problem = Problem.draw(shape, 20, 10, drawn, start=2.0)
     for _ in range(50):
         w = 3 * drawn.standard_normal(10)
         own = shape.slope(w - problem.centres)
@@ -65,7 +65,7 @@ def test_gradients_differ_by_no_more_than_is_claimed(shape):
 
 @pytest.mark.parametrize("shape", [QUADRATIC, LOG_COSH], ids=["quadratic", "log cosh"])
 def test_the_minimum_of_a_convex_problem_is_where_it_is_claimed(shape):
-    problem = Problem.of(shape, 20, 10, np.random.default_rng(0), start=2.0)
+    problem = Problem.draw(shape, 20, 10, np.random.default_rng(0), start=2.0)
     assert np.abs(problem.gradient(problem.minimum)).max() < 1e-12
 
 
@@ -109,7 +109,9 @@ def test_the_least_noise_of_a_claim_meets_it_and_one_percent_less_does_not():
     }
     for name, least in asked.items():
         delta, epsilon = (float(said.split()[1]) for said in name.split(", "))
-        base = brentq(lambda b, e=epsilon: amplified(b, steps=15, records=1666) - e, 1e-9, 50, xtol=1e-13)
+        base = brentq(
+            lambda b, e=epsilon: amplified_epsilon(b, steps=15, records=1666) - e, 1e-9, 50, xtol=1e-13
+        )
         met, less = (
             gaussian_profile(clients=30, steps=15, records=1666, std=std, gamma=1.0, base_epsilon=base)
             for std in (least * (1 + 1e-9), 0.99 * least)
@@ -230,7 +232,7 @@ def test_the_second_round_of_a_cell_is_timed():
     small = costs.LeftOut(
         name="digits", preset="digits", variant="fedavg", settings=("local.epochs=1",), rounds=1
     )
-    assert 0 < costs._seconds_of_a_round(small, 0, Populations()) < 60
+    assert 0 < costs._seconds_of_a_round(small, 0, PopulationCache()) < 60
 
 
 def test_a_clock_tells_setup_the_first_round_and_the_median_of_the_later_ones():

@@ -10,10 +10,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from fedveil.reproduction.figure import Curve, _ticks, panels_of, svg
-from fedveil.reproduction.results import Results, Run
-from fedveil.reproduction.table import Table
+from reproduction.figure import Curve, _ticks, panels_of, svg
+from reproduction.results import Results, Run
+from reproduction.table import Table
 
 SVG = "{http://www.w3.org/2000/svg}"
 TABLE = Table(

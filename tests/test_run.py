@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.environment import environment
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.placement import beside_others
-from fedveil.engine.rounds.round import play_round
-from fedveil.engine.run import resume, run
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import prepare
+from fedveil.data.catalogue import digests
 from fedveil.errors import CompositionError, DataError, FedveilError, PrivacyError, RunFolderError
-from fedveil.local.steps import LocalSgd
-from fedveil.local.vectorized import VmapTrainer
-from fedveil.population.catalogue import digests
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
+from fedveil.run.config.experiment import parse
+from fedveil.run.environment import environment
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.placement import batching_caveats
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
+from fedveil.training.steps import LocalSgd
+from fedveil.training.vectorized import VmapTrainer
 from tests.children import forking
 from tests.runs import Silent, experiment, files, same_model
 from tests.training import task_of
@@ -85,7 +85,7 @@ def test_a_statement_says_where_others_may_round_a_contribution(
 @pytest.mark.parametrize(("compiled", "lines"), [(False, 0), (True, 1)])
 def test_a_statement_names_compiled_kernels(compiled: bool, lines: int) -> None:
     trainer = VmapTrainer(task=task_of("mlp"), local=LocalSgd(), compile=compiled)
-    said = beside_others("vmap", "this", trainer, torch.device("cpu"))
+    said = batching_caveats("vmap", "this", trainer, torch.device("cpu"))
     assert sum("by compiled kernels" in line for line in said) == len(said) == lines
 
 
@@ -97,7 +97,7 @@ def test_every_round_is_charged_before_it_is_played(tmp_path: Path, monkeypatch:
         on_disk.append(len(read_entries(tmp_path / "try" / "ledger.jsonl")))
         return play_round(*given, **named)
 
-    monkeypatch.setattr("fedveil.engine.run.play_round", play)
+    monkeypatch.setattr("fedveil.run.training_run.play_round", play)
     run(prepare(experiment(rounds=3)), tmp_path, Silent())
     assert on_disk == [1, 2, 3]
 
@@ -235,7 +235,7 @@ def test_whoever_is_sent_counts_before_the_first_round_is_promised_nothing_witho
     outcome = run(prepare(experiment(privacy={"insecure_seed": None, "budget": 1e-3})), tmp_path, Silent())
     assert outcome.rounds == 0
     assert outcome.statement.epsilon == 0
-    assert [outcome.statement.against(role) for role in (Role.SERVER, Role.SILO)] == [None, None]
+    assert [outcome.statement.line_for(role) for role in (Role.SERVER, Role.SILO)] == [None, None]
 
 
 def test_a_run_stops_before_the_round_that_would_exceed_its_budget(tmp_path: Path) -> None:

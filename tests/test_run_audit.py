@@ -23,14 +23,10 @@ from fedveil.api.predictor import Predictor
 from fedveil.bundle.archive import read_files
 from fedveil.bundle.verification import verify_bundle
 from fedveil.bundle.writing import Source, write_bundle
-from fedveil.checks import Verification, tried
+from fedveil.checks import Verification, run_check
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.run import run
-from fedveil.engine.setup import prepare
 from fedveil.errors import FedveilError, IntegrityError
-from fedveil.federation import attendance
-from fedveil.federation.attendance import Attendance
+from fedveil.federation import run_rules
 from fedveil.federation.audit import released_files
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.audit.recorded_run import RecordedRun
@@ -42,18 +38,21 @@ from fedveil.federation.audit.run_record import (
     MADE_LATER,
     ROUNDS,
     TERMS,
-    by_coordinator,
     canonical,
+    coordinator_attestation,
     files_of,
     read_terms,
 )
 from fedveil.federation.charter import Charter
+from fedveil.federation.run_rules import RunRules
 from fedveil.privacy.events import Adjacency, GaussianEvent
-from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.ledger_lines import Entry
+from fedveil.privacy.ledger import Entry, Ledger
 from fedveil.privacy.statement import Statement
-from fedveil.protection.letter_parts import Closing, Part, Refused
-from fedveil.protection.refusals import Code
+from fedveil.protocols.refusals import Code
+from fedveil.protocols.session_messages import Declined, Finalize, SessionMessage
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import run
 from tests.commands import as_json, ended
 from tests.federation_world import ADAPTIVE, World, asked, population, small_keys
 from tests.runs import Silent
@@ -103,11 +102,13 @@ def resigned_lines(key: IdentityKey, folder: Path, lines: list[dict[str, Any]]) 
     previous = bytes(32).hex()
     for line in lines:
         line["previous"] = previous
-        line["signature"] = key.sign(by_coordinator(line)).hex()
+        line["signature"] = key.sign(coordinator_attestation(line)).hex()
         previous = hashlib.sha256(canonical(line)).hexdigest()
     (folder / ROUNDS).write_bytes(b"".join(canonical(line) + b"\n" for line in lines))
     end = json.loads((folder / AGREED).read_text()) | {"line": previous}
-    (folder / AGREED).write_bytes(canonical(end | {"signature": key.sign(by_coordinator(end)).hex()}))
+    (folder / AGREED).write_bytes(
+        canonical(end | {"signature": key.sign(coordinator_attestation(end)).hex()})
+    )
 
 
 def test_a_run_is_signed_by_all_its_parties(world: World) -> None:
@@ -122,7 +123,7 @@ def test_a_run_is_signed_by_all_its_parties(world: World) -> None:
     "changes",
     [
         {"protection": {"name": "none"}},
-        {"protection": {"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 1}},
+        {"protection": {"name": "secure-aggregation", "on_dropout": "recover", "max_dropouts": 1}},
         {"method": {"name": "uldp-avg-w"}, "protection": {"name": "none"}},
         {"method": {"user_sampling_rate": 0.5}, "protection": {"name": "none"}},
         ADAPTIVE | {"protection": {"name": "none"}},
@@ -221,7 +222,7 @@ def unnoticed_values(folder: Path, name: str) -> tuple[int, list[str]]:
     """Change every value of a file of releases but the numbers that were released; return how often, and what holds."""
     files = files_of(folder)
     run, text = RecordedRun(files), files[name].decode()
-    assert {one.name: one.outcome for one in run.signed(None, whole=True)}["releases"] == "holds"
+    assert {one.name: one.outcome for one in run.check_signatures(None, whole=True)}["releases"] == "holds"
     record, toml = [run._ended(line.data) for line in run._lines], name.endswith("toml")
     tried, unnoticed, meant = 0, [], released_files._meant
     known = cache(lambda: meant(*given))
@@ -273,14 +274,14 @@ def test_an_experiment_is_read_once_however_many_lines_a_record_has(
 ) -> None:
     """Who hands a run over writes both: a long experiment times as many lines would keep its reader for hours."""
     read: list[str] = []
-    parsed = attendance._parsed
+    parsed = run_rules._parsed
 
     def noting(text: str) -> dict[str, Any]:
         read.append(text)
         return parsed(text)
 
-    monkeypatch.setattr(attendance, "_parsed", noting)
-    Attendance.of.cache_clear()
+    monkeypatch.setattr(run_rules, "_parsed", noting)
+    RunRules.from_terms.cache_clear()
     assert verify_run(world.run_folder.path).holds
     assert 1 <= len(read) <= 3  # by the record, and to compare it with the run's document
 
@@ -292,7 +293,7 @@ def test_a_models_columns_are_read_by_the_schema_of_the_membership(world: World)
             (replace(membership, schema_digest=hashlib.sha256(schema).digest()), experiment)
             for membership, experiment in read_terms(files[TERMS]).values()
         ]
-        assert tried("schema", lambda: check_schema(written, terms)).outcome == outcome  # noqa: B023
+        assert run_check("schema", lambda: check_schema(written, terms)).outcome == outcome  # noqa: B023
 
 
 def test_what_is_made_later_is_named_as_unsigned(copied: Path) -> None:
@@ -381,10 +382,10 @@ def test_a_run_that_goes_on_is_signed_as_far_as_it_got(copied: Path) -> None:
 def test_silos_do_not_sign_a_statement_that_promises_more(tmp_path: Path) -> None:
     """A coordinator that states half the epsilon: its own signature stands, and no silo's."""
     world = World(tmp_path, asked(rounds=1, **MASKED), population())
-    told: list[tuple[Part, ...]] = []
+    told: list[tuple[SessionMessage, ...]] = []
 
-    def flatter(silo: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        if not isinstance(parts[0], Closing):
+    def flatter(silo: int, parts: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
+        if not isinstance(parts[0], Finalize):
             return parts
         stated = Statement.from_json(json.loads(parts[0].statement))
         assert stated.epsilon is not None
@@ -397,7 +398,7 @@ def test_silos_do_not_sign_a_statement_that_promises_more(tmp_path: Path) -> Non
         world.lie = flatter
         letter = world.altered(number, data)
         told.append(world.answer(number, world.party(number).receive(letter)).parts)
-    assert all(isinstance(parts[0], Refused) and parts[0].why.code is Code.STATEMENT for parts in told)
+    assert all(isinstance(parts[0], Declined) and parts[0].why.code is Code.STATEMENT for parts in told)
     world.close()
 
 
@@ -492,17 +493,17 @@ def test_a_silos_ledger_shows_what_it_gave_after_the_end(world: World, tmp_path:
 
 
 def test_who_must_be_there_follows_from_the_terms() -> None:
-    def of(protection: dict[str, Any]) -> Attendance:
-        return Attendance.of(json.dumps({"name": "try", "rounds": 2, "protection": protection}), 5)
+    def of(protection: dict[str, Any]) -> RunRules:
+        return RunRules.from_terms(json.dumps({"name": "try", "rounds": 2, "protection": protection}), 5)
 
-    repeated = Attendance(name="try", least=5, repeats=True, trains=True, averages=False)
+    repeated = RunRules(name="try", quorum=5, repeats=True, trains=True, averages=False)
     assert of({"name": "none"}) == of(MASKED["protection"]) == repeated
-    recover = of({"name": "secure-aggregation", "on_missing": "recover", "missing_silos": 2})
-    assert recover == replace(repeated, least=3, repeats=False)
+    recover = of({"name": "secure-aggregation", "on_dropout": "recover", "max_dropouts": 2})
+    assert recover == replace(repeated, quorum=3, repeats=False)
     assert of({"name": "private-weighting", "private_sampling": True}) == replace(repeated, repeats=False)
     first, second = ("", 1), ("", 2)
-    assert recover.owed([first, first, second]) == {first: 2, second: 1}
-    assert repeated.owed([first, first, second]) == {first: 1, second: 1}
+    assert recover.required_charges([first, first, second]) == {first: 2, second: 1}
+    assert repeated.required_charges([first, first, second]) == {first: 1, second: 1}
 
 
 def test_a_charge_is_of_a_round_or_of_a_release() -> None:
@@ -510,7 +511,7 @@ def test_a_charge_is_of_a_round_or_of_a_release() -> None:
         GaussianEvent(noise_multiplier=1.0),
         {"unit": "user", "adjacency": Adjacency.ADD_OR_REMOVE_ONE},
     )
-    trains = Attendance(name="try", least=1, repeats=True, trains=True, averages=False)
+    trains = RunRules(name="try", quorum=1, repeats=True, trains=True, averages=False)
 
     def entry(run: str, number: int) -> Entry:
         return Entry(index=0, run=run, round=number, attempt=0, event=event, **unit)
@@ -545,7 +546,7 @@ def test_the_founders_seal_is_asked_of_the_charter_one_was_handed(tmp_path: Path
     world = World(tmp_path, asked(rounds=1), population())
     world.membership = replace(
         world.membership, serial=3, charter=charter.digest, schema_digest=charter.schema_digest
-    ).sealed(founder)
+    ).with_signature(founder)
     for party in world.silos:
         assert party is not None
         party.close()

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
+from fedveil.data.draft import draft_schema
+from fedveil.data.schema import Category, Number, Schema, read_schema
 from fedveil.errors import DataError
-from fedveil.population.draft import draft_schema
-from fedveil.population.schema import Category, Number, Schema, read_schema
 
 SCHEMA = """
 n_users = 40

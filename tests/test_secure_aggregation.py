@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.agreement import AgreementKey, RoundId, SignedKey
+from fedveil.crypto.key_agreement import AgreementKey, RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
-from fedveil.protection.driver import Driver
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.masking.masked_sums import MaskedSums
-from fedveil.protection.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
-from fedveil.protection.messages import (
+from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
+from fedveil.protocols.messages import (
     SERVER,
     Announcement,
     Directory,
@@ -26,8 +26,8 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.protection.protocol import Place
-from fedveil.protection.transcript import Transcript
+from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.transcript import Transcript
 
 FALSE_ALARM = 1e-6
 
@@ -44,7 +44,9 @@ class Run:
         self.server = AggregationServer(self.plan, self.session)
 
     def place(self, number):
-        return Place(run=self.session, number=number, identity=self.identities[number], roster=self.roster)
+        return ClientContext(
+            run=self.session, number=number, identity=self.identities[number], roster=self.roster
+        )
 
     def meet(self):
         for silo in self.silos:
@@ -62,7 +64,7 @@ class Run:
 @given(st.integers(2, 10), st.integers(1, 50), st.sampled_from([5, 2**20, 2**33]), st.integers(0, 2**32 - 1))
 @settings(max_examples=25)
 def test_the_sum_is_exact(silos, length, limit, seed):
-    driver = Driver(MaskedSums(clients=silos, length=length, limit=limit))
+    driver = LocalDriver(MaskedSumSpec(clients=silos, length=length, limit=limit))
     rng = np.random.default_rng(seed)
     for round_number in (1, 2):
         cohort = [s for s in range(silos) if s < 2 or rng.random() < 0.8]
@@ -74,9 +76,9 @@ def test_the_sum_is_exact(silos, length, limit, seed):
 
 @pytest.mark.parametrize(("limit", "bytes_per_word"), [(2**29 - 1, 4), (2**29, 8), (2**61 - 1, 8)])
 def test_the_extremes_of_the_range_do_not_wrap(limit, bytes_per_word):
-    plan = MaskedSums(clients=4, length=2, limit=limit)
+    plan = MaskedSumSpec(clients=4, length=2, limit=limit)
     assert plan.word.itemsize == bytes_per_word
-    driver = Driver(plan)
+    driver = LocalDriver(plan)
     units = {s: np.array([limit, -limit]) for s in range(4)}
     total, _ = driver.play((1, 0), (0, 1, 2, 3), None, units.get)
     np.testing.assert_array_equal(total, [4 * limit, -4 * limit])
@@ -94,7 +96,7 @@ def test_a_vector_outside_the_plan_is_refused_with_its_silo():
     run.begin()
     for bad in (np.full(8, 1001), np.zeros(7, dtype=np.int64), np.zeros(8)):
         with pytest.raises(ProtocolError, match="silo 1: ") as error:
-            run.silos[1].masked(bad)
+            run.silos[1].mask_vector(bad)
         assert error.value.silo == 1
         assert "1001" not in str(error.value)
 
@@ -102,7 +104,7 @@ def test_a_vector_outside_the_plan_is_refused_with_its_silo():
 def test_a_vanished_silo_reveals_nothing_even_if_it_comes_back_late():
     run = Run(length=4096).meet()
     run.begin()
-    first = [run.silos[s].masked(np.full(4096, 7)) for s in range(3)]
+    first = [run.silos[s].mask_vector(np.full(4096, 7)) for s in range(3)]
     for s in (0, 1):
         assert run.server.receive(s, first[s]) == []
     assert run.server.missing == (2,)
@@ -110,7 +112,7 @@ def test_a_vanished_silo_reveals_nothing_even_if_it_comes_back_late():
     with pytest.raises(ProtocolError, match=r"silos \[2\] are missing"):
         run.server.result()
     run.begin(attempt=1, cohort=(0, 1))
-    replies = [run.server.receive(s, run.silos[s].masked(np.full(4096, 7))) for s in (0, 1)]
+    replies = [run.server.receive(s, run.silos[s].mask_vector(np.full(4096, 7))) for s in (0, 1)]
     for recipient, data in replies[-1]:
         (own,) = run.silos[recipient].receive(data)
         run.server.receive(recipient, own)
@@ -127,7 +129,7 @@ def test_what_the_server_receives_before_the_sum_is_uniform():
     run = Run(length=2**15).meet()
     run.begin()
     for silo in run.silos:
-        data = silo.masked(np.full(2**15, 3 + silo.index))
+        data = silo.mask_vector(np.full(2**15, 3 + silo.index))
         words = Envelope.decode(data).message.words
         assert stats.chisquare(np.bincount(words.view(np.uint8), minlength=256)).pvalue > FALSE_ALARM
 
@@ -137,7 +139,7 @@ def test_the_same_vector_masked_twice_is_unlinkable():
     vectors = []
     for attempt in (0, 1):
         run.begin(attempt=attempt)
-        data = run.silos[0].masked(np.zeros(2**14, dtype=np.int64))
+        data = run.silos[0].mask_vector(np.zeros(2**14, dtype=np.int64))
         vectors.append(Envelope.decode(data).message.words)
     difference = vectors[0] - vectors[1]
     assert stats.chisquare(np.bincount(difference.view(np.uint8), minlength=256)).pvalue > FALSE_ALARM
@@ -146,7 +148,9 @@ def test_the_same_vector_masked_twice_is_unlinkable():
 def own_masks(run, round_number):
     """Play a round to its end; return the seeds of the own masks that the server is given."""
     run.begin(round_number)
-    replies = [run.server.receive(silo.index, silo.masked(np.zeros(8, dtype=np.int64))) for silo in run.silos]
+    replies = [
+        run.server.receive(silo.index, silo.mask_vector(np.zeros(8, dtype=np.int64))) for silo in run.silos
+    ]
     answers = {recipient: run.silos[recipient].receive(data) for recipient, data in replies[-1]}
     for silo, (answer,) in answers.items():
         run.server.receive(silo, answer)
@@ -182,10 +186,10 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     run, other = Run().meet(), Run().meet()
     round_id = run.begin()
     other.begin()
-    foreign = other.silos[1].masked(np.zeros(8, dtype=np.int64))
+    foreign = other.silos[1].mask_vector(np.zeros(8, dtype=np.int64))
     with pytest.raises(ProtocolError, match="silo 1: a message belongs to another run"):
         run.server.receive(1, foreign)
-    data = run.silos[1].masked(np.zeros(8, dtype=np.int64))
+    data = run.silos[1].mask_vector(np.zeros(8, dtype=np.int64))
     with pytest.raises(ProtocolError, match="silo 0: sent a message as somebody else"):
         run.server.receive(0, data)
     run.server.receive(1, data)
@@ -219,13 +223,13 @@ def test_a_silo_gives_its_own_mask_once_and_only_after_its_vector():
         run.silos[0].receive(request)
     fresh = Run().meet()
     round_id = fresh.begin()
-    fresh.silos[0].masked(np.zeros(8, dtype=np.int64))
+    fresh.silos[0].mask_vector(np.zeros(8, dtype=np.int64))
     request = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RevealRequest()).encode()
     assert len(fresh.silos[0].receive(request)) == 1
     with pytest.raises(ProtocolError, match="replay"):
         fresh.silos[0].receive(request)
     with pytest.raises(ProtocolError, match="no round awaits"):
-        fresh.silos[0].masked(np.zeros(8, dtype=np.int64))
+        fresh.silos[0].mask_vector(np.zeros(8, dtype=np.int64))
 
 
 def test_a_key_that_the_server_put_in_place_is_refused():
@@ -304,7 +308,7 @@ def test_masks_that_do_not_cancel_are_noticed():
     round_id = run.begin()
     replies = []
     for silo in run.silos:
-        data = silo.masked(np.zeros(8, dtype=np.int64))
+        data = silo.mask_vector(np.zeros(8, dtype=np.int64))
         if silo.index == 1:
             broken = Envelope.decode(data).message.words ^ np.uint32(1 << 20)
             message = MaskedVector(words=broken)
@@ -332,7 +336,7 @@ def test_a_roster_names_each_silo_once_and_this_one_rightly():
 
 def test_the_transcript_lists_every_message(tmp_path):
     transcript = Transcript()
-    driver = Driver(MaskedSums(clients=3, length=10, limit=10), transcript)
+    driver = LocalDriver(MaskedSumSpec(clients=3, length=10, limit=10), transcript)
     driver.play((1, 0), (0, 1, 2), None, lambda silo: np.zeros(10, dtype=np.int64))
     purposes = [line.purpose for line in transcript.lines]
     assert len(purposes) == 3 * 6

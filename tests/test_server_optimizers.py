@@ -14,19 +14,19 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.rounds.next_model import next_model
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.run import resume, run
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, ModelError, RunFolderError
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.methods.statistic import ReleaseSum
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
-from fedveil.server.averages import Ema, Tail
-from fedveil.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd
+from fedveil.run.config.experiment import parse
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.rounds.next_model import next_model
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
+from fedveil.training.server.averages import Ema, Tail
+from fedveil.training.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd
 from tests.pins.compositions import compositions, public
 from tests.runs import Silent, experiment, files, same_model
 
@@ -132,7 +132,7 @@ def test_a_checkpoint_without_its_state_is_refused(
 def test_a_state_beyond_all_numbers_releases_nothing() -> None:
     """Squares overflow before models do: the step would be 0, and a resumed run would find a damaged state."""
     prepared = prepare(asked(ADAM))
-    turn = Turn(
+    turn = RoundContext(
         setting=prepared.setting,
         model=prepared.task.initial(),
         state=prepared.method.server.init(prepared.task.initial()),

@@ -13,7 +13,7 @@ from jaxtyping import Float32, TypeCheckError
 from torch import Tensor
 
 from fedveil.privacy.accountant import gaussian_epsilon
-from fedveil.privacy.rows import check_weights
+from fedveil.privacy.row_norms import check_weights
 from tests import shape_checks
 from tests.shape_checks import FAST, _takes_arrays, look_at, remembering
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.side_releases import Charged
-from fedveil.engine.run import run
-from fedveil.engine.run_folder.shown import FIELDS, FILES, METRICS, Kind, uncovered
-from fedveil.engine.run_folder.statement import state
-from fedveil.engine.setup import Prepared, prepare
 from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.report.page import write_report
+from fedveil.run.folder.shown import FIELDS, FILES, METRICS, Kind, uncovered_outputs
+from fedveil.run.folder.statement import state
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.releases.side_releases import SpentBudget
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import run
 from tests.federation_world import World, asked, clients, population
 from tests.runs import Silent
 
@@ -31,8 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
     "silos that vanish": {
         "protection": {
             "name": "secure-aggregation",
-            "on_missing": "recover",
-            "missing_silos": 1,
+            "on_dropout": "recover",
+            "max_dropouts": 1,
             "dropout_rate": 0.1,
         }
     },
@@ -92,7 +92,7 @@ def test_the_statement_and_the_documents_name_every_field_that_is_private(tmp_pa
         assert f" {name}" in said or kind is not Kind.PRIVATE, name
     for name, kind in FILES.items():
         assert (f" {name}" in said) == (kind is Kind.PRIVATE), name
-    assert set(uncovered()) <= set(statement.uncovered)
+    assert set(uncovered_outputs()) <= set(statement.uncovered)
 
 
 def test_private_fields_alone_follow_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_epsilon_stands_among_the_epsilons_with_the_grid_loss(case: str, tmp_pat
     )
     ledger = run(prepared, tmp_path, Silent()).folder / "ledger.jsonl"
     spent = ComposedEvent(events=tuple(entry.event for entry in read_entries(ledger)))
-    statement = state(prepared, 2, Charged(charges=2, beside=(), event=spent))
+    statement = state(prepared, 2, SpentBudget(charges=2, beside=(), event=spent))
     loss = 2 * 0.01 * prepared.task.dimension
     assert statement.epsilon == pytest.approx(
         epsilon_on_grid(prepared.accountant, spent, statement.delta, loss)

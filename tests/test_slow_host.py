@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.flower.enrollment.demonstration import write_demonstration
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.founding.demonstration import write_demonstration
 from fedveil.flower.sockets import free_port
+from fedveil.run.folder.run_folder import RunFolder
 from tests.processes import FEDVEIL, Processes, complete, seeded, tree, wait_until
 
 ROUNDS = 3
@@ -21,7 +21,7 @@ LOOPS = 8
 GUARD_SECONDS = 45
 SLOWLY = f"""\
 import time
-from fedveil.cli import main
+from fedveil.cli.app import main
 from fedveil.federation.silo import SiloParty
 receive = SiloParty.receive
 def slowly(silo, data):

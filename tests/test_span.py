@@ -10,22 +10,28 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedveil.data.records import Affine, Records
 from fedveil.errors import ModelError, PrivacyError
-from fedveil.local.choice import TrainerOptions, choose_trainer
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import LOSSES, Loss, RecordLoss
-from fedveil.local.span.features import ADDITIONS, BLOCK_ROWS, Rows
-from fedveil.local.span.packing import Held, stack_layouts
-from fedveil.local.span.plan import linear_layer
-from fedveil.local.span.sums import MOST_WEIGHT, Lengths, coefficients, round_to_grid
-from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalGradient, LocalSgd, LocalStep
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, Sums, TrainJob
-from fedveil.local.vectorized import VmapTrainer
-from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.gram.layout import RecordCounts, linear_layer, stack_layouts
+from fedveil.training.gram.products import (
+    ADDITIONS,
+    BLOCK_ROWS,
+    MOST_WEIGHT,
+    Lengths,
+    Rows,
+    coefficients,
+    round_to_grid,
+)
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.losses import LOSSES, Loss, RecordLoss
+from fedveil.training.steps import LocalGradient, LocalSgd, LocalStep
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, Sums, TrainJob
+from fedveil.training.trainer_choice import TrainerOptions, choose_trainer
+from fedveil.training.vectorized import VmapTrainer
 
 
 def _absolute(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -64,7 +70,7 @@ def make_cohort(
     }[loss]
     silo = (user % n_silos).astype(np.int32)
     records = Records(features=features, targets=targets, silo=silo, user=user.astype(np.int32))
-    return Cohort.of(
+    return Cohort.from_records(
         records,
         groups=records.by_silo_user(),
         n_silos=n_silos,
@@ -74,7 +80,7 @@ def make_cohort(
 
 
 def run(
-    trainer: SpanTrainer | LoopTrainer,
+    trainer: GramTrainer | LoopTrainer,
     cohort: Cohort,
     bound: Bound,
     weights: Tensor | None = None,
@@ -136,7 +142,7 @@ def test_sums_are_those_of_the_loop(
     members = torch.from_numpy(rng.permutation(len(cohort.groups))[: max(1, len(sizes) - 2)])
     weights = torch.from_numpy(rng.random(len(members)))
     want = run(LoopTrainer(task=task, local=local), cohort, Unbounded(), weights, members)
-    trainer = SpanTrainer(task=task, local=local)
+    trainer = GramTrainer(task=task, local=local)
     for _ in range(2):  # the second time with the kept plan
         got = run(trainer, cohort, Unbounded(), weights, members)
         scale = max(1.0, float(want.norms.sum()))
@@ -158,7 +164,7 @@ def test_clipped_sums_are_those_of_the_loop_up_to_the_grid(
 ) -> None:
     task, cohort, bound = make_task(loss, 20, True), make_cohort(loss, sizes, 20, seed), Clip(norm=norm)
     want = run(LoopTrainer(task=task, local=local), cohort, bound)
-    got = run(SpanTrainer(task=task, local=local), cohort, bound)
+    got = run(GramTrainer(task=task, local=local), cohort, bound)
     lost = len(sizes) * (2 * math.sqrt(task.dimension) + 1) * bound.grid
     for total, wanted in zip(got.total, want.total, strict=True):
         assert float((total - wanted).norm()) <= lost + 1e-4 * norm * len(sizes)
@@ -193,7 +199,7 @@ def test_one_contribution_moves_the_sum_by_at_most_its_weight_times_the_bound(
         cohort.features.copy_(cohort.features[:1].expand_as(cohort.features).clone())
     members = torch.arange(len(cohort.groups))
     weights = torch.full((len(members),), weight, dtype=torch.float64)
-    trainer = SpanTrainer(task=task, local=local)
+    trainer = GramTrainer(task=task, local=local)
     everybody = run(trainer, cohort, bound, weights, members)
     without = run(trainer, cohort, bound, weights[1:], members[1:])
     assert float((everybody.total - without.total).norm()) <= weight * norm
@@ -207,13 +213,13 @@ def test_an_update_that_is_not_finite_adds_zero_and_spoils_no_other(
     batch_size: int | None, poison: float
 ) -> None:
     task, cohort = make_task("squared_error", 4, True), make_cohort("squared_error", [3, 3, 3, 5, 2], 4)
-    trainer = SpanTrainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=5, batch_size=batch_size))
+    trainer = GramTrainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=5, batch_size=batch_size))
     members = torch.arange(5)
     spoilt = 2
     others = members[members != spoilt]
     clean = run(trainer, cohort, Unbounded(), None, others)
     cohort.features[torch.from_numpy(cohort.groups.members(spoilt))[1]] = poison
-    got = run(SpanTrainer(task=task, local=trainer.local), cohort, Unbounded())
+    got = run(GramTrainer(task=task, local=trainer.local), cohort, Unbounded())
     assert got.nonfinite == 1
     assert torch.equal(got.norms.isnan(), members == spoilt)
     torch.testing.assert_close(got.total, clean.total, rtol=1e-5, atol=1e-6)
@@ -233,7 +239,7 @@ def test_contributions_with_more_records_than_features(loss: str, batch_size: in
         silo=np.repeat(silo, cohort.groups.size)[np.argsort(cohort.groups.order)],
         user=np.zeros(len(cohort.features), dtype=np.int32),
     )
-    cohort = Cohort.of(
+    cohort = Cohort.from_records(
         records,
         groups=records.by_silo(n_silos=4),
         n_silos=4,
@@ -242,19 +248,19 @@ def test_contributions_with_more_records_than_features(loss: str, batch_size: in
     )
     local = LocalSgd(learning_rate=0.05, epochs=2, batch_size=batch_size, momentum=0.5, weight_decay=0.01)
     got, want = (
-        run(kind(task=task, local=local), cohort, Unbounded()) for kind in (SpanTrainer, LoopTrainer)
+        run(kind(task=task, local=local), cohort, Unbounded()) for kind in (GramTrainer, LoopTrainer)
     )
     torch.testing.assert_close(got.total, want.total, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got.norms, want.norms, rtol=1e-4, atol=1e-6)
     assert got.norms[3] == 0
-    clipped = run(SpanTrainer(task=task, local=local), cohort, Clip(norm=0.01))
+    clipped = run(GramTrainer(task=task, local=local), cohort, Clip(norm=0.01))
     assert float(clipped.total.norm(dim=1).max()) <= 0.01
 
 
 def test_nobody_takes_part() -> None:
     task, cohort = make_task("cox", 3, True), make_cohort("cox", [3, 1], 3)
     nobody = torch.zeros(0, dtype=torch.int64)
-    sums = run(SpanTrainer(task=task, local=LocalGradient()), cohort, Clip(norm=1.0), None, nobody)
+    sums = run(GramTrainer(task=task, local=LocalGradient()), cohort, Clip(norm=1.0), None, nobody)
     assert not sums.total.any()
     assert (sums.steps, sums.nonfinite, len(sums.norms)) == (0, 0, 0)
 
@@ -278,7 +284,7 @@ def test_weights_outside_the_unit_interval_are_refused() -> None:
     task, cohort = make_task("cox", 3, True), make_cohort("cox", [3, 1], 3)
     with pytest.raises(PrivacyError, match=r"not in \[0, 1\]"):
         run(
-            SpanTrainer(task=task, local=LocalGradient()),
+            GramTrainer(task=task, local=LocalGradient()),
             cohort,
             Clip(norm=1.0),
             torch.tensor([0.5, 1.5], dtype=torch.float64),
@@ -292,11 +298,11 @@ def test_a_silo_beyond_the_proof_is_refused() -> None:
 
 def test_whether_the_proof_holds_is_asked_of_the_number_of_users_before_a_run() -> None:
     task, local = make_task("cross_entropy", 3, True), LocalGradient()
-    for users, kind in ((MOST_WEIGHT, SpanTrainer), (MOST_WEIGHT + 1, VmapTrainer)):
+    for users, kind in ((MOST_WEIGHT, GramTrainer), (MOST_WEIGHT + 1, VmapTrainer)):
         assert isinstance(choose_trainer(task, local, bound=Clip(norm=1.0), users=users), kind)
     with pytest.raises(ModelError, match="proved for up to 838860 users, and 838861 are declared"):
-        choose_trainer(task, local, TrainerOptions(name="span"), bound=Clip(norm=1.0), users=MOST_WEIGHT + 1)
-    assert isinstance(choose_trainer(task, local, bound=Unbounded(), users=10**9), SpanTrainer)
+        choose_trainer(task, local, TrainerOptions(name="gram"), bound=Clip(norm=1.0), users=MOST_WEIGHT + 1)
+    assert isinstance(choose_trainer(task, local, bound=Unbounded(), users=10**9), GramTrainer)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
@@ -310,12 +316,12 @@ def test_who_can_add_nothing_changes_no_bit_of_a_total(
         totals.append(total.clone())
         return round_to_grid(bound, total, weight)
 
-    monkeypatch.setattr("fedveil.local.span.trainer.round_to_grid", seen)
+    monkeypatch.setattr("fedveil.training.gram.trainer.round_to_grid", seen)
     task, cohort = (
         make_task("cross_entropy", 5, True),
         make_cohort("cross_entropy", [40] * 30, 5, n_silos=1),
     )
-    trainer = SpanTrainer(task=task, local=LocalSgd(learning_rate=0.1, weight_decay=weight_decay))
+    trainer = GramTrainer(task=task, local=LocalSgd(learning_rate=0.1, weight_decay=weight_decay))
     bound = Clip(norm=1.0)
     weights = torch.full((30,), 0.8, dtype=torch.float64)
     weights[::3] = (math.sqrt(task.dimension) + 1) * bound.grid * bound.unit / bound.effective_norm
@@ -363,13 +369,13 @@ def test_only_one_linear_layer_spans(model: nn.Module, linear: bool) -> None:
 def test_other_models_are_refused() -> None:
     task = Task(model=nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)), loss=LOSSES["cox"])
     with pytest.raises(ModelError, match='use "auto"'):
-        SpanTrainer(task=task, local=LocalGradient())
+        GramTrainer(task=task, local=LocalGradient())
 
 
 def test_projected_steps_with_momentum_are_refused() -> None:
     local = LocalSgd(learning_rate=0.1, epochs=1, momentum=0.5, projection=1.0)
     with pytest.raises(ModelError, match="momentum"):
-        SpanTrainer(task=make_task("cross_entropy", 3, True), local=local)
+        GramTrainer(task=make_task("cross_entropy", 3, True), local=local)
 
 
 # --- layouts ------------------------------------------------------------------------------------------------------
@@ -381,7 +387,7 @@ def test_rows_are_as_wide_as_a_step_of_all_records_and_whole_tiles_otherwise(
 ) -> None:
     """Rows of 48 for users of one or two records made a round of 1,000 such clients four times as dear."""
     sizes = np.array([1, 2, 7, 60])
-    held = Held(sizes=sizes, starts=np.cumsum(sizes) - sizes, padding=int(sizes.sum()))
+    held = RecordCounts(sizes=sizes, starts=np.cumsum(sizes) - sizes, padding=int(sizes.sum()))
     layouts = list(stack_layouts(np.arange(4), held, 1 << 18, batch_size))
     assert [layout.records.shape[1] for layout in layouts] == widths
     assert all(layout.records.shape[1] % layout.tile == 0 for layout in layouts)

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
+from fedveil.data.columns import State, read_columns
+from fedveil.data.data_report import data_report
+from fedveil.data.schema import Schema
+from fedveil.data.tables import read_features_by_schema, read_tables
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.columns import State, read_columns
-from fedveil.population.data_report import data_report
-from fedveil.population.schema import Schema
-from fedveil.population.tables import read_features_by_schema, read_tables
 from fedveil.statistics.preprocessing import _kept
-from fedveil.validation import validated
+from fedveil.validation import validate_document
 
 LAB = {"kind": "number", "lower": 0, "upper": 10, "missing": "indicator", "absent": "missing"}
 SEX = {"kind": "category", "categories": ["f", "m"], "also": {"F": "f", "woman": "f", "M": "m"}}
@@ -38,7 +38,7 @@ def schema(**features: object) -> Schema:
         },
         "features": {"sex": SEX, "lab": LAB, "seen": SEEN} | features,
     }
-    return validated(Schema, document, "schema")
+    return validate_document(Schema, document, "schema")
 
 
 def write(path: Path, text: str) -> Path:

@@ -15,9 +15,9 @@ import pytest
 from fedveil.report.statistics import row_cells
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import Bins, Categories, States
-from fedveil.statistics.correlations import Sums, correlations, displayed, nearest_correlation
+from fedveil.statistics.correlations import Sums, correlations, display_correlations, nearest_correlation
 from fedveil.statistics.decoding import Cells, consistent, decode
-from fedveil.statistics.figures import Group, Row, count, part_of, shown
+from fedveil.statistics.figures import Group, Row, count, part_of, suppress_small_count
 from fedveil.statistics.intervals import NORMAL_95, Interval, normal, ratio
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.moments import mean, variance
@@ -113,7 +113,7 @@ def test_groups_of_other_columns_are_not_made_to_agree() -> None:
     vector = 5 + rng.normal(size=layout.length)
     found = decode(layout, vector, 1.0)
     totals = {name: found[name, "cells"].values.sum(axis=1) for name in ("one", "two", "three")}
-    slot = layout.of("one")[0]
+    slot = layout.slots_of("one")[0]
     assert totals["one"] == pytest.approx(vector[slot.place].reshape(3, 3).sum(axis=1) / slot.scale)
     assert totals["two"] == pytest.approx(totals["three"])
 
@@ -283,7 +283,7 @@ def test_correlations_cover_however_little_spread_there_is(r: float, spread: flo
 def test_correlations_are_shown_as_one_matrix_with_the_ends_of_what_was_released() -> None:
     """r = .9, .9, -.9 is no correlation matrix; the nearest is known: off-diagonals of 1/2 by symmetry."""
     rows = [[normal(0.9, 0.01, 0.0), normal(0.9, 0.01, 0.0)], [normal(-0.9, 0.01, 0.0)], []]
-    found = displayed(rows)
+    found = display_correlations(rows)
     estimates = [one.estimate for row in found for one in row]
     assert estimates == pytest.approx([0.5, 0.5, -0.5], abs=1e-6)
     assert [(one.low, one.high) for one in found[0]] == [(one.low, one.high) for one in rows[0]]
@@ -438,7 +438,7 @@ def test_the_largest_z_is_between_one_and_many_independent_ones() -> None:
 def test_intervals_hold_of_cells_that_are_asked_for_and_not_of_those_that_are_shown() -> None:
     """As the handbook says: of empty cells under noise of 25 people about .9 % are shown, and none of these holds."""
     found = [normal(noise, 625.0, 0.0) for noise in np.random.default_rng(0).normal(scale=25.0, size=20_000)]
-    seen = [one for one in found if shown(one, 10.0) is not None]
+    seen = [one for one in found if suppress_small_count(one, 10.0) is not None]
     assert len(seen) / len(found) == pytest.approx(0.0091, rel=0.15)
     assert not any((one.low or 0) <= 0 for one in seen)
     assert np.mean([(one.low or 0) <= 0 <= (one.high or 0) for one in found]) == pytest.approx(

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
+from fedveil.data.columns import ColumnTable, Numbers, Places
+from fedveil.data.schema import Category, Schema
 from fedveil.errors import ConfigError, PrivacyError
 from fedveil.methods.weights import Weights
-from fedveil.population.columns import ColumnTable, Numbers, Places
-from fedveil.population.schema import Category, Schema
 from fedveil.privacy.bounds import FixedVector
 from fedveil.statistics.blocks import Block, Powers
 from fedveil.statistics.compose import compose
 from fedveil.statistics.layout import MOST_NUMBERS, Layout
-from fedveil.statistics.local import LocalStatistic, silo_sums
-from fedveil.statistics.plan import planned
+from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
+from fedveil.statistics.plan import predict_errors
 from fedveil.statistics.request import Request
 from fedveil.statistics.strategy import Strategy, prefix_coefficients, prefix_norm
 
@@ -81,7 +81,7 @@ def table_of(records: list[tuple[int, int, dict[str, float | None]]]) -> ColumnT
 def sums_of(step: LocalStatistic, table: ColumnTable, weights: Weights = Weights.BY_RECORDS) -> np.ndarray:
     """Return the sum over all silos, in units of the grid."""
     bound = FixedVector(norm=1.0, step=GRID)
-    of_pairs = weights.of(table.pairs(), 3, table.n_users)
+    of_pairs = weights.for_groups(table.pairs(), 3, table.n_users)
     found: np.ndarray = silo_sums(step, table, of_pairs, bound).sum(axis=0) / GRID
     return found
 
@@ -103,7 +103,7 @@ def test_every_strategy_has_norm_one_and_an_inverse(kind: str, ordered: int, fre
     columns = np.linalg.norm(strategy.matrix, axis=0)
     assert columns.max() == pytest.approx(strategy.sensitivity, abs=1e-12)
     assert np.allclose(strategy.decoder @ strategy.matrix, np.eye(strategy.width))
-    assert strategy.matrix.shape == (strategy.sent, strategy.width)
+    assert strategy.matrix.shape == (strategy.n_sent, strategy.width)
     inverse = np.linalg.inv(strategy.matrix.T @ strategy.matrix)
     assert np.allclose(strategy.covariance, inverse)
 
@@ -350,7 +350,7 @@ def test_no_cell_stops_a_release() -> None:
 
 
 def test_a_time_on_a_grid_point_belongs_to_the_interval_that_it_ends() -> None:
-    exits, events = (slot.block for slot in step_of().layout.of("follow_up"))
+    exits, events = (slot.block for slot in step_of().layout.slots_of("follow_up"))
     times = [0.0, 1.0, 1.5, 10.0, 100.0, 100.5]
     table = table_of([(who, 0, {"days": time, "died": 1.0}) for who, time in enumerate(times)])
     # exits: last interval first; beyond, (10, 100], (1, 10], [0, 1], unreadable
@@ -403,7 +403,7 @@ def test_a_cross_table_is_planned_without_a_matrix_or_refused_for_its_length(
         {
             "silos": "uniform",
             "release": {"table": {"kind": "cross", "columns": ["sick", "ward"]}},
-            "largest_error": 100.0,
+            "max_standard_error": 100.0,
         }
     )
     for name in ("matrix", "decoder", "covariance"):
@@ -415,11 +415,11 @@ def test_a_cross_table_is_planned_without_a_matrix_or_refused_for_its_length(
             compose(request, schema, ("a", "b"))
         return
     layout = compose(request, schema, ("a", "b")).layout
-    (plan,) = planned(request, layout, n_users=1000, noise_std=3.0, unit=0.5)
+    (plan,) = predict_errors(request, layout, n_users=1000, noise_std=3.0, unit=0.5)
     assert (plan.numbers, plan.noise) == (numbers, 6.0)
     (block,) = layout.blocks
     cells = sparse.csr_array(([0.25, 1.0], [7, 8000], [0, 1, 2]), shape=(2, numbers))
-    assert np.array_equal(block.coded(cells), cells.toarray())
+    assert np.array_equal(block.encode(cells), cells.toarray())
 
 
 class Dense(LocalStatistic):

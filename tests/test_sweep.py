@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.cli import main
-from fedveil.engine import sweep as engine
-from fedveil.engine.experiments.study import Selection
-from fedveil.engine.run import run
-from fedveil.engine.setup import prepare
-from fedveil.engine.sweep import ROWS, Axis, Point, points, spent_together, sweep
+from fedveil.cli.app import main
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.report.tradeoff import Traded, front, page, write_tradeoff
+from fedveil.run import sweep as engine
+from fedveil.run.config.study import Selection
+from fedveil.run.setup import prepare
+from fedveil.run.sweep import ROWS, Axis, Point, joint_cost_of_points, points, sweep
+from fedveil.run.training_run import run
 from tests.commands import ended
 from tests.runs import Silent, experiment, json_lines
 
@@ -119,7 +119,7 @@ def test_a_folder_that_a_killed_sweep_left_without_its_experiment_is_taken_over(
     (row,) = sweep([point], folder, processes=1)
     assert row["run"] == point.experiment.name
     assert sorted(one.name for one in folder.iterdir()) == [ROWS, point.experiment.name]
-    assert spent_together([point], folder)["runs"] == 1
+    assert joint_cost_of_points([point], folder)["runs"] == 1
 
 
 def test_an_interruption_begins_no_other_point_and_says_how_to_go_on(

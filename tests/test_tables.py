@@ -18,17 +18,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.data.records import Population
+from fedveil.data.schema import Format, Schema, invalid_cells_notice
+from fedveil.data.table_file import open_table, without_days
+from fedveil.data.tables import held_out, read_own, read_tables
 from fedveil.errors import ConfigError, DataError
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.trainer import Cohort, TrainJob
-from fedveil.population.records import Population
-from fedveil.population.refused import of_tables
-from fedveil.population.schema import Format, Schema
-from fedveil.population.table_file import open_table, without_days
-from fedveil.population.tables import held_out, read_own, read_tables
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness, key_of
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.steps import LocalSgd
+from fedveil.training.trainer import Cohort, TrainJob
 from tests.training import task_of
 
 SECRET = "s3cret"
@@ -46,7 +45,7 @@ def _tested_on_what_trains() -> Iterator[None]:
     """Allow tests here to train on all records of the one table that they write: test_read_as_meant.py refuses it."""
     with pytest.MonkeyPatch.context() as patch:
         for check in ("check_public", "refuse_training_records"):
-            patch.setattr(f"fedveil.population.tables.{check}", lambda *given: None)
+            patch.setattr(f"fedveil.data.tables.{check}", lambda *given: None)
         yield
 
 
@@ -204,7 +203,7 @@ def test_what_one_record_refuses_a_table_for_is_said_as_not_covered(tmp_path: Pa
     (said,) = {note for note in read(tmp_path, how=binned).notes if "table to be refused" in note}
     assert "missing or unknown id or silo" in said
     assert "not as declared" not in said
-    assert of_tables(False) in schema().matching  # of releases, and between institutions
+    assert invalid_cells_notice(False) in schema().matching  # of releases, and between institutions
 
 
 def test_a_parquet_file_that_announces_other_rows_than_it_has_takes_no_room_for_them(tmp_path: Path) -> None:
@@ -373,7 +372,7 @@ def test_removing_a_user_changes_nothing_of_any_other(tmp_path: Path, removed: s
     def held_and_sum(name: str, kept: list[tuple[str, ...]]) -> tuple[dict[bytes, int], torch.Tensor]:
         population = read_tables(how, [write(tmp_path / name, kept)], test=test)
         groups = population.train.by_silo_user()
-        cohort = Cohort.of(
+        cohort = Cohort.from_records(
             population.train, groups=groups, n_silos=2, scale=population.scale, device=torch.device("cpu")
         )
         local = LocalSgd(learning_rate=2.0, epochs=1, batch_size=1)

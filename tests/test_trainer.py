@@ -9,20 +9,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.data.records import Affine, Records
 from fedveil.errors import ConfigError, ModelError
-from fedveil.local import trainer
-from fedveil.local.choice import TrainerOptions, choose_trainer
-from fedveil.local.counters import batch_order, mix
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalGradient, LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob
-from fedveil.local.vectorized import VmapTrainer
-from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training import trainer
+from fedveil.training.counters import batch_order, mix
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.steps import LocalGradient, LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, TrainJob
+from fedveil.training.trainer_choice import TrainerOptions, choose_trainer
+from fedveil.training.vectorized import VmapTrainer
 from tests.training import cohort_of, everyone, task_of
 
 RANDOMNESS = ExperimentRandomness(7)
@@ -111,7 +111,7 @@ def test_contributions_without_records_add_nothing(trainer, bound):
     assert sums.steps == 4
 
 
-@pytest.mark.parametrize("trainer", [*TRAINERS, SpanTrainer])
+@pytest.mark.parametrize("trainer", [*TRAINERS, GramTrainer])
 def test_nobody_trains(trainer):
     task, cohort = task_of("linear"), cohort_of([0, 0])
     sums = trainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=2)).sums(
@@ -212,7 +212,7 @@ def test_stored_bytes_are_scaled_one_batch_at_a_time():
     column = np.zeros(5, dtype=np.int32)
     records = Records(features=raw, targets=column.astype(np.int64), silo=column, user=column)
     scale = Affine(factor=1 / 255, shift=-0.5)
-    cohort = Cohort.of(
+    cohort = Cohort.from_records(
         records, groups=records.by_silo_user(), n_silos=1, scale=scale, device=torch.device("cpu")
     )
     features, targets = cohort.batch(torch.tensor([[3, 1], [0, 0]]))
@@ -247,7 +247,7 @@ class Branching(torch.nn.Module):
 
 def test_the_trainer_is_chosen_by_what_the_model_can_do():
     local, cohort = LocalSgd(learning_rate=0.1, epochs=1), cohort_of([3])
-    assert isinstance(choose_trainer(task_of("linear"), local), SpanTrainer)
+    assert isinstance(choose_trainer(task_of("linear"), local), GramTrainer)
     assert isinstance(choose_trainer(task_of("mlp"), local, cohort=cohort), VmapTrainer)
     recurrent = Task(model=Recurrent(), loss=load_loss("cross_entropy"))
     assert isinstance(choose_trainer(recurrent, local), LoopTrainer)
@@ -256,8 +256,8 @@ def test_the_trainer_is_chosen_by_what_the_model_can_do():
     assert isinstance(choose_trainer(task_of("linear"), local, TrainerOptions(name="loop")), LoopTrainer)
     with pytest.raises(ConfigError, match="auto, loop, vmap or span"):
         choose_trainer(recurrent, local, TrainerOptions(name="fast"))
-    with pytest.raises(ModelError, match="span"):
-        choose_trainer(recurrent, local, TrainerOptions(name="span"))
+    with pytest.raises(ModelError, match="gram"):
+        choose_trainer(recurrent, local, TrainerOptions(name="gram"))
 
 
 def test_span_knows_neither_l1_bounds_nor_passes_that_end_early():
@@ -267,11 +267,11 @@ def test_span_knows_neither_l1_bounds_nor_passes_that_end_early():
     assert isinstance(choose_trainer(task, local, cohort=cohort, bound=bound), VmapTrainer)
     assert isinstance(choose_trainer(task, limited, cohort=cohort), VmapTrainer)
     with pytest.raises(ModelError, match="early"):
-        choose_trainer(task, limited, TrainerOptions(name="span"))
+        choose_trainer(task, limited, TrainerOptions(name="gram"))
     with pytest.raises(ModelError, match="l1"):  # before a round is charged
-        choose_trainer(task, local, TrainerOptions(name="span"), cohort=cohort, bound=bound)
+        choose_trainer(task, local, TrainerOptions(name="gram"), cohort=cohort, bound=bound)
     with pytest.raises(ModelError, match="l1"):
-        SpanTrainer(task=task, local=local).sums(
+        GramTrainer(task=task, local=local).sums(
             TrainJob(task.initial(), cohort, *everyone(cohort), bound, ExperimentRandomness(0), ("round", 1))
         )
 

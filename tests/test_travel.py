@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from fedveil.crypto.ckks import CkksParameters
-from fedveil.engine.planning import Plan, ratio_rows, read_over, travel_rows
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError, ModelError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.travel import noise_to_travel, rate_by_rule, step_by_rule
+from fedveil.methods.noise_ratio import noise_to_displacement, rate_by_rule, step_by_rule
 from fedveil.methods.uldp import uldp_avg_w
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.server.denoise import ByRule, Laplacian, NoDenoiser
+from fedveil.run.planning import Plan, noise_ratio_rows, ratio_rows, read_over
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.setup import prepare
+from fedveil.training.server.denoise import ByRule, Laplacian, NoDenoiser
+from fedveil.training.steps import LocalSgd
 from tests.runs import experiment
 
 LOCAL = LocalSgd(learning_rate=0.1, epochs=1)
@@ -33,7 +33,7 @@ PUBLIC = PublicFacts(n_silos=5, n_users=100, dimension=650)
 def test_the_ratio_is_that_of_its_formula(clip: Any, more: float, rate: float) -> None:
     """sqrt(d / T) z / (q |U|); without sampling sqrt(d) / (|U| mu). An adaptive clip pays for its mark."""
     method = uldp_avg_w(local=LOCAL, clip=clip, noise_multiplier=5.0, user_sampling_rate=rate)
-    found = noise_to_travel(method, PUBLIC, 30)
+    found = noise_to_displacement(method, PUBLIC, 30)
     assert found == pytest.approx(more * math.sqrt(650 / 30) * 5.0 / (rate * 100), rel=1e-12)
     if rate == 1:
         assert found == pytest.approx(more * math.sqrt(650) / (100 * math.sqrt(30) / 5.0), rel=1e-12)
@@ -42,7 +42,7 @@ def test_the_ratio_is_that_of_its_formula(clip: Any, more: float, rate: float) -
 def test_the_rule_proposes_long_steps_where_there_is_little_noise() -> None:
     assert [step_by_rule(ratio) for ratio in (0.0, 0.01, 0.25 / 3, 0.25, 1.0)] == [3, 3, 3, 1, 0.25]
     method = uldp_avg_w(local=LOCAL, clip=1.0, noise_multiplier=5.0)
-    eta = 0.25 / noise_to_travel(method, PUBLIC, 30)
+    eta = 0.25 / noise_to_displacement(method, PUBLIC, 30)
     assert rate_by_rule(method, PUBLIC, 30) == pytest.approx(5 * eta)
 
 
@@ -74,9 +74,9 @@ def test_neighbouring_data_get_the_same_rate_and_denoiser(multiplier: float, den
 
 
 def test_images_are_smoothed_more_and_an_unresolved_rule_estimates_nothing() -> None:
-    large = ByRule().resolved(lambda: 0.6, (1, 28, 28))
+    large = ByRule().resolve(lambda: 0.6, (1, 28, 28))
     assert large == Laplacian(smoothing=1.0)
-    assert ByRule().resolved(lambda: 0.4, (1, 28, 28)) == NoDenoiser()
+    assert ByRule().resolve(lambda: 0.4, (1, 28, 28)) == NoDenoiser()
     with pytest.raises(CompositionError, match="resolved once the noise"):
         ByRule().estimate(torch.zeros(3), 1.0, [(3,)])
 
@@ -120,7 +120,7 @@ PLAN = Plan(
 
 
 def test_rounds_are_compared_at_one_epsilon() -> None:
-    rows = travel_rows(PLAN, 650, [10, 40]).rows
+    rows = noise_ratio_rows(PLAN, 650, [10, 40]).rows
     everyone = [row for row in rows if row["sampling_rate"] == 1]
     assert [row["rounds"] for row in everyone] == [10, 40]
     ten, forty = everyone
@@ -138,7 +138,7 @@ def test_rounds_are_compared_at_one_epsilon() -> None:
 
 
 def test_rounds_make_up_for_the_cap_on_steps_and_weights_for_what_they_shorten() -> None:
-    ten, forty = (row for row in travel_rows(PLAN, 4, [10, 40]).rows if row["sampling_rate"] == 1)
+    ten, forty = (row for row in noise_ratio_rows(PLAN, 4, [10, 40]).rows if row["sampling_rate"] == 1)
     assert ten["step"] == 3.0
     assert ten["rounds_by_rule"] == round(0.25 * 10 / (3 * ten["rho"])) > 10
     assert forty["rounds_by_rule"] == pytest.approx(4 * ten["rounds_by_rule"], abs=2)
@@ -165,4 +165,4 @@ def test_a_plan_over_something_else_is_refused(text: str) -> None:
 
 def test_a_plan_over_rounds_needs_an_epsilon() -> None:
     with pytest.raises(ConfigError, match="give --epsilon"):
-        travel_rows(replace(PLAN, epsilon=None, rounds=5), 650, [5])
+        noise_ratio_rows(replace(PLAN, epsilon=None, rounds=5), 650, [5])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.users_code import failed_at
+from fedveil.user_code import failed_at
 from tests.commands import ended
 
 SECRET = "patient 4711 has HIV"
@@ -113,7 +113,7 @@ def test_a_loss_and_a_model_that_fail_are_no_bugs_of_this_program(place: Path, w
 
 def test_what_python_code_raises_is_raised_as_it_is_with_how_to_go_on(tmp_path: Path) -> None:
     class Broken(fv.Callback):
-        def round_ended(self, round: fv.RoundSummary) -> str | None:
+        def on_round_end(self, round: fv.RoundSummary) -> str | None:
             raise KeyError(SECRET)
 
     people = fv.population(
@@ -143,7 +143,7 @@ def test_what_python_code_raises_is_raised_as_it_is_with_how_to_go_on(tmp_path: 
 
 
 def test_a_bug_of_this_program_stays_one() -> None:
-    with mock.patch("fedveil.commands.lists.presets", side_effect=ValueError("a bug")):
+    with mock.patch("fedveil.cli.lists.presets", side_effect=ValueError("a bug")):
         found = ended("presets")
     assert found.code == 70
     assert "ValueError: a bug" in found.err

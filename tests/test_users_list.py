@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fedveil.crypto.keys import IdentityKey
+from fedveil.data.salted_file import read_salted
+from fedveil.data.schema import Schema, read_schema
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership
-from fedveil.federation.share import Share, public_table, silo_share
-from fedveil.population.salted_file import read_salted
-from fedveil.population.schema import Schema, read_schema
+from fedveil.federation.silo_data import LocalPopulation, load_public_test_table, load_silo_population
 from tests.user_lists import SALT, write_list
 
 SCHEMA = """
@@ -50,11 +50,11 @@ class Silos:
         """The schema that names a list."""
         return read_schema(self.folder / "schema.toml").model_copy(update={"users": users})
 
-    def share(self, number: int, users: str | None, listed: str | None) -> Share:
+    def share(self, number: int, users: str | None, listed: str | None) -> LocalPopulation:
         """What a silo reads by a schema that names a list, with a list of its own."""
         table = self.folder / f"{self.membership.silos[number]}.csv"
         path = None if listed is None else self.folder / listed
-        return silo_share(self.schema(users), table, self.membership, number, path)
+        return load_silo_population(self.schema(users), table, self.membership, number, path)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_one_list_gives_an_id_one_number_in_all_silos_and_statements_name_it(sil
     north, south = (silos.share(number, silos.agreed, "users.txt") for number in range(2))
     assert north.train.user.tolist() == [0, 2]
     assert south.train.user.tolist() == [1, 0]
-    coordinator = public_table(silos.schema(silos.agreed), None, silos.membership).share()
+    coordinator = load_public_test_table(silos.schema(silos.agreed), None, silos.membership).share()
     assert north.notes == south.notes == coordinator.notes
     assert any(f"one list of ids (sha256 {silos.agreed})" in note for note in north.notes)
 

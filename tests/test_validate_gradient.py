@@ -14,24 +14,29 @@ from torch.nn.utils import prune
 import fedveil as fv
 from fedveil.api.objective import model_digest, objective
 from fedveil.errors import ModelError
-from fedveil.local.choice import TrainerOptions, choose_trainer, records_together
-from fedveil.local.copying import copy_module, unwrap
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.steps import LocalSgd
-from fedveil.local.stillness import unchanged
-from fedveil.local.task import Task
-from fedveil.local.trainer import TrainJob
-from fedveil.local.validate_gradient import batches_like_loop, validate_gradient
-from fedveil.local.vectorized import VmapTrainer
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.copying import copy_module, unwrap
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.state_leak_check import check_unchanged
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import TrainJob
+from fedveil.training.trainer_choice import TrainerOptions, can_vectorise_records, choose_trainer
+from fedveil.training.validate_gradient import batches_like_loop, validate_gradient
+from fedveil.training.vectorized import VmapTrainer
 from tests.test_python import people, train
 from tests.test_vectorized import Shared
 from tests.training import cohort_of, everyone, task_of
 
 COHORT = cohort_of([3, 2])
 LOCAL = LocalSgd(learning_rate=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _same_parameters() -> None:
+    torch.manual_seed(0)
 
 
 class Through(nn.Module):
@@ -147,7 +152,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_a_model_without_a_gradient_to_bound_is_refused_before_it_is_trained(name: str) -> None:
     model, reason = REFUSED[name]
     task = Task(model=model(), loss=load_loss("cross_entropy"))
-    for choose in (choose_trainer, records_together):
+    for choose in (choose_trainer, can_vectorise_records):
         with pytest.raises(ModelError, match=reason):
             choose(task, LOCAL, cohort=COHORT) if choose is choose_trainer else choose(task, COHORT)
 
@@ -189,7 +194,7 @@ def test_a_rule_for_vmap_that_computes_something_else_leaves_the_model_to_the_lo
     with pytest.raises(ModelError, match="other gradients than the loop"):
         choose_trainer(task, LOCAL, TrainerOptions(name="vmap"), cohort=COHORT)
     with pytest.raises(ModelError, match="than the loop"):
-        records_together(task, COHORT)
+        can_vectorise_records(task, COHORT)
 
 
 @pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
@@ -327,9 +332,9 @@ def test_pytorch_asks_nobody_to_report_a_slow_operation(norm: bool) -> None:
 def test_what_the_compiler_hangs_on_a_parameter_is_no_state() -> None:
     task = task_of("mlp")
     parameter = next(iter(task.model.parameters()))
-    with unchanged(task):
+    with check_unchanged(task):
         parameter._dynamo_static_input_type = "guarded"  # type: ignore[attr-defined]
-    with pytest.raises(ModelError, match=r"wrote to its 1\.weight"), unchanged(task):
+    with pytest.raises(ModelError, match=r"wrote to its 1\.weight"), check_unchanged(task):
         parameter.seen = 3  # type: ignore[attr-defined]
 
 

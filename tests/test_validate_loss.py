@@ -14,24 +14,23 @@ from torch import nn
 from torch.nn import functional
 
 import fedveil as fv
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.setup import prepare
+from fedveil.data.records import Affine, Records
 from fedveil.errors import ModelError
-from fedveil.local.class_weights import ClassWeighted
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import LOSSES, Cox, CrossEntropy, Loss, RecordLoss
-from fedveil.local.span.plan import linear_layer
-from fedveil.local.span.trainer import SpanTrainer
-from fedveil.local.steps import LocalSgd
-from fedveil.local.stillness import held_by
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob
-from fedveil.local.validate import validate_behaviour
-from fedveil.local.validate_loss import validate_loss
-from fedveil.local.vectorized import VmapTrainer
-from fedveil.population.records import Affine, Records
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
+from fedveil.run.config.experiment import parse
+from fedveil.run.setup import prepare
+from fedveil.training.class_weights import ClassWeighted
+from fedveil.training.gram.layout import linear_layer
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.losses import LOSSES, Cox, CrossEntropy, Loss, RecordLoss
+from fedveil.training.state_leak_check import snapshot
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, TrainJob
+from fedveil.training.validation import validate_behaviour, validate_loss
+from fedveil.training.vectorized import VmapTrainer
 
 LABELS = torch.zeros(1, dtype=torch.int64)
 KINDS = {"classification": LABELS, "regression": torch.zeros(1), "survival": torch.zeros(1, 2)}
@@ -375,12 +374,12 @@ def test_slopes_of_ones_own_are_not_taken():
 def test_more_than_can_be_compared_is_refused():
     many = [[number] for number in range(100_001)]
     with pytest.raises(ModelError, match="more than 100,000 objects"):
-        held_by(many)
+        snapshot(many)
     chain = SimpleNamespace()
     for _ in range(10_000):
         chain = SimpleNamespace(next=chain)
     with pytest.raises(ModelError, match="a chain of many hundreds"):
-        held_by(chain)
+        snapshot(chain)
 
 
 def test_parameters_that_are_not_finite_are_told_from_random_numbers():
@@ -402,7 +401,7 @@ def test_state_that_no_trial_showed_ends_the_round_with_nothing(kind):
         silo=np.zeros(9, np.int32),
         user=np.zeros(9, np.int32),
     )
-    cohort = Cohort.of(
+    cohort = Cohort.from_records(
         records, groups=records.by_silo_user(), n_silos=1, scale=Affine(), device=torch.device("cpu")
     )
     job = TrainJob(
@@ -438,7 +437,7 @@ def test_rows_of_two_contributions_meet_in_no_call_of_an_own_loss():
         records = Records(
             features=features, targets=np.array([0, 1, 0, 0]), silo=np.zeros(4, np.int32), user=user
         )
-        cohort = Cohort.of(
+        cohort = Cohort.from_records(
             records, groups=records.by_silo_user(), n_silos=1, scale=Affine(), device=torch.device("cpu")
         )
         torch.manual_seed(0)
@@ -453,7 +452,7 @@ def test_rows_of_two_contributions_meet_in_no_call_of_an_own_loss():
             ExperimentRandomness(0),
             ("round",),
         )
-        trainer = SpanTrainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=3))
+        trainer = GramTrainer(task=task, local=LocalSgd(learning_rate=0.1, epochs=3))
         sums.append(trainer.sums(job).total)
     assert torch.equal(*sums)
     assert sums[0].any()
@@ -496,9 +495,9 @@ def test_a_sparse_tensor_is_told_by_its_numbers():
         torch.sparse_coo_tensor(places, torch.tensor([1.0, x]), (2, 2), check_invariants=True)
         for x in (2.0, 3.0)
     )
-    assert held_by(one) == held_by(one.clone())
-    assert held_by(one) != held_by(other)
-    assert held_by(one.to_sparse_csr()) != held_by(other.to_sparse_csr())
+    assert snapshot(one) == snapshot(one.clone())
+    assert snapshot(one) != snapshot(other)
+    assert snapshot(one.to_sparse_csr()) != snapshot(other.to_sparse_csr())
 
 
 def test_what_is_told_hangs_on_no_order_of_a_set_and_on_no_address():
@@ -515,7 +514,7 @@ def test_what_is_told_hangs_on_no_order_of_a_set_and_on_no_address():
         def __init__(self, value):
             self.value = value
 
-    assert held_by(made(), name) == held_by(made(), name)
+    assert snapshot(made(), name) == snapshot(made(), name)
 
 
 def test_both_surfaces_ask(tmp_path, monkeypatch):

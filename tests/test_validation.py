@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
-from fedveil.validation import explained
+from fedveil.validation import explain_errors
 
 
 class Strict(BaseModel):
@@ -92,10 +92,10 @@ def test_a_problem_is_told_by_its_path_and_the_keys_that_are_known_there(
     Document.model_validate(GOOD)
     with pytest.raises(ValidationError) as found:
         Document.model_validate(GOOD | changes)
-    assert explained(found.value, Document) == told
+    assert explain_errors(found.value, Document) == told
 
 
 def test_a_dataclass_is_a_document_too() -> None:
     with pytest.raises(ValidationError) as found:
         TypeAdapter(Line).validate_python({"round": 1, "sum": 2})
-    assert explained(found.value, Line) == "sum: no such key; known here: note, round"
+    assert explain_errors(found.value, Line) == "sum: no such key; known here: note, round"

@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.engine.rounds.attempts import MOST_ATTEMPTS, Absences, RetryPolicy
-from fedveil.engine.rounds.next_model import next_model
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.run import resume, run
-from fedveil.engine.setup import prepare
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.message_encoding import Sender
 from fedveil.methods.secure_aggregation import SecureAggregation
-from fedveil.methods.sending import Sender
 from fedveil.methods.uldp import uldp_avg
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.sampling import PoissonUsers
-from fedveil.protection.driver import NOBODY, Driver, Dropouts
-from fedveil.protection.errors import ProtocolError, SiloVanished
-from fedveil.protection.masking.masked_sums import MaskedSums
+from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver
+from fedveil.protocols.errors import ProtocolError, SiloVanished
+from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.rounds.next_model import next_model
+from fedveil.run.rounds.retries import MOST_ATTEMPTS, DropoutSimulation, RetryPolicy
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import resume, run
 from tests.contract.test_methods import CLIP, LOCAL, SIGMA
 from tests.made_up import serve_hospitals
 from tests.runs import Silent, files, json_lines, same_model
@@ -58,7 +58,7 @@ def units(silos: int, length: int = 5) -> dict[int, np.ndarray]:
 def test_a_vanished_silo_ends_the_attempt_and_the_next_is_played_with_the_rest(
     absent: Dropouts, released: bool
 ) -> None:
-    driver, vectors = Driver(MaskedSums(clients=3, length=5, limit=10**4)), units(3)
+    driver, vectors = LocalDriver(MaskedSumSpec(clients=3, length=5, limit=10**4)), units(3)
     with pytest.raises(SiloVanished, match="silos 1 vanished") as vanished:
         driver.play((1, 0), ALL, None, vectors.get, absent)
     assert vanished.value.silos == (1,)
@@ -71,7 +71,7 @@ def test_a_vanished_silo_ends_the_attempt_and_the_next_is_played_with_the_rest(
 
 @pytest.mark.parametrize(("absent", "rest"), [(NOBODY, (0, 1, 2)), (EARLY, (0, 2)), (LATE, (0, 1, 2))])
 def test_with_recovery_the_attempt_goes_on_with_what_arrived(absent: Dropouts, rest: tuple[int, ...]) -> None:
-    driver, vectors = Driver(MaskedSums(clients=3, length=5, limit=10**4, threshold=2)), units(3)
+    driver, vectors = LocalDriver(MaskedSumSpec(clients=3, length=5, limit=10**4, threshold=2)), units(3)
     for round_number in (1, 2):
         total, summed = driver.play((round_number, 0), ALL, None, vectors.get, absent)
         np.testing.assert_array_equal(total, sum(vectors[silo] for silo in rest))
@@ -87,7 +87,7 @@ def test_with_recovery_the_attempt_goes_on_with_what_arrived(absent: Dropouts, r
     ],
 )
 def test_recovery_gives_up_below_its_threshold_and_has_released_nothing(absent: Dropouts) -> None:
-    driver, vectors = Driver(MaskedSums(clients=3, length=5, limit=10**4, threshold=2)), units(3)
+    driver, vectors = LocalDriver(MaskedSumSpec(clients=3, length=5, limit=10**4, threshold=2)), units(3)
     with pytest.raises(SiloVanished) as vanished:
         driver.play((1, 0), ALL, None, vectors.get, absent)
     assert not vanished.value.may_have_released
@@ -104,7 +104,7 @@ class Scripted:
         self.failures, self.log = list(failures), []
 
     def retry(self, **changes: Any) -> RetryPolicy:
-        rule = {"on_missing": "retry", "waits": True, "least": 2} | changes
+        rule = {"on_dropout": "retry", "waits": True, "least": 2} | changes
         return RetryPolicy(
             **rule,
             record=lambda number, vanished: self.log.append(("record", number, vanished.may_have_released)),
@@ -164,7 +164,7 @@ def test_the_rest_goes_on_as_long_as_the_noise_is_enough() -> None:
 def test_a_round_ends_at_the_first_vanished_silo_or_after_many_attempts() -> None:
     play = Scripted(((2,), False))
     with pytest.raises(SiloVanished):
-        play.retry(on_missing="end").play(1, (0, 1, 2), play.attempt)
+        play.retry(on_dropout="end").play(1, (0, 1, 2), play.attempt)
     assert [step[0] for step in play.log] == ["pay", "play", "record"]
     play = Scripted(*[((2,), False)] * MOST_ATTEMPTS)
     with pytest.raises(ProtocolError, match=f"each of {MOST_ATTEMPTS} attempts"):
@@ -172,9 +172,11 @@ def test_a_round_ends_at_the_first_vanished_silo_or_after_many_attempts() -> Non
 
 
 def test_absences_have_their_rate_and_are_those_of_the_seed() -> None:
-    absences, silos = Absences(rate=0.3, randomness=ExperimentRandomness(5)), tuple(range(40))
-    drawn = [absences.of(number, attempt, silos) for number in range(50) for attempt in range(5)]
-    assert drawn == [absences.of(number, attempt, silos) for number in range(50) for attempt in range(5)]
+    absences, silos = DropoutSimulation(rate=0.3, randomness=ExperimentRandomness(5)), tuple(range(40))
+    drawn = [absences.draw_dropouts(number, attempt, silos) for number in range(50) for attempt in range(5)]
+    assert drawn == [
+        absences.draw_dropouts(number, attempt, silos) for number in range(50) for attempt in range(5)
+    ]
     early = sum(len(one.before_input) for one in drawn) / len(drawn) / 40
     late = sum(len(one.before_reveal) for one in drawn) / len(drawn) / 40
     assert early == pytest.approx(0.15, abs=0.02)
@@ -187,8 +189,8 @@ def test_absences_have_their_rate_and_are_those_of_the_seed() -> None:
 
 def lacking(missing: int, colluding: int = 0) -> Any:
     method = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, colluding_silos=colluding)
-    protection = SecureAggregation(on_missing="retry", missing_silos=missing)
-    return replace(method, channel=replace(method.channel, missing_silos=missing), protection=protection)
+    protection = SecureAggregation(on_dropout="retry", max_dropouts=missing)
+    return replace(method, channel=replace(method.channel, max_dropouts=missing), protection=protection)
 
 
 @pytest.mark.parametrize(("missing", "colluding"), [(1, 0), (2, 0), (1, 1), (2, 1)])
@@ -210,25 +212,25 @@ def test_a_sum_that_lacks_silos_keeps_the_stated_noise(missing: int, colluding: 
 def test_shares_that_are_not_sized_for_missing_silos_are_refused() -> None:
     method = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA)
     with pytest.raises(CompositionError, match="sized for 0"):
-        replace(method, protection=SecureAggregation(on_missing="retry", missing_silos=1))
+        replace(method, protection=SecureAggregation(on_dropout="retry", max_dropouts=1))
 
 
 @pytest.mark.parametrize(
     ("method", "protection", "error", "reason"),
     [
-        ({}, {"on_missing": "recover"}, CompositionError, "nothing to recover from"),
-        ({}, {"missing_silos": 1}, CompositionError, "a missing silo ends the run"),
-        ({}, {"on_missing": "recover", "missing_silos": 2}, ProtocolError, "threshold 1 of 3"),
-        ({}, {"on_missing": "retry", "missing_silos": 3}, CompositionError, "honest and there"),
+        ({}, {"on_dropout": "recover"}, CompositionError, "nothing to recover from"),
+        ({}, {"max_dropouts": 1}, CompositionError, "a missing silo ends the run"),
+        ({}, {"on_dropout": "recover", "max_dropouts": 2}, ProtocolError, "threshold 1 of 3"),
+        ({}, {"on_dropout": "retry", "max_dropouts": 3}, CompositionError, "honest and there"),
         (
             {"name": "uldp-avg-w"},
-            {"on_missing": "retry", "missing_silos": 1},
+            {"on_dropout": "retry", "max_dropouts": 1},
             CompositionError,
             "renormalise",
         ),
         (
             {"name": "uldp-avg-w"},
-            {"on_missing": "recover", "missing_silos": 1},
+            {"on_dropout": "recover", "max_dropouts": 1},
             CompositionError,
             "renormalise",
         ),
@@ -245,10 +247,10 @@ def test_rules_that_cannot_be_kept_are_refused_before_training(
     ("protection", "reason"),
     [
         ({"name": "none", "dropout_rate": 0.1}, "protection.dropout_rate: no such key; .* it belongs to"),
-        ({"name": "private-weighting", "on_missing": "recover"}, "protection.on_missing: must be 'end' or"),
+        ({"name": "private-weighting", "on_dropout": "recover"}, "protection.on_dropout: must be 'end' or"),
         (
-            {"name": "private-weighting", "on_missing": "retry", "missing_silos": 1},
-            "protection.missing_silos: no such key",
+            {"name": "private-weighting", "on_dropout": "retry", "max_dropouts": 1},
+            "protection.max_dropouts: no such key",
         ),
         ({"name": "secure-aggregation", "dropout_rate": 1.0}, "dropout_rate"),
     ],
@@ -264,10 +266,10 @@ def test_keys_about_vanished_silos_that_do_not_belong_are_refused(
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, script: dict[tuple[int, int], Dropouts]) -> None:
-    def of(self: Absences, round_number: int, attempt: int, cohort: tuple[int, ...]) -> Dropouts:
+    def of(self: DropoutSimulation, round_number: int, attempt: int, cohort: tuple[int, ...]) -> Dropouts:
         return script.get((round_number, attempt), NOBODY)
 
-    monkeypatch.setattr(Absences, "of", of)
+    monkeypatch.setattr(DropoutSimulation, "draw_dropouts", of)
 
 
 def secure(**protection: Any) -> Callable[..., Any]:
@@ -283,7 +285,7 @@ def test_an_attempt_is_charged_if_and_only_if_it_may_have_released(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scripted(monkeypatch, {(1, 0): EARLY, (2, 0): LATE})
-    prepared = prepare(secure(on_missing="retry", missing_silos=1)(privacy={}))
+    prepared = prepare(secure(on_dropout="retry", max_dropouts=1)(privacy={}))
     outcome = run(prepared, tmp_path, Silent(), transcript=True)
     entries = read_entries(outcome.folder / "ledger.jsonl")
     assert [(entry.round, entry.attempt) for entry in entries] == [(1, 0), (2, 0), (2, 1), (3, 0)]
@@ -305,7 +307,7 @@ def test_an_attempt_is_charged_if_and_only_if_it_may_have_released(
 @pytest.mark.parametrize(
     "protection",
     [
-        {"name": "secure-aggregation", "missing_silos": 1},
+        {"name": "secure-aggregation", "max_dropouts": 1},
         {"name": "private-weighting", "n_max": 400, "key_bits": 2048},
     ],
     ids=["secure-aggregation", "private-weighting"],
@@ -329,7 +331,7 @@ def test_every_attempt_draws_its_own_users(
     experiment = make(
         method=AVG | {"name": name, "user_sampling_rate": 0.5},
         rounds=1,
-        protection=protection | {"on_missing": "retry", "dropout_rate": 0.5},
+        protection=protection | {"on_dropout": "retry", "dropout_rate": 0.5},
     )
     assert run(prepare(experiment), tmp_path, Silent()).row["attempts"] == 2
     assert len({one.tobytes() for one in drawn}) == len(drawn) == 2  # of a known seed: certain
@@ -375,7 +377,7 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
     setting = replace(
         whole.setting, cohort=replace(whole.setting.cohort, groups=part), weights=whole.setting.weights[kept]
     )
-    turn = Turn(
+    turn = RoundContext(
         setting=whole.setting,
         model=whole.task.initial(),
         round_number=1,
@@ -387,8 +389,8 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
     for rule in ("retry", "recover"):
         protection = {
             "name": "secure-aggregation",
-            "on_missing": rule,
-            "missing_silos": 1,
+            "on_dropout": rule,
+            "max_dropouts": 1,
             "dropout_rate": 0.5,
         }
         outcome = run(prepare(asked(method=quiet, rounds=1, protection=protection)), tmp_path, Silent())
@@ -401,7 +403,7 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
 def test_weights_by_records_wait_for_the_silo_and_change_no_bit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    protection = {"name": "secure-aggregation", "on_missing": "retry", "dropout_rate": 0.5}
+    protection = {"name": "secure-aggregation", "on_dropout": "retry", "dropout_rate": 0.5}
     quiet = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0, "learning_rate": 20.0}
     plain = files(run(prepare(asked(method=quiet)), tmp_path, Silent()).folder)[1]
     scripted(monkeypatch, {(1, 0): EARLY, (1, 1): LATE})
@@ -431,7 +433,7 @@ def test_a_budget_that_pays_for_the_rounds_alone_stops_before_a_repeated_release
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scripted(monkeypatch, {(3, 0): LATE})
-    make = secure(on_missing="retry", missing_silos=1)
+    make = secure(on_dropout="retry", max_dropouts=1)
     budget = prepare(make(privacy={})).epsilon_after(3)
     outcome = run(prepare(make(privacy={"budget": budget})), tmp_path, Silent())
     assert outcome.rounds == 2
@@ -449,7 +451,7 @@ def test_private_weighting_waits_for_the_silo(monkeypatch: pytest.MonkeyPatch, t
         "name": "private-weighting",
         "n_max": 400,
         "key_bits": 2048,
-        "on_missing": "retry",
+        "on_dropout": "retry",
         "dropout_rate": 0.5,
     }
     outcome = run(prepare(weighted(protection=protection)), tmp_path, Silent())

@@ -5,14 +5,14 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.steps import LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import TrainJob
-from fedveil.local.vectorized import VmapTrainer
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import TrainJob
+from fedveil.training.vectorized import VmapTrainer
 from tests.training import cohort_of, everyone, task_of
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=7)

@@ -12,25 +12,25 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.rounds.turn import Turn
-from fedveil.engine.rounds.workload import CohortWork
-from fedveil.engine.run import resume, run
-from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.workers import split_trainer
 from fedveil.errors import CompositionError, ConfigError, FedveilError
-from fedveil.local.trainer import TrainJob
 from fedveil.methods.gaussian_shares import GaussianShares
-from fedveil.methods.sending import Sender
+from fedveil.methods.message_encoding import Sender
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Unbounded
-from fedveil.privacy.claims import Tells
-from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent, apart
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.transcript import Transcript
-from fedveil.protection.weighting.plan import WeightingPlan, rounded_sensitivity
-from fedveil.protection.weighting.weighted_sums import WeightedSums
+from fedveil.privacy.claims import Reveals
+from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent, split_distance
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.transcript import Transcript
+from fedveil.protocols.weighting.plan import WeightingPlan, rounded_sensitivity
+from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.rounds.client_inputs import CohortInputs
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import resume, run
+from fedveil.run.workers import split_trainer
+from fedveil.training.trainer import TrainJob
 from tests.federation_world import small_keys
 from tests.made_up import serve_hospitals
 from tests.opened_parties import parties_of
@@ -70,17 +70,17 @@ def asked(**changes: Any) -> Experiment:
 
 def played(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndarray:
     """Return the sum of the first round, as the server learns it."""
-    assert isinstance(prepared.agreed, WeightedSums)
+    assert isinstance(prepared.protocol_spec, PrivateWeightingSpec)
     parties = parties_of(prepared, PrivacyRandomness.insecure(11))
     work = parties.workload(turn_of(prepared))
     work.begin(0)
     silos = tuple(range(prepared.population.n_silos))
-    return prepared.agreed.vector(parties.driver.play((1, 0), silos, drawn, work.give)[0])
+    return prepared.protocol_spec.decode_sum(parties.driver.play((1, 0), silos, drawn, work.client_input)[0])
 
 
-def turn_of(prepared: Prepared) -> Turn:
+def turn_of(prepared: Prepared) -> RoundContext:
     """Return the first round."""
-    return Turn(
+    return RoundContext(
         setting=prepared.setting,
         model=prepared.task.initial(),
         round_number=1,
@@ -97,7 +97,7 @@ def in_the_clear(prepared: Prepared, drawn: np.ndarray | None = None) -> np.ndar
     updates = setting.trainer.sums(
         TrainJob(
             prepared.task.initial(),
-            setting.cohort.apart(everyone),
+            setting.cohort.per_contribution(everyone),
             everyone,
             torch.ones(len(groups), dtype=torch.float64),
             Unbounded(),
@@ -203,18 +203,18 @@ def test_ring_lwe_gives_the_same_sum() -> None:
     assert np.abs(played(prepared) - in_the_clear(prepared)).max() <= tolerance(prepared)
 
 
-@pytest.mark.parametrize("trainer", ["loop", "vmap", "span"])
+@pytest.mark.parametrize("trainer", ["loop", "vmap", "gram"])
 def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(trainer: str) -> None:
     prepared = prepare(asked(trainer={"name": trainer}, protection={"name": "none"}))
     setting, start, random = prepared.setting, prepared.task.initial(), ExperimentRandomness(0)
-    turn = Turn(
+    turn = RoundContext(
         setting=setting,
         model=start,
         round_number=1,
         experiment=random,
         privacy=PrivacyRandomness.insecure(0),
     )
-    training = CohortWork(turn, prepared.agreed)
+    training = CohortInputs(turn, prepared.protocol_spec)
     everyone = torch.arange(len(setting.cohort.groups))
     ones = torch.ones(len(everyone), dtype=torch.float64)
     sums = setting.trainer.sums(
@@ -225,14 +225,14 @@ def test_contributions_handed_out_one_by_one_are_those_that_a_silo_adds_up(train
         rows = training.contributions(silo)
         np.testing.assert_array_equal(rows / grid, np.round(rows / grid))
         assert np.linalg.norm(rows, axis=1).max() <= setting.method.bound.norm
-        rounding = grid * len(rows) if trainer == "span" else grid * 2 * (trainer == "vmap")
+        rounding = grid * len(rows) if trainer == "gram" else grid * 2 * (trainer == "vmap")
         np.testing.assert_allclose(rows.sum(0), sums.total[silo].numpy(), rtol=0, atol=rounding)
     torch.testing.assert_close(training._norms, sums.norms, rtol=1e-5, atol=0)
 
 
 def test_one_silos_contributions_are_sent_before_the_nexts_are_trained() -> None:
     prepared = prepare(asked())
-    assert isinstance(prepared.agreed, WeightedSums)
+    assert isinstance(prepared.protocol_spec, PrivateWeightingSpec)
     parties = parties_of(prepared, PrivacyRandomness.insecure(11), Transcript())
     work = parties.workload(turn_of(prepared))
     work.begin(0)
@@ -242,7 +242,7 @@ def test_one_silos_contributions_are_sent_before_the_nexts_are_trained() -> None
         assert parties.transcript is not None
         purposes = [line.purpose for line in parties.transcript.lines]
         sent.append(purposes.count("an encrypted masked sum"))
-        return work.give(silo)
+        return work.client_input(silo)
 
     parties.driver.play((1, 0), silos, None, watched)
     assert sent == list(range(prepared.population.n_silos))
@@ -293,9 +293,9 @@ def test_secure_runs_differ_from_each_other(tmp_path: Path) -> None:
 
 def test_the_account_includes_the_rounding_of_the_sum() -> None:
     prepared = prepare(asked())
-    channel, agreed = prepared.method.channel, prepared.agreed
+    channel, agreed = prepared.method.channel, prepared.protocol_spec
     assert isinstance(channel, GaussianShares)
-    assert isinstance(agreed, WeightedSums)
+    assert isinstance(agreed, PrivateWeightingSpec)
     moved = rounded_sensitivity(0.5, agreed.plan.length, agreed.grid)
     assert moved == 0.5 + math.sqrt(14) * agreed.grid
     event = prepared.guarantee.event
@@ -316,15 +316,15 @@ def test_the_statement_says_who_learns_what(private: bool) -> None:
     guarantee = prepare(asked(method=SAMPLED, protection=protection)).guarantee
     server, silo, both = guarantee.views
     assert ("who was sampled" in server.sees) is not private
-    assert isinstance(apart(server.event)[0], PoissonSampledEvent) is private
+    assert isinstance(split_distance(server.event)[0], PoissonSampledEvent) is private
     assert isinstance(
         silo.event, GaussianEvent
     )  # who stays and weighs more elsewhere is not hidden by sampling
-    assert Tells.COUNTS.value not in silo.sees
-    assert Tells.DRAWN.value not in silo.sees
-    assert Tells.SUM.value in server.sees
-    assert Tells.MESSAGE.value not in server.sees
-    assert Tells.COUNTS.value in both.sees
+    assert Reveals.COUNTS.value not in silo.sees
+    assert Reveals.DRAWN.value not in silo.sees
+    assert Reveals.SUM.value in server.sees
+    assert Reveals.MESSAGE.value not in server.sees
+    assert Reveals.COUNTS.value in both.sees
     assert guarantee.uncovered[-1].startswith("the server and one silo learn which users have a record")
     assert any("rounded to a grid" in line for line in guarantee.mechanisms)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.experiments.experiment import parse
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.data.records import Groups
 from fedveil.methods.contributions import ClientContribution, SiloUserContribution
 from fedveil.methods.weights import Weights
-from fedveil.population.records import Groups
+from fedveil.run.config.experiment import parse
+from fedveil.run.setup import Prepared, prepare
 
 PAIRS = SiloUserContribution()
 SILOS = 3
@@ -24,7 +24,7 @@ SILOS = 3
 class Heavy(Weights):
     """Weight 1 in every silo, as somebody may write who thinks of silos and not of users."""
 
-    def of(self, groups: Groups, n_silos: int, n_users: int) -> torch.Tensor:
+    def for_groups(self, groups: Groups, n_silos: int, n_users: int) -> torch.Tensor:
         return torch.ones(len(groups), dtype=torch.float64)
 
 
@@ -52,8 +52,8 @@ def sums(groups: Groups, weights: torch.Tensor) -> Any:
 def test_weights_of_a_class_that_is_wrong_are_cut(prepared: Prepared, law: Any) -> None:
     groups = prepared.setting.cohort.groups
     heavy = replace(prepared.method, weights=Heavy(law))
-    found = heavy.weigh(groups, prepared.population)
-    assert sums(groups, heavy.weights.of(groups, SILOS, 12)).max() == SILOS
+    found = heavy.compute_weights(groups, prepared.population)
+    assert sums(groups, heavy.weights.for_groups(groups, SILOS, 12)).max() == SILOS
     assert sums(groups, found).max() <= 1 + SILOS * 2.0**-52
     if law == "uniform":
         assert found.max() == 1 / SILOS
@@ -66,20 +66,20 @@ def test_weights_of_a_class_that_is_wrong_are_cut(prepared: Prepared, law: Any) 
 )
 def test_weights_of_the_house_come_back_bit_by_bit(prepared: Prepared, weights: Weights) -> None:
     groups = prepared.setting.cohort.groups
-    found = weights.of(groups, SILOS, 12)
-    assert torch.equal(PAIRS.limited(found, groups, SILOS, weights), found)
+    found = weights.for_groups(groups, SILOS, 12)
+    assert torch.equal(PAIRS.limit_weights(found, groups, SILOS, weights), found)
 
 
 def test_nobodys_weight_is_negative_above_one_or_no_number_and_nobody_elses_changes(
     prepared: Prepared,
 ) -> None:
     groups = prepared.setting.cohort.groups
-    right = Weights.BY_RECORDS.of(groups, SILOS, 12)
+    right = Weights.BY_RECORDS.for_groups(groups, SILOS, 12)
     mine = torch.from_numpy(groups.user == groups.user[0])
     for wrong in (-1.0, 1.5, math.nan, math.inf, -math.inf):
-        found = PAIRS.limited(torch.where(mine, wrong, right), groups, SILOS, Weights.BY_RECORDS)
+        found = PAIRS.limit_weights(torch.where(mine, wrong, right), groups, SILOS, Weights.BY_RECORDS)
         assert ((found >= 0) & (found <= 1)).all()
         assert sums(groups, found).max() <= 1 + SILOS * 2.0**-52
         assert torch.equal(found[~mine], right[~mine])
-        alone = ClientContribution().limited(torch.full((4,), wrong), groups, SILOS, Weights.ONE)
+        alone = ClientContribution().limit_weights(torch.full((4,), wrong), groups, SILOS, Weights.ONE)
         assert alone.tolist() == [min(1.0, max(0.0, wrong)) if wrong == wrong else 0.0] * 4

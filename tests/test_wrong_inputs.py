@@ -92,6 +92,6 @@ def test_a_federation_that_cannot_be_named_so_leaves_nothing_behind(
 ) -> None:
     given = {"--host": "localhost", "--schema": str(place / "s.toml"), option: value}
     words = [word for pair in given.items() for word in pair]
-    said = ended("federation", "found", place / "new", *words, "--no-passphrase").mistake
+    said = ended("federation", "create", place / "new", *words, "--no-passphrase").mistake
     assert f"{option[2:]}: must match" in said
     assert not (place / "new").exists()

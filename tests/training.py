@@ -3,13 +3,13 @@
 import numpy as np
 import torch
 
-from fedveil.local.dpsgd import RecordBatch, RecordSums
-from fedveil.local.losses import load_loss
-from fedveil.local.models import build_model
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort
-from fedveil.population.records import Affine, Groups, Records
+from fedveil.data.records import Affine, Groups, Records
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.dpsgd import RecordBatch, RecordSums
+from fedveil.training.losses import load_loss
+from fedveil.training.models import build_model
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort
 
 
 def task_of(model: str, input_shape: tuple[int, ...] = (6,), n_outputs: int = 3) -> Task:
@@ -43,7 +43,9 @@ def cohort_of(
         silo=(user % n_silos).astype(np.int32),
         user=user,
     )
-    return Cohort.of(records, groups=groups, n_silos=n_silos, scale=Affine(), device=torch.device("cpu"))
+    return Cohort.from_records(
+        records, groups=groups, n_silos=n_silos, scale=Affine(), device=torch.device("cpu")
+    )
 
 
 def gradient_sum(

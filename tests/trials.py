@@ -1,8 +1,8 @@
 """Trials of this machine's kernels, once each in a session: ``prepare`` tries the same models again and again.
 
-A trial (:mod:`fedveil.local.alone`) trains made-up records, so its answer follows from the model, its loss, the local
-steps and the shapes of a record. Models of layers that are not torch's or ours, and trials while a test listens in or
-interferes with kernels, are not remembered.
+A trial (:mod:`fedveil.training.batch_independence`) trains made-up records, so its answer follows from the model, its
+loss, the local steps and the shapes of a record. Models of layers that are not torch's or ours, and trials while a
+test listens in or interferes with kernels, are not remembered.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from fedveil.engine.experiments import task_choice
-from fedveil.local import choice
-from fedveil.local.losses import Loss
-from fedveil.local.task import Task
+from fedveil.run.config import task_choice
+from fedveil.training import trainer_choice
+from fedveil.training.losses import Loss
+from fedveil.training.task import Task
 
 
 def remember_trials() -> None:
     """Let the choice of a trainer try each case once, and each loss of the house be tried once."""
-    for name in ("trains_alone", "alone_in_a_batch", "batches_like_loop", "validate_gradient"):
-        setattr(choice, name, _remembering(getattr(choice, name)))
+    for name in (
+        "is_training_batch_independent",
+        "is_gradient_batch_independent",
+        "batches_like_loop",
+        "validate_gradient",
+    ):
+        setattr(trainer_choice, name, _remembering(getattr(trainer_choice, name)))
     validate, fit = task_choice.validate_loss, set[Hashable]()
 
     def validated(loss: Loss, task: str, outputs: int, like: torch.Tensor) -> None:

@@ -42,14 +42,14 @@ if _typing.TYPE_CHECKING:
     from fedveil.bundle.bundle import Bundle
     from fedveil.bundle.bundle import load_bundle as load
     from fedveil.bundle.verification import verify_bundle as verify
+    from fedveil.data.arrays import population
+    from fedveil.data.records import Population
+    from fedveil.data.tables import tables
     from fedveil.errors import FedveilError
-    from fedveil.population.arrays import population
-    from fedveil.population.records import Population
-    from fedveil.population.tables import tables
     from fedveil.privacy.statement import Statement
-    from fedveil.server.optimizers import FedAdam as Adam
-    from fedveil.server.optimizers import FedYogi as Yogi
-    from fedveil.server.optimizers import ServerSgd as Sgd
+    from fedveil.training.server.optimizers import FedAdam as Adam
+    from fedveil.training.server.optimizers import FedYogi as Yogi
+    from fedveil.training.server.optimizers import ServerSgd as Sgd
 
 __version__ = "0.2.0"
 
@@ -65,15 +65,16 @@ _PLACES: _typing.Final = {
     **dict.fromkeys(("train", "resume"), "fedveil.api.training"),
     **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "fedveil.api.observers"),
     "Result": "fedveil.api.result",
-    "Population": "fedveil.population.records",
-    "tables": "fedveil.population.tables",
+    "Population": "fedveil.data.records",
+    "population": "fedveil.data.arrays",
+    "tables": "fedveil.data.tables",
     "Bundle": "fedveil.bundle.bundle",
     "load": "fedveil.bundle.bundle:load_bundle",
     "verify": "fedveil.bundle.verification:verify_bundle",
     "Statement": "fedveil.privacy.statement",
-    "Adam": "fedveil.server.optimizers:FedAdam",
-    "Sgd": "fedveil.server.optimizers:ServerSgd",
-    "Yogi": "fedveil.server.optimizers:FedYogi",
+    "Adam": "fedveil.training.server.optimizers:FedAdam",
+    "Sgd": "fedveil.training.server.optimizers:ServerSgd",
+    "Yogi": "fedveil.training.server.optimizers:FedYogi",
     "FedveilError": "fedveil.errors",
 }
 """Of public names; those of the methods are in ``fedveil.api.methods``."""
@@ -119,8 +120,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _typing.Any:
-    if name == "population":  # the room, which is callable
-        return _import_module("fedveil.population")
     if name not in __all__:
         raise AttributeError(
             f"module 'fedveil' has no attribute '{name}'; public names: {', '.join(__all__)}"

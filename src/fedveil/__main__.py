@@ -1,5 +1,5 @@
 """``python -m fedveil`` is the command ``fedveil``."""
 
-from fedveil.cli import main
+from fedveil.cli.app import main
 
 main()

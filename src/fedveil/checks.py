@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.foreign import foreign, one_line
+from fedveil.sanitize import one_line, sanitize
 
 Outcome = Literal["holds", "fails", "unchecked"]
 _ROUNDING: Final = 1e-6
@@ -61,7 +61,7 @@ class Unchecked(Exception):
     """There is nothing to check; says why."""
 
 
-def tried(name: str, check: Callable[[], str]) -> Check:
+def run_check(name: str, check: Callable[[], str]) -> Check:
     """Return what came of a check, which says in words what holds, or raises."""
     try:
         return Check(name=name, outcome="holds", detail=check())
@@ -85,21 +85,23 @@ def check_trusted(keys: Sequence[str]) -> None:
     for one in keys:
         if not _KEY.fullmatch(one):
             raise ConfigError(
-                f"trusted key '{foreign(one)}': a public key is 64 hexadecimal digits, as `fedveil sign` prints it"
+                f"trusted key '{sanitize(one)}': a public key is 64 hexadecimal digits, as `fedveil sign` prints it"
             )
 
 
-def same_but_rounded(found: Any, made: Any) -> bool:
+def equal_up_to_rounding(found: Any, made: Any) -> bool:
     """Return whether two JSON documents are the same, but for the rounding of another machine.
 
     Fractions may differ by a millionth of themselves, however small they are (a p-value below 1e-9 is a figure too), or
     if both are below 1e-300; everything else is equal, and no key is left out. JSON has no NaN.
     """
     if isinstance(found, dict) and isinstance(made, dict):
-        return found.keys() == made.keys() and all(same_but_rounded(found[key], made[key]) for key in found)
+        return found.keys() == made.keys() and all(
+            equal_up_to_rounding(found[key], made[key]) for key in found
+        )
     if isinstance(found, (list, tuple)) and isinstance(made, (list, tuple)):
         return len(found) == len(made) and all(
-            same_but_rounded(*pair) for pair in zip(found, made, strict=True)
+            equal_up_to_rounding(*pair) for pair in zip(found, made, strict=True)
         )
     if isinstance(found, float) and isinstance(made, float):
         return math.isclose(found, made, rel_tol=_ROUNDING, abs_tol=_NOTHING)

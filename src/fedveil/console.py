@@ -16,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.errors import FedveilError
-from fedveil.foreign import foreign, inert
+from fedveil.sanitize import sanitize, strip_control_characters
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
-    from fedveil.engine.experiments.experiment import Experiment
-    from fedveil.engine.run import Outcome
-    from fedveil.engine.run_folder.folder import Row
     from fedveil.privacy.statement import Statement
+    from fedveil.run.config.experiment import Experiment
+    from fedveil.run.folder.run_folder import Row
+    from fedveil.run.training_run import Outcome
 
 
 _WHOLE: Final = 10_000
@@ -46,7 +46,7 @@ class Terminal(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text as rich shows it; every line and every cell of a table passes here."""
-        return super().render_str(inert(text), **options)
+        return super().render_str(strip_control_characters(text), **options)
 
 
 class _Uncut(Table):
@@ -95,8 +95,8 @@ class _Advising:
         )
 
     def _advice(self, row: Row) -> str | None:
-        from fedveil.engine.advice import advice, heard_before, news  # with torch, seconds to import
-        from fedveil.engine.run_folder.documents import RoundRow
+        from fedveil.run.advice import advice, heard_before, news  # with torch, seconds to import
+        from fedveil.run.folder.documents import RoundRow
 
         if not self._heard and self._folder is not None:
             self._heard += heard_before(self._folder, row["round"])
@@ -130,12 +130,12 @@ class BarObserver(_Advising):
         self._progress.stop()
         self._note(error)
 
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
+    def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Open the bar of a run."""
         if (said := self._listen(folder, experiment)) is not None:
             self._progress.console.print(said)
         self._task = self._progress.add_task(
-            foreign(experiment.name), total=experiment.rounds, completed=done, status=""
+            sanitize(experiment.name), total=experiment.rounds, completed=done, status=""
         )
 
     def training(self, round_number: int, done: int, total: int) -> None:
@@ -143,10 +143,10 @@ class BarObserver(_Advising):
         if self._task is not None and total:
             self._progress.update(self._task, completed=round_number - 1 + done / total)
 
-    def completed(self, row: Row) -> None:
+    def on_round_end(self, row: Row) -> None:
         """Move the bar to the end of the round."""
         if self._task is not None:
-            self._progress.update(self._task, completed=row["round"], status=foreign(headline(row)))
+            self._progress.update(self._task, completed=row["round"], status=sanitize(headline(row)))
         if (said := self._advice(row)) is not None:
             self._progress.console.print(said)
 
@@ -165,7 +165,7 @@ class LineObserver(_Advising):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._note(error)
 
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
+    def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Say which run begins, and where it is kept."""
         self._name = experiment.name
         said = self._listen(folder, experiment)
@@ -177,7 +177,7 @@ class LineObserver(_Advising):
     def training(self, round_number: int, done: int, total: int) -> None:
         """Nothing within a round."""
 
-    def completed(self, row: Row) -> None:
+    def on_round_end(self, row: Row) -> None:
         """Print the round's line."""
         if not self._quiet:
             text = f"{self._name} round {row['round']}/{self._planned} {headline(row)} {row['seconds']:.2f}s"
@@ -224,7 +224,7 @@ def epsilon_text(epsilon: float | None) -> str:
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """Return the table a run ends with: metric, epsilon, delta, unit, seconds; last, what a constant answer reaches."""
-    from fedveil.engine.run_folder.diagnostics import baseline_of  # with torch, seconds to import
+    from fedveil.run.folder.diagnostics import baseline_of  # with torch, seconds to import
 
     metric = next((name for one in outcomes for name in _metrics(one)), "metric")
     table = _Uncut(title=None)
@@ -274,7 +274,7 @@ def _to_server(statement: Statement) -> str:
     """Return the epsilon against the server, which may see more than the models."""
     from fedveil.privacy.claims import Role  # with torch, seconds to import
 
-    return epsilon_text(statement.against(Role.SERVER))
+    return epsilon_text(statement.line_for(Role.SERVER))
 
 
 def transposed_table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -12,7 +12,7 @@ _SHORTEST: Final = 3
 """Characters of a beginning that is taken for a name."""
 
 
-def meant(asked: str, known: Iterable[str]) -> str:
+def did_you_mean(asked: str, known: Iterable[str]) -> str:
     """Return the end of an error about a name that nothing has: which name was meant, empty where none is near."""
     lowered = {one.lower(): one for one in reversed(list(known))}
     begun = [one for one in lowered if len(asked) >= _SHORTEST and one.startswith(asked.lower())]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
-from fedveil.foreign import foreign
+from fedveil.sanitize import sanitize
 
 LARGEST_DOCUMENT: Final = 1 << 26
 """Bytes of a document that is read at once: settings, a schema, a statement, a key."""
@@ -248,7 +248,7 @@ def read_json(path: Path, error: type[FedveilError]) -> Any:
     return parse_json(read_text(path, error), path, error)
 
 
-def of_version(value: object, place: object, version: int) -> dict[str, Any]:
+def check_schema_version(value: object, place: object, version: int) -> dict[str, Any]:
     """Return what a document holds: an object of this schema version.
 
     Raises:
@@ -378,7 +378,7 @@ def folders_with(folder: Path, *names: str) -> str:
     """
     found = sorted({path.parent.name for name in names for path in folder.glob(f"*/{name}")})
     more = ", ..." if len(found) > _SHOWN else ""
-    return f"; folders in it that have one: {foreign(', '.join(found[:_SHOWN]))}{more}" if found else ""
+    return f"; folders in it that have one: {sanitize(', '.join(found[:_SHOWN]))}{more}" if found else ""
 
 
 def sync_folder(path: Path) -> None:

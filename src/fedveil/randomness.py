@@ -22,7 +22,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from fedveil.keys import whole
+from fedveil.config_keys import whole
 
 _WORD = np.dtype("<u8")
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from fedveil.engine.experiments.choice import own_keys
+from fedveil.config_keys import REQUIRED, Key, limits_of
 from fedveil.errors import ConfigError
-from fedveil.keys import REQUIRED, Key, limits_of
 from fedveil.registry import KINDS, PACKAGE, Member, members
+from fedveil.run.config.choice import own_keys
 
 SECTIONS: Final = {
     "methods": ("[method]", "Who trains what, how far it is bounded, and who adds which noise."),

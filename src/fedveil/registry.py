@@ -2,11 +2,11 @@
 
 A package brings a member by an entry point in one of the groups ``fedveil.methods``, ``fedveil.channels``,
 ``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.averages``, ``fedveil.data_sets``.
-The house's own are in :data:`HOUSE` and have no entry points: metadata of an editable installation is that of the day
-on which it was installed.
+The house's own are in :data:`BUILTINS` and have no entry points: metadata of an editable installation is that of the
+day on which it was installed.
 
 Listing runs no code of a package. :meth:`Member.load` does: between institutions a silo's policy is asked first
-(:func:`outsiders`, :meth:`fedveil.federation.policy.Policy.check_packages`). A name that two packages bring is
+(:func:`third_party`, :meth:`fedveil.federation.policy.Policy.check_packages`). A name that two packages bring is
 nobody's: it is refused, so that no package takes the place of another's member.
 """
 
@@ -17,8 +17,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any, Final
 
-from fedveil.errors import ConfigError, meant
-from fedveil.foreign import foreign
+from fedveil.errors import ConfigError, did_you_mean
+from fedveil.sanitize import sanitize
 
 KINDS: Final = {
     "methods": "method",
@@ -41,7 +41,7 @@ def is_own(kind: type[Any]) -> bool:
 
 _OWN: Final = frozenset({PACKAGE, "builtins", "abc", "typing"})
 
-HOUSE: Final[dict[str, dict[str, str]]] = {
+BUILTINS: Final[dict[str, dict[str, str]]] = {
     "methods": {
         "fedavg": "fedveil.methods.fedavg:fedavg",
         "uldp-naive": "fedveil.methods.uldp:uldp_naive",
@@ -78,36 +78,36 @@ HOUSE: Final[dict[str, dict[str, str]]] = {
         "partial-encryption": "fedveil.methods.partial_encryption:PartialEncryption",
     },
     "denoisers": {
-        "none": "fedveil.server.denoise:NoDenoiser",
-        "by-rule": "fedveil.server.denoise:ByRule",
-        "laplacian": "fedveil.server.denoise:Laplacian",
-        "james-stein": "fedveil.server.denoise:JamesStein",
-        "soft-threshold": "fedveil.server.denoise:SoftThreshold",
+        "none": "fedveil.training.server.denoise:NoDenoiser",
+        "by-rule": "fedveil.training.server.denoise:ByRule",
+        "laplacian": "fedveil.training.server.denoise:Laplacian",
+        "james-stein": "fedveil.training.server.denoise:JamesStein",
+        "soft-threshold": "fedveil.training.server.denoise:SoftThreshold",
     },
     "optimizers": {
-        "sgd": "fedveil.server.optimizers:ServerSgd",
-        "fedadam": "fedveil.server.optimizers:FedAdam",
-        "fedyogi": "fedveil.server.optimizers:FedYogi",
+        "sgd": "fedveil.training.server.optimizers:ServerSgd",
+        "fedadam": "fedveil.training.server.optimizers:FedAdam",
+        "fedyogi": "fedveil.training.server.optimizers:FedYogi",
     },
     "averages": {
-        "last": "fedveil.server.averages:Last",
-        "tail": "fedveil.server.averages:Tail",
-        "ema": "fedveil.server.averages:Ema",
+        "last": "fedveil.training.server.averages:Last",
+        "tail": "fedveil.training.server.averages:Tail",
+        "ema": "fedveil.training.server.averages:Ema",
     },
     "data_sets": {
-        "digits": "fedveil.population.catalogue.digits:DIGITS",
-        "mnist": "fedveil.population.catalogue.mnist:MNIST",
-        "mnist_canonical": "fedveil.population.catalogue.mnist:MNIST_CANONICAL",
-        "mnist_centred": "fedveil.population.catalogue.mnist:MNIST_CENTRED",
-        "mnist_rgb": "fedveil.population.catalogue.mnist:MNIST_RGB",
-        "svhn": "fedveil.population.catalogue.svhn:SVHN",
-        "svhn_subset": "fedveil.population.catalogue.svhn:SVHN_SUBSET",
-        "imagenette": "fedveil.population.catalogue.imagenette:IMAGENETTE",
-        "imagenette_subset": "fedveil.population.catalogue.imagenette:IMAGENETTE_SUBSET",
-        "shakespeare": "fedveil.population.catalogue.shakespeare:SHAKESPEARE",
-        "creditcard": "fedveil.population.catalogue.creditcard:CREDITCARD",
-        "heart_disease": "fedveil.population.catalogue.heart_disease:HEART_DISEASE",
-        "tcga_brca": "fedveil.population.catalogue.tcga_brca:TCGA_BRCA",
+        "digits": "fedveil.data.catalogue.digits:DIGITS",
+        "mnist": "fedveil.data.catalogue.mnist:MNIST",
+        "mnist_canonical": "fedveil.data.catalogue.mnist:MNIST_CANONICAL",
+        "mnist_centred": "fedveil.data.catalogue.mnist:MNIST_CENTRED",
+        "mnist_rgb": "fedveil.data.catalogue.mnist:MNIST_RGB",
+        "svhn": "fedveil.data.catalogue.svhn:SVHN",
+        "svhn_subset": "fedveil.data.catalogue.svhn:SVHN_SUBSET",
+        "imagenette": "fedveil.data.catalogue.imagenette:IMAGENETTE",
+        "imagenette_subset": "fedveil.data.catalogue.imagenette:IMAGENETTE_SUBSET",
+        "shakespeare": "fedveil.data.catalogue.shakespeare:SHAKESPEARE",
+        "creditcard": "fedveil.data.catalogue.creditcard:CREDITCARD",
+        "heart_disease": "fedveil.data.catalogue.heart_disease:HEART_DISEASE",
+        "tcga_brca": "fedveil.data.catalogue.tcga_brca:TCGA_BRCA",
     },
 }
 """The house's own members: kind, name, and where it is."""
@@ -144,15 +144,15 @@ class Member:
             return EntryPoint(name=self.name, value=self.place, group=_group(self.kind)).load()
         except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"{KINDS[self.kind]} '{foreign(self.name)}' of the package {foreign(self.package)} cannot be loaded "
-                f"from {foreign(self.place)}: {type(error).__name__}: {foreign(str(error))}"
+                f"{KINDS[self.kind]} '{sanitize(self.name)}' of the package {sanitize(self.package)} cannot be loaded "
+                f"from {sanitize(self.place)}: {type(error).__name__}: {sanitize(str(error))}"
             ) from error
 
 
 @cache
 def members(kind: str) -> tuple[Member, ...]:
     """Return the members of a kind: the house's own in its order, then the others by package and name."""
-    own = [Member(kind=kind, name=name, place=at, package=PACKAGE) for name, at in HOUSE[kind].items()]
+    own = [Member(kind=kind, name=name, place=at, package=PACKAGE) for name, at in BUILTINS[kind].items()]
     brought = [
         Member(kind=kind, name=one.name, place=one.value, package=one.dist.name if one.dist else "unknown")
         for one in entry_points(group=_group(kind))
@@ -171,29 +171,32 @@ def find(kind: str, name: str) -> Member:
     if len(found) == 1:
         return found[0]
     if found:
-        places = " and ".join(f"{foreign(one.package)} ({foreign(one.place)})" for one in found)
+        places = " and ".join(f"{sanitize(one.package)} ({sanitize(one.place)})" for one in found)
         raise ConfigError(
-            f"{KINDS[kind]} '{foreign(name)}' is brought by {places}; uninstall one of them, for a name has one meaning"
+            f"{KINDS[kind]} '{sanitize(name)}' is brought by {places}; uninstall one of them, for a name has "
+            "one meaning"
         )
-    near = meant(name, [one.name for one in members(kind)])
-    raise ConfigError(f"no {KINDS[kind]} '{foreign(name)}'; there are: {known(kind)}{foreign(near)}")
+    near = did_you_mean(name, [one.name for one in members(kind)])
+    raise ConfigError(
+        f"no {KINDS[kind]} '{sanitize(name)}'; there are: {describe_names(kind)}{sanitize(near)}"
+    )
 
 
-def known(kind: str) -> str:
+def describe_names(kind: str) -> str:
     """Return the names of a kind, and where each comes from, in words."""
     packages = dict.fromkeys(one.package for one in members(kind))
     return "; ".join(
-        f"{', '.join(foreign(one.name) for one in members(kind) if one.package == package)} (of {foreign(package)})"
+        f"{', '.join(sanitize(one.name) for one in members(kind) if one.package == package)} (of {sanitize(package)})"
         for package in packages
     )
 
 
 def names(kind: str) -> tuple[str, ...]:
     """Return the names of the house's own members of a kind."""
-    return tuple(HOUSE[kind])
+    return tuple(BUILTINS[kind])
 
 
-def outsiders(asked: dict[str, tuple[str, str]]) -> dict[str, Member]:
+def third_party(asked: dict[str, tuple[str, str]]) -> dict[str, Member]:
     """Return those of the members asked for that other packages bring, by key, none of them loaded.
 
     Args:

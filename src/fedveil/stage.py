@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from inspect import get_annotations, isabstract
 from typing import Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
-from fedveil.keys import check_ranges
+from fedveil.config_keys import check_ranges
 from fedveil.privacy.bounds import Bound
-from fedveil.privacy.claims import Claim, Tells
+from fedveil.privacy.claims import Claim, Reveals
 from fedveil.registry import is_own
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moves:
+class Sensitivity:
     """How far one unit moves what a round sends, and the noise that is on it; l2 unless the bound is another.
 
     Attributes:
@@ -62,7 +62,7 @@ class Moves:
         """The bound of one contribution; 0 where there is none."""
         return self.bound.norm if self.bound.bounded else 0.0
 
-    def pooled(self, unknown: int, known: int, of_all: int) -> float:
+    def pooled_sensitivity(self, unknown: int, known: int, of_all: int) -> float:
         """Return how far a unit moves the sum over all senders but ``known`` of them, over the noise left there.
 
         In multiples of one message's noise, for senders who know of their own noise: ``unknown`` shares are left.
@@ -146,6 +146,7 @@ def _defines(kind: type[Any], name: str) -> bool:
 
 def redefined(stage: Any, *names: str) -> tuple[str, ...]:
     """Return those of the names that a class of another package defines for a stage, in place of fedveil's own."""
+    assert all(hasattr(type(stage), name) for name in names), f"{type(stage).__name__} lacks one of {names}"
     return tuple(name for name in names if not _is_ours(type(stage), name))
 
 
@@ -193,7 +194,7 @@ class Stage:
     """A stage of a method: a frozen value that answers for itself, with what most stages have to say: nothing.
 
     Its fields are the keys of its section in an experiment, with the types, ranges and defaults that they declare
-    (:mod:`fedveil.keys`); the ranges hold wherever a stage is built.
+    (:mod:`fedveil.config_keys`); the ranges hold wherever a stage is built.
     """
 
     def __post_init__(self) -> None:
@@ -204,15 +205,15 @@ class Stage:
         """Return the reasons why the stage has no place in a method; it asks other stages for facts, not types."""
         return ()
 
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         """Return what the stage does for privacy in a round, in words, with its parameters."""
         return ()
 
-    def uncovered(self, method: Any) -> tuple[str, ...]:
+    def uncovered_facts(self, method: Any) -> tuple[str, ...]:
         """Return what the stage lets depend on private data although no event accounts for it."""
         return ()
 
-    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+    def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the figures in the literature for what the stage does, where the derivation does not support them."""
         return ()
 
@@ -221,20 +222,22 @@ class Source(Stage):
     """A stage that may draw noise, and claims events for it; what claims nothing guarantees nothing."""
 
     @property
-    def content(self) -> Tells:
+    def content(self) -> Reveals:
         """What a message tells whoever reads it; a stage that does not say tells UNDECLARED."""
-        return Tells.UNDECLARED
+        return Reveals.UNDECLARED
 
     @duty
-    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+    def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
         """Return what one round does to one unit, for each thing that may be known."""
         return ()
 
-    def grid_loss(self, moves: Moves) -> float:
+    def grid_loss(self, sensitivity: Sensitivity) -> float:
         """Return what a round costs in epsilon, per coordinate, because its noise lies on a grid."""
         return 0.0
 
 
 _ROOTS: Final = (object, Stage, Source)
-_WORDS: Final = frozenset({"refuses", "mechanisms", "uncovered", "published", "description", "name"})
+_WORDS: Final = frozenset(
+    {"refuses", "mechanisms", "uncovered_facts", "published_figures", "description", "name"}
+)
 """What a stage says: attributes that do not change what it does."""

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 -m fedveil.torchrun PRESET_OR_TOML --runs runs
 
 Every process loads the same experiment; process 0 runs it and keeps the run folder, the others train shares of every
-round (:mod:`fedveil.local.distributed`). docs/how-to/several-processes.md.
+round (:mod:`fedveil.training.distributed`). docs/how-to/several-processes.md.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 import torch.distributed as distributed
 
 from fedveil.console import LineObserver, Terminal
-from fedveil.engine.experiments.study import load_study
-from fedveil.engine.observer import Observer
-from fedveil.engine.run import Outcome, run
-from fedveil.engine.setup import Prepared, prepare
-from fedveil.engine.workers import serve_shares, split_trainer
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.local.distributed import DistributedTrainer
+from fedveil.run.config.study import load_study
+from fedveil.run.observer import Observer
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import Outcome, run
+from fedveil.run.workers import serve_shares, split_trainer
+from fedveil.training.distributed import DistributedTrainer
 
 
 def run_together(prepared: Prepared, parent: Path, observer: Observer) -> Outcome | None:

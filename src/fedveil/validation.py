@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar, Union, get_arg
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Tag, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from fedveil.errors import ConfigError, FedveilError, meant
-from fedveil.keys import is_number, plain_inside
+from fedveil.config_keys import is_number, plain_inside
+from fedveil.errors import ConfigError, FedveilError, did_you_mean
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -115,7 +115,7 @@ def _mistaken(given: Any, made: Any, path: tuple[str | int, ...]) -> Iterator[di
         yield {"type": "bool_type", "loc": path, "input": given, "msg": "true or false is needed"}
 
 
-def validated(
+def validate_document(
     kind: type[ModelT], document: object, place: object, error: type[FedveilError] = ConfigError
 ) -> ModelT:
     """Return a document as one of its kind.
@@ -126,10 +126,10 @@ def validated(
     try:
         return kind.model_validate(document)
     except ValidationError as wrong:
-        raise error(f"{place}: {explained(wrong, kind)}") from None
+        raise error(f"{place}: {explain_errors(wrong, kind)}") from None
 
 
-def explained(error: ValidationError | WrongSectionError, document: Any) -> str:
+def explain_errors(error: ValidationError | WrongSectionError, document: Any) -> str:
     """Return what is wrong with a document, key by key, in the paths that its author knows.
 
     Args:
@@ -167,7 +167,7 @@ def _told(
         if problem["type"] in _UNKNOWN:
             has = ", ".join(sorted(context.get("known", known)))
             first = listed.setdefault((*above, *path[:-1], has), place) == place
-            near = context.get("whose") or meant(path[-1], has.split(", "))
+            near = context.get("whose") or did_you_mean(path[-1], has.split(", "))
             yield place, problem["type"], f"no such key{f'; known here: {has}' * first}{near}"
         else:
             yield place, problem["type"], _plain(problem)
@@ -175,7 +175,7 @@ def _told(
             kinds = sorted({key for arm in get_args(here) for key in _keys(_bare(arm)) or {}})
             for key in map(str, problem["input"]):
                 if key not in kinds:  # where a slip in the key that tells the kinds apart is found
-                    told = f"no such key; known here: {', '.join(kinds)}{meant(key, kinds)}"
+                    told = f"no such key; known here: {', '.join(kinds)}{did_you_mean(key, kinds)}"
                     yield ".".join((*above, *path[:-1], key)), "extra_forbidden", told
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fedveil.errors import CompositionError
-from fedveil.server.averages import Average, Ema, Last, Tail
-from fedveil.server.optimizers import State, matching
-from fedveil.server.schedules import Schedule, factor
+from fedveil.training.server.averages import Average, Ema, Last, Tail
+from fedveil.training.server.optimizers import State, matching
+from fedveil.training.server.schedules import Schedule, factor
 
 SIZE, ROUNDS = 5, 12
 AVERAGE_CASES: dict[str, Average] = {
@@ -34,7 +34,7 @@ def played(average: Average) -> tuple[list[torch.Tensor], State]:
     state, shown = average.init(START), []
     for model in MODELS:
         state = average.update(model, state)
-        shown.append(average.released(model, state))
+        shown.append(average.released_model(model, state))
     return shown, state
 
 
@@ -83,7 +83,7 @@ def test_an_average_that_is_off_is_rejected(name: str, wrong: Callable[[Any], Av
 
 @averages
 def test_before_the_first_round_the_model_is_released_as_it_is(average: Average) -> None:
-    assert torch.equal(average.released(START, average.init(START)), START)
+    assert torch.equal(average.released_model(START, average.init(START)), START)
 
 
 @averages

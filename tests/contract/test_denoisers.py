@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import ConfigError, ModelError
 from fedveil.registry import find, names
-from fedveil.server.denoise import (
+from fedveil.training.server.denoise import (
     ByRule,
     Denoiser,
     JamesStein,

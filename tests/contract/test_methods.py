@@ -15,13 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedveil.data.records import Affine, Groups, Records, limit_records_per_user
 from fedveil.errors import CompositionError
-from fedveil.local.loop import LoopTrainer
-from fedveil.local.losses import load_loss
-from fedveil.local.models import build_model
-from fedveil.local.steps import LocalDpSgd, LocalSgd
-from fedveil.local.task import Task
-from fedveil.local.trainer import Cohort, TrainJob
 from fedveil.methods.cepam import (
     cepam_gaussian,
     cepam_laplace,
@@ -44,16 +39,20 @@ from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group, uldp_naive, uldp_sgd, uldp_sgd_w
 from fedveil.methods.weights import Weights
-from fedveil.population.flags import keep_at_most
-from fedveil.population.records import Affine, Groups, Records
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEvent
 from fedveil.privacy.noise.on_grid import grid_law
 from fedveil.privacy.sampling import Everyone, PoissonUsers
-from fedveil.protection.letter_parts import Totals
+from fedveil.protocols.session_messages import UserTotals
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.registry import names
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.losses import load_loss
+from fedveil.training.models import build_model
+from fedveil.training.steps import LocalDpSgd, LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, TrainJob
 from tests.messages import sender
 
 SILOS, USERS, CLIP, SIGMA = 3, 6, 0.7, 5.0
@@ -144,13 +143,15 @@ def totals(method: Method, records: Records) -> np.ndarray:
     task = linear()
     pairs = isinstance(method.contribution, SiloUserContribution | ClientContribution)
     groups = records.by_silo_user() if pairs else records.by_silo(SILOS)
-    cohort = Cohort.of(records, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu"))
+    cohort = Cohort.from_records(
+        records, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu")
+    )
     sums = LoopTrainer(task=task, local=method.local).sums(
         TrainJob(
             task.initial(),
             cohort,
             torch.arange(len(groups)),
-            method.weights.of(groups, SILOS, USERS),
+            method.weights.for_groups(groups, SILOS, USERS),
             method.bound,
             ExperimentRandomness(1),
             ("round", 1),
@@ -236,7 +237,7 @@ WEIGHTS = {
 @given(records=tables())
 def test_weights_of_a_user_sum_to_at_most_one(weights: Weights, records: Records) -> None:
     groups = records.by_silo_user()
-    of_user = np.bincount(groups.user, weights=weights.of(groups, SILOS, USERS).numpy())
+    of_user = np.bincount(groups.user, weights=weights.for_groups(groups, SILOS, USERS).numpy())
     assert of_user.max() <= 1 + 1e-15
     if weights.by_records:
         present = of_user[np.unique(groups.user)]
@@ -270,12 +271,12 @@ def test_weights_are_those_of_exact_fractions(power: Any) -> None:
         return float(Fraction(own[silo] ** whole, sum(count**whole for count in own.values())))
 
     weights = Weights.by_power(power)
-    found = weights.of(groups(pairs), silos, users)
+    found = weights.for_groups(groups(pairs), silos, users)
     np.testing.assert_allclose(found, [exact(*pair) for pair in pairs], rtol=4e-15)
     others = [pair for pair in pairs if pair[1] != 7]
     kept = torch.tensor([user != 7 for _, user in pairs])
-    assert torch.equal(weights.of(groups(others), silos, users), found[kept])
-    if weights.totalled and weights.power <= 2:
+    assert torch.equal(weights.for_groups(groups(others), silos, users), found[kept])
+    if weights.supports_user_totals and weights.power <= 2:
         scores = weights.scores(groups(pairs).size, silos)
         totals = np.bincount([user for _, user in pairs], weights=scores)
         np.testing.assert_allclose(scores / totals[[user for _, user in pairs]], found, rtol=4e-15)
@@ -288,7 +289,7 @@ def test_scores_of_every_user_fit_the_totals_that_travel(power: int, silos: int)
     sizes = np.array([0, 1, 5, 65_536, 3_000_000, 2**40])
     scores = Weights.by_power(float(power)).scores(sizes, silos)
     assert (np.diff(scores) >= 0).all()
-    assert Totals.decode(Totals(counts=silos * scores).encode()).counts.tolist() == [
+    assert UserTotals.decode(UserTotals(counts=silos * scores).encode()).counts.tolist() == [
         silos * one for one in scores.tolist()
     ]
     exact = [size**power if size else 0 for size in sizes.tolist()]
@@ -303,9 +304,9 @@ def test_weights_by_records_are_those_of_the_paper_bit_for_bit() -> None:
     number = np.arange(5)
     groups = Groups(order=number, start=number, size=sizes, silo=silo, user=user)
     totals = np.bincount(user, weights=sizes)
-    assert Weights.BY_RECORDS.of(groups, 3, 2).tolist() == (sizes / totals[user]).tolist()
-    assert Weights.EQUAL.of(groups, 3, 2).tolist() == [1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2]
-    assert Weights.MAIN.of(groups, 3, 2).tolist() == [0, 1, 0, 1, 0]
+    assert Weights.BY_RECORDS.for_groups(groups, 3, 2).tolist() == (sizes / totals[user]).tolist()
+    assert Weights.EQUAL.for_groups(groups, 3, 2).tolist() == [1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2]
+    assert Weights.MAIN.for_groups(groups, 3, 2).tolist() == [0, 1, 0, 1, 0]
 
 
 def test_one_gradient_by_weight_is_one_step_of_local_training_by_weight() -> None:
@@ -328,21 +329,23 @@ def test_one_gradient_by_weight_is_one_step_of_local_training_by_weight() -> Non
 
 def test_the_main_silo_may_be_missing_and_is_refused_where_nobody_can_compare() -> None:
     method = uldp_avg_w(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, power="main")
-    lacking = SecureAggregation(on_missing="recover", missing_silos=1)
-    assert lacking.over(method, USERS).channel.missing_silos == 1
-    with pytest.raises(CompositionError, match=r"missing_silos must be 0"):
-        lacking.over(dataclasses.replace(method, weights=Weights.by_power(2.0)), USERS)
+    lacking = SecureAggregation(on_dropout="recover", max_dropouts=1)
+    assert lacking.apply_to(method, USERS).channel.max_dropouts == 1
+    with pytest.raises(CompositionError, match=r"max_dropouts must be 0"):
+        lacking.apply_to(dataclasses.replace(method, weights=Weights.by_power(2.0)), USERS)
     with pytest.raises(CompositionError, match=r"needs a comparison.*take power = 2"):
-        PrivateWeighting(n_max=100).over(method, USERS)
+        PrivateWeighting(n_max=100).apply_to(method, USERS)
     with pytest.raises(CompositionError, match=r"the power must be 0, 1, 2"):
-        PrivateWeighting(n_max=100).over(dataclasses.replace(method, weights=Weights.by_power(0.5)), USERS)
+        PrivateWeighting(n_max=100).apply_to(
+            dataclasses.replace(method, weights=Weights.by_power(0.5)), USERS
+        )
     assert Weights.by_power(10.0).scores(np.array([10**6, 3, 0]), 1).tolist() == [9**10, 3**10, 0]
 
 
 @settings(max_examples=40)
 @given(records=tables(), per_user=st.integers(1, 5))
 def test_flags_keep_at_most_k_records_and_lose_no_more(records: Records, per_user: int) -> None:
-    kept = keep_at_most(records, per_user)
+    kept = limit_records_per_user(records, per_user)
     before = np.bincount(records.user, minlength=USERS)
     after = np.bincount(records.user[kept], minlength=USERS)
     np.testing.assert_array_equal(after, np.minimum(before, per_user))
@@ -355,7 +358,7 @@ def test_flags_spread_over_silos_before_they_repeat_one() -> None:
         silo=np.array([0, 0, 0, 0, 1, 1, 2], np.int32),
         user=np.zeros(7, np.int32),
     )
-    assert records.silo[keep_at_most(records, 5)].tolist() == [0, 0, 1, 1, 2]
+    assert records.silo[limit_records_per_user(records, 5)].tolist() == [0, 0, 1, 1, 2]
 
 
 # --- the noise ------------------------------------------------------------------------------------------------
@@ -419,7 +422,7 @@ def test_colluding_silos_keep_the_stated_event_and_add_noise() -> None:
     federation = PublicFacts(n_silos=SILOS, n_users=USERS)
     plain = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA)
     guarded = uldp_avg(local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, colluding_silos=1)
-    one_silo = derive(guarded, federation).against(Role.SILO)
+    one_silo = derive(guarded, federation).event_for(Role.SILO)
     assert one_silo.noise_multiplier == pytest.approx(SIGMA)
     assert guarded.channel.share_std(SILOS) == pytest.approx(
         plain.channel.share_std(SILOS) * math.sqrt(3 / 2)
@@ -431,7 +434,7 @@ def test_sampling_amplifies_nothing_against_silos_that_collude() -> None:
         local=LOCAL, clip=CLIP, noise_multiplier=SIGMA, user_sampling_rate=0.1, colluding_silos=2
     )
     guarantee = derive(sampled, PublicFacts(n_silos=SILOS, n_users=USERS))
-    pooled = guarantee.against(Role.SILO)
+    pooled = guarantee.event_for(Role.SILO)
     assert "2 silos that pool what they know" in {view.party for view in guarantee.views}
     assert pooled.noise_multiplier == pytest.approx(SIGMA)
     assert guarantee.event == PoissonSampledEvent(rate=0.1, event=GaussianEvent(noise_multiplier=SIGMA))
@@ -439,9 +442,9 @@ def test_sampling_amplifies_nothing_against_silos_that_collude() -> None:
 
 def test_the_server_that_sees_single_messages_gets_its_own_event() -> None:
     federation = PublicFacts(n_silos=SILOS, n_users=USERS)
-    naive = derive(METHOD_CASES["uldp-naive"](SIGMA), federation).against(Role.SERVER)
+    naive = derive(METHOD_CASES["uldp-naive"](SIGMA), federation).event_for(Role.SERVER)
     assert naive.noise_multiplier == pytest.approx(SIGMA / 2)
-    weighted = derive(METHOD_CASES["uldp-avg-w"](SIGMA), federation).against(Role.SERVER)
+    weighted = derive(METHOD_CASES["uldp-avg-w"](SIGMA), federation).event_for(Role.SERVER)
     assert isinstance(weighted, NoGuarantee)
 
 

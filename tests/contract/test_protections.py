@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.protection.driver import Driver
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.masking.masked_sums import MaskedSums
-from fedveil.protection.partial.plan import PartialPlan
-from fedveil.protection.transcript import Transcript
-from fedveil.protection.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
-from fedveil.protection.weighting.plan import WeightingPlan
-from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
+from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.transcript import Transcript
+from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
+from fedveil.protocols.weighting.plan import WeightingPlan
+from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
 from tests.opened_parties import PartialParties, WeightingParties
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
@@ -39,7 +39,7 @@ class Summing:
 
     def __init__(self) -> None:
         self.transcript = Transcript()
-        self.driver = Driver(MaskedSums(clients=SILOS, length=LENGTH, limit=LIMIT), self.transcript)
+        self.driver = LocalDriver(MaskedSumSpec(clients=SILOS, length=LENGTH, limit=LIMIT), self.transcript)
 
     def play(self, vectors, round_number, attempt=0):
         return self.driver.play((round_number, attempt), ALL, None, vectors.__getitem__)[0]

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.claims import Claim, covering
+from fedveil.privacy.claims import Claim, covered_knowledge
 from fedveil.privacy.events import Adjacency, GaussianEvent, PoissonSampledEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, Sampler
 from fedveil.randomness import PrivacyRandomness
@@ -114,7 +114,7 @@ def test_masks_seeds_and_sizes(sampler: Sampler) -> None:
 @samplers
 def test_event_says_what_the_draw_does(sampler: Sampler) -> None:
     assert sampler.adjacency is Adjacency.ADD_OR_REMOVE_ONE
-    said, *_ = sampler.over((Claim(covering(), base),))
+    said, *_ = sampler.amplify((Claim(covered_knowledge(), base),))
     assert said.event == (base if sampler.rate == 1.0 else PoissonSampledEvent(rate=sampler.rate, event=base))
 
 

@@ -22,25 +22,25 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil.crypto.agreement import AgreementKey
+from fedveil.crypto.key_agreement import AgreementKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.privacy.claims import Tells
-from fedveil.protection.driver import Driver
-from fedveil.protection.masking.masked_sums import MaskedSums
-from fedveil.protection.messages import Envelope, Message, RoundStart
-from fedveil.protection.open_sums import OpenSums
-from fedveil.protection.partial import encryption as partial_encryption
-from fedveil.protection.partial.given import PartialGiven
-from fedveil.protection.partial.plan import PartialPlan
-from fedveil.protection.partial.sums import PartialSums
-from fedveil.protection.sealed_sums import SealedSums
-from fedveil.protection.transcript import Transcript
-from fedveil.protection.weighting.given import WeightedGiven
-from fedveil.protection.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
-from fedveil.protection.weighting.plan import CipherSizes, WeightingPlan
-from fedveil.protection.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
-from fedveil.protection.weighting.weighted_sums import WeightedSums
+from fedveil.privacy.claims import Reveals
+from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.messages import Envelope, Message, RoundStart
+from fedveil.protocols.partial_encryption import silo as partial_encryption
+from fedveil.protocols.partial_encryption.inputs import PartialInputs
+from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
+from fedveil.protocols.plaintext_sums import PlaintextSums
+from fedveil.protocols.sealed_sums import SealedSums
+from fedveil.protocols.transcript import Transcript
+from fedveil.protocols.weighting.inputs import WeightedInputs
+from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
+from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
+from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
+from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
 EVERYBODY = tuple(range(SILOS))
@@ -113,14 +113,16 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 def play(agreement: Any, give: Callable[[int], Any]) -> list[Envelope]:
     """All messages of the setup and of two rounds."""
     kept = Kept()
-    driver: Driver[Any, Any] = Driver(agreement, kept)
+    driver: LocalDriver[Any, Any] = LocalDriver(agreement, kept)
     for number in (1, 2):
         driver.play((number, 0), EVERYBODY, None, give)
     return kept.messages
 
 
 def in_the_open(data: Data) -> list[Envelope]:
-    return play(OpenSums(clients=SILOS, length=LENGTH), lambda silo: data.vectors[silo].astype(np.float64))
+    return play(
+        PlaintextSums(clients=SILOS, length=LENGTH), lambda silo: data.vectors[silo].astype(np.float64)
+    )
 
 
 def sealed(data: Data) -> list[Envelope]:
@@ -131,7 +133,7 @@ def sealed(data: Data) -> list[Envelope]:
 
 
 def masked(data: Data, threshold: int | None = None) -> list[Envelope]:
-    agreement = MaskedSums(clients=SILOS, length=LENGTH, limit=LIMIT, threshold=threshold)
+    agreement = MaskedSumSpec(clients=SILOS, length=LENGTH, limit=LIMIT, threshold=threshold)
     return play(agreement, data.vectors.__getitem__)
 
 
@@ -161,11 +163,11 @@ def weighted(data: Data, cipher: str = "paillier", places: int = 0) -> list[Enve
     plan, (holder, evaluator) = _weighting_plan(places), _holder(cipher, places)
     sizes = CipherSizes(key=1, number=1, weight=1, ciphertext=1, ciphertexts=1)
     cipher = SimpleNamespace(holder=lambda _: holder, evaluator=evaluator, sizes=lambda _: sizes)
-    agreement = WeightedSums(plan=plan, counts=data.counts, cipher=cipher)
+    agreement = PrivateWeightingSpec(plan=plan, counts=data.counts, cipher=cipher)
 
-    def give(silo: int) -> WeightedGiven:
+    def give(silo: int) -> WeightedInputs:
         rows = np.tile(data.vectors[silo], (int((data.counts[silo] > 0).sum()), 1))
-        return WeightedGiven(contributions=rows, noise=data.vectors[0] // 2)
+        return WeightedInputs(contributions=rows, noise=data.vectors[0] // 2)
 
     return play(agreement, give)
 
@@ -173,11 +175,11 @@ def weighted(data: Data, cipher: str = "paillier", places: int = 0) -> list[Enve
 def partly_encrypted(data: Data) -> list[Envelope]:
     plan = PartialPlan(silos=SILOS, length=LENGTH, ratio=0.4, clear_limit=LIMIT, hidden_limit=LIMIT)
 
-    def give(silo: int) -> PartialGiven:
+    def give(silo: int) -> PartialInputs:
         vector = data.vectors[silo].astype(np.float64)
-        return PartialGiven(values=vector, message=vector)
+        return PartialInputs(values=vector, message=vector)
 
-    return play(PartialSums(plan=plan), give)
+    return play(PartialEncryptionSpec(plan=plan), give)
 
 
 PROTOCOLS: dict[str, Callable[[Data], list[Envelope]]] = {
@@ -197,7 +199,7 @@ def _named(message: Message, *, nothing: bool) -> dict[str, Any]:
     return {
         one.name: getattr(message, one.name)
         for one in fields(message)
-        if (one.metadata["tells"] is Tells.NOTHING and one.metadata["besides"] is None) == nothing
+        if (one.metadata["tells"] is Reveals.NOTHING and one.metadata["besides"] is None) == nothing
     }
 
 
@@ -214,7 +216,7 @@ def told_apart(one: list[Envelope], other: list[Envelope]) -> list[str]:
         mine, yours = (_named(e.message, nothing=True) for e in (a, b))
         found += [f"{name}.{key}" for key in mine if mine[key] != yours[key]]
         tells = {one.metadata[key] for one in fields(a.message) for key in ("tells", "besides")}
-        if not tells & {Tells.LENGTH, Tells.PRESENCE} and len(a.encode()) != len(b.encode()):
+        if not tells & {Reveals.LENGTH, Reveals.PRESENCE} and len(a.encode()) != len(b.encode()):
             found.append(f"length of {name}")
     return found
 

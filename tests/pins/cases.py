@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from fedveil.crypto.agreement import RUN_BYTES, RoundId, derive
-from fedveil.engine.experiments.experiment import merge, parse
-from fedveil.engine.observer import Unwatched
-from fedveil.engine.run import run
-from fedveil.engine.setup import Prepared, prepare
-from fedveil.local.trainer import Progress, Sums, TrainJob
+from fedveil.crypto.key_agreement import RUN_BYTES, RoundId, derive
+from fedveil.run.config.experiment import merge, parse
+from fedveil.run.observer import NullObserver
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import run
+from fedveil.training.trainer import Progress, Sums, TrainJob
 from tests.runs import json_lines
 
 BASE: dict[str, Any] = {
@@ -61,7 +61,7 @@ def weighted(protection: dict[str, Any], **parameters: Any) -> dict[str, Any]:
 
 
 MASKED = {"name": "secure-aggregation"}
-RETRY = MASKED | {"on_missing": "retry", "dropout_rate": 0.2}
+RETRY = MASKED | {"on_dropout": "retry", "dropout_rate": 0.2}
 WEIGHTED = {"name": "private-weighting", "n_max": 150}
 ONE_ROUND = {"rounds": 1, "evaluate_every": 1}
 EVEN = {"name": "digits", "n_users": 20, "n_silos": 3, "allocation": {"law": "uniform"}}
@@ -96,16 +96,16 @@ CASES: dict[str, dict[str, Any]] = {
     "masked retry sampled": {"method": method("uldp-avg-w", user_sampling_rate=0.5), "protection": RETRY},
     "masked retry with fewer": {
         "data": FIVE,
-        "protection": RETRY | {"missing_silos": 2, "dropout_rate": 0.1},
+        "protection": RETRY | {"max_dropouts": 2, "dropout_rate": 0.1},
     },
     "recovering": {
         "data": FIVE,
-        "protection": MASKED | {"on_missing": "recover", "missing_silos": 2, "dropout_rate": 0.25},
+        "protection": MASKED | {"on_dropout": "recover", "max_dropouts": 2, "dropout_rate": 0.25},
     },
     "weighted rlwe": weighted(RLWE) | ONE_ROUND,
     "weighted paillier": weighted(PAILLIER) | ONE_ROUND,
     "weighted sampled": weighted(RLWE, user_sampling_rate=0.5),
-    "weighted retry": weighted(RLWE | {"on_missing": "retry", "dropout_rate": 0.2}, user_sampling_rate=0.5),
+    "weighted retry": weighted(RLWE | {"on_dropout": "retry", "dropout_rate": 0.2}, user_sampling_rate=0.5),
     "weighted sampled in private": weighted(RLWE | {"private_sampling": True}, user_sampling_rate=0.5)
     | ONE_ROUND,
     "partial votes": {"protection": PARTIAL},
@@ -196,12 +196,16 @@ def prepared(name: str, *, whole: bool) -> Prepared:
 def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
     """Run a case; return its pin."""
     with (
-        mock.patch("fedveil.protection.partial.encryption.secret_order", _natural),  # equal votes: the first
-        mock.patch("fedveil.protection.partial.ballots.secret_order", _natural),  # equal values: the first
-        mock.patch("fedveil.protection.weighting.silo.derive", _known),  # whom the silos draw in private ...
-        mock.patch("fedveil.protection.weighting.server.drawn_places", _first),  # ... and the server hides
+        mock.patch(
+            "fedveil.protocols.partial_encryption.silo.secret_order", _natural
+        ),  # equal votes: the first
+        mock.patch(
+            "fedveil.protocols.partial_encryption.ballots.secret_order", _natural
+        ),  # equal values: the first
+        mock.patch("fedveil.protocols.weighting.silo.derive", _known),  # whom the silos draw in private ...
+        mock.patch("fedveil.protocols.weighting.server.drawn_places", _first),  # ... and the server hides
     ):
-        found = run(prepared(name, whole=whole), folder, Unwatched(), transcript=True).folder
+        found = run(prepared(name, whole=whole), folder, NullObserver(), transcript=True).folder
     model = load_file(found / "model.safetensors")
     content = b"".join(key.encode() + model[key].numpy().tobytes() for key in sorted(model))
     rows = json_lines(found / "metrics.jsonl")[1:]

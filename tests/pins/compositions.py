@@ -7,11 +7,10 @@ from dataclasses import replace
 from functools import cache, partial
 
 from fedveil.errors import CompositionError, PrivacyError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.client_messages import Layered
 from fedveil.methods.contributions import ClientContribution
-from fedveil.methods.correlated import Correlated, streamed
+from fedveil.methods.correlated import CorrelatedNoise, with_correlated_noise
 from fedveil.methods.dp_fed_ls import client_sampler
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
@@ -23,6 +22,7 @@ from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.registry import find
+from fedveil.training.steps import LocalSgd
 from tests.contract.test_methods import METHOD_CASES
 
 SILOS, CLIENTS, DIMENSION = 5, 6, 30
@@ -53,7 +53,7 @@ def _channels(name: str) -> dict[str, Change]:
 
     found: dict[str, Change] = {"": lambda method: method, "lrsuq": layered}
     if name in _OF_PAIRS:
-        found["correlated"] = lambda method: streamed(method, Correlated(period=3), 12)
+        found["correlated"] = lambda method: with_correlated_noise(method, CorrelatedNoise(period=3), 12)
     return found | ({"colluding": colluding} if name.startswith("uldp") else {})
 
 
@@ -69,20 +69,20 @@ def _samplers(name: str) -> dict[str, Change]:
 
 def _secure(protection: SecureAggregation) -> Change:
     def change(method: Method) -> Method:
-        shares = replace(method.channel, missing_silos=protection.missing_silos)
+        shares = replace(method.channel, max_dropouts=protection.max_dropouts)
         return replace(method, channel=shares, protection=protection)
 
     return change
 
 
 def _partial(protection: PartialEncryption) -> Change:
-    return lambda method: protection.over(method, CLIENTS)
+    return lambda method: protection.apply_to(method, CLIENTS)
 
 
 PROTECTIONS: dict[str, Change] = {
     "": lambda method: method,
     "secagg": _secure(SecureAggregation()),
-    "secagg-missing": _secure(SecureAggregation(on_missing="recover", missing_silos=1)),
+    "secagg-missing": _secure(SecureAggregation(on_dropout="recover", max_dropouts=1)),
     "weighting": lambda method: replace(method, protection=PrivateWeighting(n_max=60)),
     "weighting-ot": lambda method: replace(
         method, protection=PrivateWeighting(n_max=60, cipher="rlwe", private_sampling=True)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 import fedveil
-from fedveil.engine.experiments.composition import Composition
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.study import Selection, load_study
+from fedveil.data.records import Population, Records
 from fedveil.methods.derive import derive
-from fedveil.population.records import Population, Records
+from fedveil.run.config.composition import Composition
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.study import Selection, load_study
 from tests.pins.guarantees import ROLES
 
 FILE = Path(__file__).with_name("presets.json")
@@ -66,7 +66,7 @@ def stated(preset: str) -> list[dict[str, Any]]:
             "unit": guarantee.unit,
             "grid_loss": guarantee.grid_loss,
             "noise_decay": guarantee.noise_decay,
-            "uncovered": len(guarantee.uncovered) + len(composition.uncovered(method)),
+            "uncovered": len(guarantee.uncovered) + len(composition.uncovered_choices(method)),
             "reader": guarantee.event.to_json(),
         } | {names[view.role]: view.event.to_json() for view in guarantee.views}
         alike = [each for each in found if {**each, "experiments": None} == {**facts, "experiments": None}]

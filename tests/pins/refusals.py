@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.errors import CompositionError
-from fedveil.local.steps import LocalDpSgd, LocalGradient
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.channels import Identity
 from fedveil.methods.client_messages import ClientMessages, Dithered, Layered, Numbers
@@ -28,12 +27,13 @@ from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
-from fedveil.server.denoise import JamesStein, NoDenoiser
-from fedveil.server.optimizers import ServerSgd
+from fedveil.training.server.denoise import JamesStein, NoDenoiser
+from fedveil.training.server.optimizers import ServerSgd
+from fedveil.training.steps import LocalDpSgd, LocalGradient
 
 FILE: Final = Path(__file__).parent / "refusals.json"
 _SHARES: Final = GaussianShares(noise_multiplier=2.0, scale=1.0)
-_LACKING: Final = GaussianShares(noise_multiplier=2.0, scale=1.0, missing_silos=1)
+_LACKING: Final = GaussianShares(noise_multiplier=2.0, scale=1.0, max_dropouts=1)
 
 
 def _messages(**given: Any) -> ClientMessages:
@@ -78,9 +78,9 @@ STAGES: Final[Mapping[str, Mapping[str, Any]]] = {
     "protection": {
         "open": NoProtection(),
         "masks": SecureAggregation(),
-        "masks-retry": SecureAggregation(on_missing="retry", missing_silos=1),
-        "masks-end-lacking": SecureAggregation(missing_silos=1),
-        "masks-recover": SecureAggregation(on_missing="recover"),
+        "masks-retry": SecureAggregation(on_dropout="retry", max_dropouts=1),
+        "masks-end-lacking": SecureAggregation(max_dropouts=1),
+        "masks-recover": SecureAggregation(on_dropout="recover"),
         "weighting": PrivateWeighting(),
         "weighting-drawing": PrivateWeighting(private_sampling=True),
         "partial": PartialEncryption(),

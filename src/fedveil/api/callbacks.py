@@ -16,18 +16,18 @@ from typing import Any, ClassVar, Final
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedveil.config_keys import is_number, plain, whole_argument
 from fedveil.console import number
-from fedveil.engine.advice import advice, heard_before, news
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.run import Outcome, StopTraining
-from fedveil.engine.run_folder.documents import RoundRow
-from fedveil.engine.run_folder.folder import Row, RunFolder
-from fedveil.engine.run_folder.shown import METRICS, Kind
-from fedveil.engine.setup import Prepared
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.files import as_path
-from fedveil.keys import is_number, plain, whole_argument
 from fedveil.privacy.statement import Statement, show_epsilon
+from fedveil.run.advice import advice, heard_before, news
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.folder.documents import RoundRow
+from fedveil.run.folder.run_folder import Row, RunFolder
+from fedveil.run.folder.shown import METRICS, Kind
+from fedveil.run.setup import Prepared
+from fedveil.run.training_run import Outcome, StopTraining
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,14 +78,14 @@ class Callback:
     sees_private: bool = False
     needs_public_test: ClassVar[bool] = False
 
-    def started(self, folder: Path, rounds: int, done: int) -> None:
+    def on_run_start(self, folder: Path, rounds: int, done: int) -> None:
         """Called when a run of so many rounds begins in a folder, or is resumed after ``done`` of them."""
 
-    def round_ended(self, round: RoundSummary) -> str | None:
+    def on_round_end(self, round: RoundSummary) -> str | None:
         """Called after each completed round; return a reason to end the run here, or None to continue."""
         return None
 
-    def ended(self, statement: Statement | None) -> None:
+    def on_run_end(self, statement: Statement | None) -> None:
         """Called when the run ends: after its last round, early, or by an error (then there is no statement: None)."""
 
 
@@ -112,10 +112,10 @@ class EarlyStop(Callback):
         self._sign = -1.0 if lower else 1.0
         self._best, self._since = -math.inf, 0
 
-    def started(self, folder: Path, rounds: int, done: int) -> None:
+    def on_run_start(self, folder: Path, rounds: int, done: int) -> None:
         self._best, self._since = -math.inf, 0
 
-    def round_ended(self, round: RoundSummary) -> str | None:
+    def on_round_end(self, round: RoundSummary) -> str | None:
         if round.test is None:
             return None
         if self.metric not in round.test:
@@ -147,7 +147,7 @@ class Checkpoints(Callback):
             whole_argument("Checkpoints: every", every, 1),
         )
 
-    def round_ended(self, round: RoundSummary) -> str | None:
+    def on_round_end(self, round: RoundSummary) -> str | None:
         if round.number % self.every == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(
@@ -163,10 +163,10 @@ class Progress(Callback):
     def __init__(self) -> None:
         self._advised = 0
 
-    def started(self, folder: Path, rounds: int, done: int) -> None:
+    def on_run_start(self, folder: Path, rounds: int, done: int) -> None:
         self._advised = 0
 
-    def round_ended(self, round: RoundSummary) -> str | None:
+    def on_round_end(self, round: RoundSummary) -> str | None:
         spent = "none" if round.epsilon is None else show_epsilon(round.epsilon)
         metrics = "".join(f"  {name} {number(value)}" for name, value in (round.test or {}).items())
         print(f"round {round.number}/{round.rounds}  epsilon {spent}{metrics}")
@@ -179,7 +179,7 @@ class Progress(Callback):
 _PUBLIC: Final = frozenset(name for name, kind in METRICS.items() if kind is Kind.COVERED)
 
 
-class Watch:
+class CallbackObserver:
     """The observer of a run that tells callbacks what each may know."""
 
     def __init__(self, prepared: Prepared, callbacks: Sequence[Any], *, public_test: bool) -> None:
@@ -197,7 +197,7 @@ class Watch:
                 raise ConfigError(
                     f"callbacks: {type(one).__name__} ends the run by test metrics, and these test records are held "
                     "out of the private ones: when the run ends would tell of them. Hand over public records: "
-                    "fedveil.population(..., test=(features, targets))"
+                    "fedveil.data(..., test=(features, targets))"
                 )
         self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
         # asked once: who has looked has looked
@@ -205,16 +205,16 @@ class Watch:
         self._folder: Path | None = None
         self._heard: list[RoundRow] = []
 
-    def started(self, folder: Path, experiment: Experiment, done: int) -> None:
+    def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Tell every callback where the run is kept."""
         self._folder, self._heard = folder, []
         for one in self._callbacks:
-            one.started(folder, experiment.rounds, done)
+            one.on_run_start(folder, experiment.rounds, done)
 
     def training(self, round_number: int, done: int, total: int) -> None:
         """Tell nobody: how many steps a round takes depends on who takes part."""
 
-    def completed(self, row: Row) -> None:
+    def on_round_end(self, row: Row) -> None:
         """Tell every callback of a round.
 
         Raises:
@@ -227,7 +227,7 @@ class Watch:
         reasons = []
         for one, sees_private in zip(self._callbacks, self._see, strict=True):
             try:
-                reason = one.round_ended(self._summary(row, sees_private))
+                reason = one.on_round_end(self._summary(row, sees_private))
             except StopTraining as error:
                 reason = str(error)
             if reason is not None and sees_private:
@@ -258,7 +258,7 @@ class Watch:
             raise
         finally:
             for one in self._callbacks if self._folder is not None else ():
-                one.ended(statement)
+                one.on_run_end(statement)
 
     def _summary(self, row: Row, private: bool) -> RoundSummary:
         assert self._folder is not None, "told of its start first"

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, Final, Protocol
 
-from fedveil.engine.experiments.choice import Choice, Chosen, Keys, own_keys
+from fedveil.config_keys import Key, plain_inside
 from fedveil.errors import ConfigError
-from fedveil.keys import Key, plain_inside
-from fedveil.local.steps import LocalSgd
 from fedveil.registry import find
-from fedveil.validation import WrongSectionError, explained
+from fedveil.run.config.choice import Choice, ChoiceField, StageField, own_keys
+from fedveil.training.steps import LocalSgd
+from fedveil.validation import WrongSectionError, explain_errors
 
 _SERVER: Final = "learning_rate"
 
@@ -98,12 +98,12 @@ def _check(chosen: MethodChoice) -> None:
     """
     calibrated = {"noise_multiplier": "calibrated"} if chosen.takes_noise else {}
     section = {"name": chosen.name, **calibrated, **chosen.parameters}
-    for mark, table in ((Chosen("methods"), section), (Keys(LocalSgd), chosen.local)):
+    for mark, table in ((ChoiceField("methods"), section), (StageField(LocalSgd), chosen.local)):
         try:
             if table is not None:
                 mark.read(dict(table))
         except WrongSectionError as error:
-            raise ConfigError(f"method {chosen.name}: {explained(error, error.section)}") from None
+            raise ConfigError(f"method {chosen.name}: {explain_errors(error, error.section)}") from None
 
 
 def _keys(name: str) -> tuple[Key, ...]:

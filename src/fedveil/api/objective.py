@@ -15,20 +15,19 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fedveil.engine.experiments.handed_over import SESSION
-from fedveil.engine.experiments.task_choice import defaults_of
+from fedveil.data.records import Population
 from fedveil.errors import ConfigError, FedveilError, ModelError
-from fedveil.local.copying import copy_module, unwrap
-from fedveil.local.import_path import import_object
-from fedveil.local.losses import LOSSES, Loss, Metric, RecordLoss, load_loss
-from fedveil.local.metrics import checked, load_metric
-from fedveil.local.models import build_model
-from fedveil.local.stillness import fingerprint, held_by, tensor_bytes
-from fedveil.local.task import Task
-from fedveil.local.validate import validate_behaviour, validate_layers
-from fedveil.local.validate_loss import validate_loss
-from fedveil.population.records import Population
 from fedveil.randomness import ExperimentRandomness
+from fedveil.run.config.in_memory_method import SESSION
+from fedveil.run.config.task_choice import defaults_of
+from fedveil.training.copying import copy_module, unwrap
+from fedveil.training.import_path import import_object
+from fedveil.training.losses import LOSSES, Loss, Metric, RecordLoss, load_loss
+from fedveil.training.metrics import check_metric, load_metric
+from fedveil.training.models import build_model
+from fedveil.training.state_leak_check import fingerprint, snapshot, tensor_bytes
+from fedveil.training.task import Task
+from fedveil.training.validation import validate_behaviour, validate_layers, validate_loss
 
 LossLike: TypeAlias = str | Loss | nn.Module | Callable[[Tensor, Tensor], Tensor]
 MetricLike: TypeAlias = str | Metric
@@ -108,7 +107,7 @@ def _called(value: Any) -> str:
 
 def _loss_digest(loss: Loss) -> str | None:
     """Return the SHA-256 of what a loss from outside holds: of its code nothing but names is compared."""
-    return hashlib.sha256(repr(held_by(loss, _called)).encode()).hexdigest() if vars(loss) else None
+    return hashlib.sha256(repr(snapshot(loss, _called)).encode()).hexdigest() if vars(loss) else None
 
 
 def recorded_name(given: Any, what: str) -> str:
@@ -213,7 +212,7 @@ def _metrics(given: Sequence[MetricLike] | None, people: Population, loss: Loss)
             name, metric = one, load_metric(one, loss)
         elif callable(one) and not isinstance(one, type):
             name = recorded_name(one, "metric")
-            metric = checked(name, one)
+            metric = check_metric(name, one)
         else:
             raise ConfigError(
                 f"metrics: a name or a function (outputs, targets, weights) -> number is needed, not "

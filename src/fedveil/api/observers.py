@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from fedveil.api.callbacks import Callback, RoundSummary
-from fedveil.engine.experiments.experiment import dotted
-from fedveil.engine.run_folder.documents import NORM_LEVELS
 from fedveil.errors import ConfigError
 from fedveil.files import as_path, parse_toml, read_text
 from fedveil.privacy.statement import Statement
+from fedveil.run.config.experiment import flatten_keys
+from fedveil.run.folder.documents import NORM_LEVELS
 
 _TOLD: Final = (
     "name",
@@ -51,18 +51,18 @@ class Tracker(Callback):
     def __init__(self, *, private: bool = False) -> None:
         self.sees_private = private
 
-    def started(self, folder: Path, rounds: int, done: int) -> None:
+    def on_run_start(self, folder: Path, rounds: int, done: int) -> None:
         document = parse_toml(
             read_text(folder / "experiment.toml", ConfigError), folder / "experiment.toml", ConfigError
         )
         self._began = time.time()
-        self._begin(folder, done, dotted({key: document[key] for key in _TOLD if key in document}))
+        self._begin(folder, done, flatten_keys({key: document[key] for key in _TOLD if key in document}))
 
-    def round_ended(self, round: RoundSummary) -> str | None:
+    def on_round_end(self, round: RoundSummary) -> str | None:
         self._keep(round.number, scalars(round))
         return None
 
-    def ended(self, statement: Statement | None) -> None:
+    def on_run_end(self, statement: Statement | None) -> None:
         sentences = () if statement is None else statement.sentences()
         self._end(
             "\n".join(sentences) or "The run broke off: there is no statement.", broken=statement is None

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import nn
 
+from fedveil.data.input_arrays import read_features
+from fedveil.data.records import Affine, Label, Task
 from fedveil.errors import ConfigError, DataError
-from fedveil.population.given import read_features
-from fedveil.population.records import Affine, Label, Task
 
 _BATCH: Final = 1024
 
@@ -44,7 +44,7 @@ class Predictor:
         """Return what the model gives for records like those it was trained on.
 
         Args:
-            features: (n, ...) as :func:`fedveil.population` takes them.
+            features: (n, ...) as :func:`fedveil.data` takes them.
 
         Raises:
             DataError: other columns or another shape than the model was trained on; values that cannot be, or outputs

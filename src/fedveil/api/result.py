@@ -16,16 +16,16 @@ from torch import nn
 
 from fedveil.api.predictor import Predictor
 from fedveil.bundle.writing import Source, write_bundle
-from fedveil.engine.advice import advice_of
-from fedveil.engine.run import Outcome
-from fedveil.engine.run_folder.diagnostics import baseline_of
-from fedveil.engine.run_folder.folder import RunFolder
+from fedveil.data.records import Population
 from fedveil.files import as_path
-from fedveil.population.records import Population
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.document import refuse_no_page, write_document
 from fedveil.report.page import write_report
-from fedveil.statistics.evaluation.evaluated import Evaluated
+from fedveil.run.advice import advice_of
+from fedveil.run.folder.diagnostics import baseline_of
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.training_run import Outcome
+from fedveil.statistics.evaluation.result import ReleasedEvaluation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,12 +49,12 @@ class Result:
     rounds: int
     stopped: str | None
     folder: Path
-    evaluated: Evaluated | None
+    evaluated: ReleasedEvaluation | None
     _initial: nn.Module = field(repr=False)
     _people: Population = field(repr=False)
 
     @classmethod
-    def of(cls, outcome: Outcome, initial: nn.Module, people: Population) -> Result:
+    def from_outcome(cls, outcome: Outcome, initial: nn.Module, people: Population) -> Result:
         """Return the result of a run that began from a model over a population."""
         released, metrics = outcome.evaluated, outcome.row["test"] or {}
         if released is not None:

@@ -10,24 +10,23 @@ from typing import Any, Final
 from torch import nn
 
 from fedveil.api import methods
-from fedveil.api.callbacks import Callback, Watch
+from fedveil.api.callbacks import Callback, CallbackObserver
 from fedveil.api.methods import MethodChoice
 from fedveil.api.objective import LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
-from fedveil.engine.experiments.choice import Choice, choice_of
-from fedveil.engine.experiments.experiment import Experiment, dotted, merge, parse
-from fedveil.engine.experiments.handed_over import SESSION, HandedOver
-from fedveil.engine.experiments.sections import TableSection
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.run import go_on, run
-from fedveil.engine.run_folder.folder import RunFolder
-from fedveil.engine.setup import Prepared, prepare
+from fedveil.config_keys import whole_argument
+from fedveil.data.records import Population
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import as_path
-from fedveil.keys import whole_argument
 from fedveil.methods.method import Method
-from fedveil.population.records import Population
-from fedveil.server.optimizers import Optimizer
+from fedveil.run.config.choice import Choice, choice_of
+from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
+from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.training_run import continue_run, run
+from fedveil.training.server.optimizers import Optimizer
 
 _OWN: Final = ("local", "method", "server")
 """Tables of an experiment that a composed method has in it."""
@@ -64,7 +63,7 @@ def train(
         model: any ``torch.nn.Module`` that computes each record by itself (no BatchNorm), or the name of a shipped
             model or of a factory, ``package.module:factory``. A module is copied, never changed, and its initial
             values count as PUBLIC: do not hand over a model that was trained on these people.
-        people: the records, with the user and the silo of each, from :func:`fedveil.population`.
+        people: the records, with the user and the silo of each, from :func:`fedveil.data`.
         method: such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``. Or a composed ``Method``: it has its own noise and
             its own server optimiser, so leave out ``epsilon`` and ``server``.
         rounds: T, the number of rounds.
@@ -102,7 +101,9 @@ def train(
         "rounds": rounds,
         "data": _data(people),
         "model": dict(learned.section),
-        "method": _method(method, epsilon) if isinstance(method, MethodChoice) else HandedOver.of(method),
+        "method": _method(method, epsilon)
+        if isinstance(method, MethodChoice)
+        else InMemoryMethod.from_method(method),
         "server": _server(server),
         "privacy": {"delta": delta} | ({} if epsilon is None else {"epsilon": epsilon}),
     }
@@ -110,9 +111,9 @@ def train(
         document["local"] = dict(method.local)
     experiment = parse(_laid_over(document, settings), "fedveil.train")
     prepared = _prepared(experiment, people, learned)
-    watch = Watch(prepared, callbacks, public_test=people.public_test)
+    watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: run(prepared, folder, watch))
-    return Result.of(outcome, learned.module, people)
+    return Result.from_outcome(outcome, learned.module, people)
 
 
 def resume(
@@ -148,11 +149,11 @@ def resume(
     """
     opened, experiment = RunFolder.open(as_path(folder, "fedveil.resume: folder"))
     if not isinstance(people, Population):
-        raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
+        raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
     learned = objective(model, people, experiment.seed, loss, metrics)
-    recorded = dotted(experiment.model_dump(mode="json"))
-    for key, value in dotted({"data": _data(people), "model": learned.section}).items():
+    recorded = flatten_keys(experiment.model_dump(mode="json"))
+    for key, value in flatten_keys({"data": _data(people), "model": learned.section}).items():
         found = recorded.get(key)
         if found != value:
             raise RunFolderError(
@@ -160,14 +161,14 @@ def resume(
                 "hand over what it began with, or train in a folder of its own"
             )
     prepared = _prepared(experiment, people, learned)
-    watch = Watch(prepared, callbacks, public_test=people.public_test)
-    outcome = watch.until_the_end(lambda: go_on(opened, prepared, watch))
-    return Result.of(outcome, learned.module, people)
+    watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
+    outcome = watch.until_the_end(lambda: continue_run(opened, prepared, watch))
+    return Result.from_outcome(outcome, learned.module, people)
 
 
 def _check(people: Any, method: Any) -> None:
     if not isinstance(people, Population):
-        raise ConfigError(f"people: a population is needed (fedveil.population), not {type(people).__name__}")
+        raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
     if not isinstance(method, MethodChoice | Method):
         name = getattr(method, "__name__", None)
         own = isinstance(name, str) and getattr(methods, name, None) is method
@@ -210,7 +211,7 @@ def _same_method(folder: RunFolder, experiment: Experiment, method: Method | Non
         raise ConfigError(
             f"method: {folder.path} began with a composed Method ({began.name}); hand over the same"
         )
-    now = HandedOver.of(method)
+    now = InMemoryMethod.from_method(method)
     for stage in began.keys["stages"] | now.keys["stages"]:
         before, here = (one.keys["stages"].get(stage) for one in (began, now))
         if before != here:

@@ -21,7 +21,7 @@ from typing import Final
 
 from fedveil.errors import FedveilError
 from fedveil.files import LARGEST_FILE, read_content, reading, replace_file, writing
-from fedveil.foreign import foreign
+from fedveil.sanitize import sanitize
 
 
 class BundleError(FedveilError):
@@ -100,12 +100,12 @@ def read_files(path: Path) -> dict[str, bytes]:
         listed[found[2]] = found[1]
     for name in listed:
         if name not in files:
-            raise BundleError(f"{path}: {foreign(name)} is listed in {SUMS}, but missing")
+            raise BundleError(f"{path}: {sanitize(name)} is listed in {SUMS}, but missing")
     for name, content in files.items():
         if name == SUMS or name.startswith("signatures/"):
             continue
         if name not in listed:
-            raise BundleError(f"{path}: {foreign(name)} is not listed in {SUMS}: it was added or renamed")
+            raise BundleError(f"{path}: {sanitize(name)} is not listed in {SUMS}: it was added or renamed")
         if hashlib.sha256(content).hexdigest() != listed[name]:
             raise BundleError(
                 f"{path}: {name} has changed since the bundle was written: its digest is another"
@@ -144,7 +144,7 @@ def _from_zip(path: Path) -> dict[str, bytes]:
                     raise BundleError(f"{path}: {entry.filename} is compressed; a bundle's files are not")
             files = {entry.filename: archive.read(entry) for entry in entries}
     except (zipfile.BadZipFile, RuntimeError) as error:  # RuntimeError: said to be encrypted
-        raise BundleError(f"{path} is damaged, or no zip archive ({foreign(str(error))})") from None
+        raise BundleError(f"{path} is damaged, or no zip archive ({sanitize(str(error))})") from None
     if _zipped(files) != content:
         raise BundleError(
             f"{path} has changed since the bundle was written: the archive is not that of its files"
@@ -154,7 +154,7 @@ def _from_zip(path: Path) -> dict[str, bytes]:
 
 def _check_name(path: Path, name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise BundleError(f"{path}: '{foreign(name)}' is no file of a bundle")
+        raise BundleError(f"{path}: '{sanitize(name)}' is no file of a bundle")
 
 
 def _zipped(files: Mapping[str, bytes]) -> bytes:

@@ -24,18 +24,18 @@ from fedveil.api.predictor import Predictor
 from fedveil.bundle import manifest
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.manifest import Manifest
-from fedveil.engine.experiments.handed_over import SESSION
+from fedveil.data.records import Affine
+from fedveil.data.schema import Format, Schema
+from fedveil.data.table_file import open_table, without_days
+from fedveil.data.tables import read_features_by_schema, read_number_columns
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import as_path, as_text, parse_json, parse_toml, writing
-from fedveil.foreign import foreign
-from fedveil.local.models import MODELS, build_model
-from fedveil.population.records import Affine
-from fedveil.population.schema import Format, Schema
-from fedveil.population.table_file import open_table, without_days
-from fedveil.population.tables import read_features_by_schema, read_number_columns
 from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness
-from fedveil.validation import validated
+from fedveil.run.config.in_memory_method import SESSION
+from fedveil.sanitize import sanitize
+from fedveil.training.models import MODELS, build_model
+from fedveil.validation import validate_document
 
 _WEIGHTS: Final = "model.safetensors"
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -99,7 +99,7 @@ class Bundle:
             return None
         text = as_text(self._files["schema.toml"], "schema.toml", BundleError)
         document = parse_toml(text, "schema.toml", BundleError)
-        return validated(Schema, document, f"{self.path}: schema.toml is no schema", BundleError)
+        return validate_document(Schema, document, f"{self.path}: schema.toml is no schema", BundleError)
 
     def _check_size(self, stored: Mapping[str, Tensor]) -> None:
         """Compare a shipped model with the weights before it takes memory: a manifest may ask for anything.
@@ -117,7 +117,7 @@ class Bundle:
             except (RuntimeError, TypeError, ValueError) as error:  # TypeError: of 2^63 and more
                 raise BundleError(
                     f"{self.path}: no {said.name} has records of shape {shape} and {said.outputs} outputs "
-                    f"({foreign(str(error))})"
+                    f"({sanitize(str(error))})"
                 ) from None
             self._compare(stored, planned)
 
@@ -127,7 +127,7 @@ class Bundle:
             if name not in stored or name not in wanted or stored[name].shape != wanted[name].shape:
                 shapes = [tuple(one[name].shape) if name in one else "missing" for one in (stored, wanted)]
                 raise BundleError(
-                    f"{self.path}: tensor '{foreign(name)}' is {shapes[0]} in the bundle and {shapes[1]} in the "
+                    f"{self.path}: tensor '{sanitize(name)}' is {shapes[0]} in the bundle and {shapes[1]} in the "
                     "model; hand over a model that was built as the trained one was"
                 )
 
@@ -137,7 +137,7 @@ class Bundle:
             return dict(load(self._files[_WEIGHTS]))
         except (SafetensorError, ValueError, KeyError) as error:
             raise BundleError(
-                f"{self.path}: {_WEIGHTS} is no safetensors file ({foreign(str(error))})"
+                f"{self.path}: {_WEIGHTS} is no safetensors file ({sanitize(str(error))})"
             ) from None
 
     def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
@@ -205,18 +205,18 @@ class Bundle:
             return given
         if given is not None and given != said.name:
             raise BundleError(
-                f"{self.path}: was trained as model '{foreign(said.name)}', not '{foreign(given)}'"
+                f"{self.path}: was trained as model '{sanitize(said.name)}', not '{sanitize(given)}'"
             )
         if said.name.startswith(SESSION):
             raise BundleError(
-                f"{self.path}: the model was handed over in a Python session ('{foreign(said.name)}'); build it as it "
+                f"{self.path}: the model was handed over in a Python session ('{sanitize(said.name)}'); build it as it "
                 "was, and load the bundle with it: fedveil.load(bundle, model)"
             )
         if said.name not in MODELS and given is None:
             raise BundleError(
-                f"{self.path}: its model is built by '{foreign(said.name)}', which is code of your installation; if "
-                f"you trust it, say so: --model {foreign(said.name)}, or fedveil.load(bundle, "
-                f"model='{foreign(said.name)}')"
+                f"{self.path}: its model is built by '{sanitize(said.name)}', which is code of your installation; if "
+                f"you trust it, say so: --model {sanitize(said.name)}, or fedveil.load(bundle, "
+                f"model='{sanitize(said.name)}')"
             )
         return build_model(
             said.name,

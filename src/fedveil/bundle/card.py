@@ -11,9 +11,9 @@ from fedveil.report.document import (
     EMPTY,
     Section,
     bullets,
+    collapsible,
     document,
     fields,
-    folded,
     notice,
     paragraphs,
     parties,
@@ -62,7 +62,7 @@ def _privacy(statement: Statement) -> Section:
         body=paragraphs(sentences[:1])
         + (EMPTY if warning is None else notice(warning, kind="warning"))
         + parties(statement)
-        + folded("The whole statement", bullets(sentences[1:])),
+        + collapsible("The whole statement", bullets(sentences[1:])),
     )
 
 

@@ -14,7 +14,7 @@ from fedveil.bundle.archive import BundleError
 from fedveil.bundle.bundle import Bundle
 from fedveil.errors import ConfigError
 from fedveil.files import as_path, writing
-from fedveil.foreign import foreign
+from fedveil.sanitize import sanitize
 
 
 def export_onnx(bundle: Bundle, path: str | Path) -> Path:
@@ -47,7 +47,7 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
             warnings.simplefilter("ignore")  # PyTorch's exporter uses what PyTorch deprecates
             torch.onnx.export(bundle.model, (made_up,), str(path), dynamo=True, external_data=False, **given)
     except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
-        why = foreign(str(error.__cause__ or error).splitlines()[0])
+        why = sanitize(str(error.__cause__ or error).splitlines()[0])
         raise BundleError(f"{bundle.path}: the model cannot be written as ONNX: {why}") from error
     except OSError as error:
         raise BundleError(f"{path} cannot be written: {error.strerror}") from None

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedveil.bundle.archive import BundleError
+from fedveil.data.records import Label, Task
 from fedveil.files import parse_json
-from fedveil.population.records import Label, Task
-from fedveil.validation import DocumentTable, validated
+from fedveil.validation import DocumentTable, validate_document
 
 NAME: Final = "bundle.json"
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -124,4 +124,4 @@ class Manifest(DocumentTable):
             raise BundleError(
                 f"{NAME}: schema version {document.get('schema_version')!r}; this fedveil reads version 2"
             )
-        return validated(cls, document, NAME, BundleError)
+        return validate_document(cls, document, NAME, BundleError)

@@ -20,14 +20,13 @@ from fedveil.bundle.bundle import Bundle, load_bundle
 from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.manifest import NAME
 from fedveil.bundle.signing import signatures
-from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_checkable, tried
+from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_checkable, run_check
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.files import as_path, reading
-from fedveil.foreign import foreign
-from fedveil.privacy.ledger import read_entries, read_head
-from fedveil.privacy.ledger_lines import Head
-from fedveil.privacy.statement_checks import recomputed, same_events, same_privacy
+from fedveil.privacy.ledger import Head, read_entries, read_head
+from fedveil.privacy.statement import check_epsilons, same_events, same_privacy
+from fedveil.sanitize import sanitize
 
 NOT_CHECKABLE: Final = {
     "noise": "that it was drawn as the statement says, by an unmodified program, on a machine that nobody else read",
@@ -70,16 +69,16 @@ def verify_bundle(
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.jsonl"
         ledger.write_bytes(files.get("ledger.jsonl", b""))
-        found.append(tried("model", lambda: _model(bundle)))
-        found.append(tried("card", lambda: _card(bundle, files)))
-        found.append(tried("ledger", lambda: _chain(bundle, ledger)))
-        found.append(tried("statement", lambda: same_events(bundle.statement, read_entries(ledger))))
-    found.append(tried("experiment", lambda: _asked(bundle)))
-    found.extend(recomputed(bundle.statement))
+        found.append(run_check("model", lambda: _model(bundle)))
+        found.append(run_check("card", lambda: _card(bundle, files)))
+        found.append(run_check("ledger", lambda: _chain(bundle, ledger)))
+        found.append(run_check("statement", lambda: same_events(bundle.statement, read_entries(ledger))))
+    found.append(run_check("experiment", lambda: _asked(bundle)))
+    found.extend(check_epsilons(bundle.statement))
     run = RecordedRun(files)
-    if run.federated or charter is not None:
-        found.extend(run.signed(charter, whole=False))
-    found.append(tried("signatures", lambda: _signed(files, trusted)))
+    if run.is_federated or charter is not None:
+        found.extend(run.check_signatures(charter, whole=False))
+    found.append(run_check("signatures", lambda: _signed(files, trusted)))
     return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
 
 
@@ -121,7 +120,7 @@ def _asked(bundle: Bundle) -> str:
         users = data.get("n_users") if schema is None else schema.n_users
         if said.units != users:
             raise BundleError(
-                f"the statement counts {said.units} users, and {foreign(str(users))} are declared"
+                f"the statement counts {said.units} users, and {sanitize(str(users))} are declared"
             )
         seed = asked.get("insecure_seed")
         return same_privacy(said, delta=asked["delta"], accountant=asked["accountant"], seed=seed)

@@ -16,21 +16,21 @@ from fedveil.bundle import manifest
 from fedveil.bundle.archive import SUMS, sums, write_files
 from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart, Reached
-from fedveil.engine.experiments.experiment import Experiment
-from fedveil.engine.experiments.named_code import check_code
-from fedveil.engine.experiments.task_choice import defaults_of, task_of
-from fedveil.engine.populations import load_population
-from fedveil.engine.run_folder.folder import Row, RunFolder, stored_tensors
+from fedveil.data.records import Population
+from fedveil.data.schema import Label, read_schema
 from fedveil.errors import RunFolderError
 from fedveil.federation.audit.run_record import AGREED, ROUNDS, TERMS, read_terms
-from fedveil.federation.rounds import STATE
-from fedveil.federation.share import public_table
+from fedveil.federation.silo_data import load_public_test_table
+from fedveil.federation.training_rounds import STATE
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
-from fedveil.population.records import Population
-from fedveil.population.schema import Label, read_schema
 from fedveil.privacy.ledger import read_head
 from fedveil.privacy.statement import Statement
-from fedveil.statistics.evaluation.evaluated import read_evaluated
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.named_code import check_code
+from fedveil.run.config.task_choice import defaults_of, task_of
+from fedveil.run.folder.run_folder import Row, RunFolder, stored_tensors
+from fedveil.run.populations import load_population
+from fedveil.statistics.evaluation.result import read_evaluated
 
 _LEDGER: Final = "ledger.jsonl"
 _STATEMENT: Final = "privacy.json"
@@ -146,7 +146,7 @@ def _population(folder: RunFolder, experiment: Experiment) -> Population:
     if not terms:
         raise RunFolderError(f"{folder / TERMS}: the terms of the run are missing")
     membership, _ = list(terms.values())[-1]
-    return public_table(read_schema(table.schema_file), table.test_file, membership).share()
+    return load_public_test_table(read_schema(table.schema_file), table.test_file, membership).share()
 
 
 def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Row) -> Manifest:

@@ -5,7 +5,7 @@ Who holds the secret key encrypts N whole numbers as N/2 complex slots of one po
     c_0 = -a s + e + round(Delta embed(y)),   c_1 = a from a 64-byte seed,   e from SEAL's error law
 
 SEAL makes keys and encryptions of zero, -a s + e and a, and adds ciphertexts up. Encoding is ours
-(:mod:`fedveil.crypto.embedding`), and so is decryption, which is one product of polynomials.
+(:mod:`fedveil.crypto.canonical_embedding`), and so is decryption, which is one product of polynomials.
 
 Ciphertexts are added by whoever lacks the key. CKKS adds an error to every slot; Delta is so large that the error of a
 sum stays below Delta / 2, so :meth:`CkksKey.decrypt` rounds it away. What it returns is the sum of the plaintexts and
@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped, UInt64
 
-from fedveil.crypto.embedding import coefficients, values
+from fedveil.crypto.canonical_embedding import coefficients, values
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.residues import times_small
 from fedveil.crypto.seal_format import (
@@ -146,9 +146,9 @@ class CkksParameters:
 
     def pack(self, words: UInt64[np.ndarray, "..."]) -> bytes:
         """Return residues as little-endian bytes, as many per residue as the prime has."""
-        return self.shortened(words).tobytes()
+        return self.drop_high_bytes(words).tobytes()
 
-    def shortened(self, words: UInt64[np.ndarray, "*b n"]) -> Shaped[np.ndarray, "*b n"]:
+    def drop_high_bytes(self, words: UInt64[np.ndarray, "*b n"]) -> Shaped[np.ndarray, "*b n"]:
         """Return a view of residues without their highest bytes, which are zero."""
         low = np.dtype({"names": ["low"], "formats": [f"V{self.word_bytes}"], "itemsize": 8})
         return np.asarray(np.ascontiguousarray(words, dtype="<u8").view(low)["low"])
@@ -267,7 +267,7 @@ class CkksKey:
             encoded += words
         np.minimum(sums, sums + prime, out=sums)  # below zero is above 2^63 here
         np.minimum(sums, sums - prime, out=sums)
-        sent["words"] = parameters.shortened(sums)
+        sent["words"] = parameters.drop_high_bytes(sums)
         return sent.tobytes()
 
     def _opened(self, words: UInt64[np.ndarray, "b 2 n"]) -> Float64[np.ndarray, "b n"]:

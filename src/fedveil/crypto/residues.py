@@ -42,7 +42,7 @@ def from_limbs(limbs: Sequence[Residues], modulus: int) -> Residues:
     return result
 
 
-def signed(values: Int64[np.ndarray, " n"], modulus: int) -> Residues:
+def to_signed(values: Int64[np.ndarray, " n"], modulus: int) -> Residues:
     """Return the residues of signed numbers of absolute value below q."""
     return np.asarray(values + (values < 0) * np.int64(modulus))
 

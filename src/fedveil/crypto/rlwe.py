@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.residues import from_limbs, random_limbs, signed, times
+from fedveil.crypto.residues import from_limbs, random_limbs, times, to_signed
 from fedveil.crypto.seal_format import (
     MemoryFile,
     check_format,
@@ -273,7 +273,7 @@ class RingEngine:
             if not row.any():
                 continue
             coefficients = np.zeros(self._ring.degree, dtype=np.uint64)
-            coefficients[: len(row)] = signed(row, self._plain_modulus)
+            coefficients[: len(row)] = to_signed(row, self._plain_modulus)
             self._file.load(plain, self._context, plaintext_bytes(coefficients))
             self._evaluator.transform_to_ntt(plain, self._context.first_parms_id(), transformed)
             for series, ciphertexts in enumerate(bases):

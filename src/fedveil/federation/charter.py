@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, PlainSerializer
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import PublicIdentity, in_groups
 from fedveil.files import read_toml
-from fedveil.validation import DocumentTable, validated
+from fedveil.validation import DocumentTable, validate_document
 
 CHARTER: Final = "charter.toml"
 
@@ -52,7 +52,7 @@ class FoundingDocument(DocumentTable):
         Raises:
             ConfigError: no such document; names the key.
         """
-        facts = dict(validated(cls, document, place))
+        facts = dict(validate_document(cls, document, place))
         del facts["schema_version"]
         return facts
 
@@ -118,7 +118,7 @@ class Charter:
         Raises:
             ConfigError: it may not; names the key.
         """
-        validated(_Document, tomlkit.parse(self.to_toml()).unwrap(), CHARTER)
+        validate_document(_Document, tomlkit.parse(self.to_toml()).unwrap(), CHARTER)
 
     @classmethod
     def read(cls, path: Path) -> Charter:

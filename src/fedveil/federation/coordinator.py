@@ -1,15 +1,15 @@
 """The coordinator of a federation: writes letters, reads the answers, and never needs to know how they travel.
 
-    session:  Knock -> Here, Terms -> Joined (-> steps of a protocol's setup)
+    session:  Hello -> Here, Terms -> Join (-> steps of a protocol's setup)
     round:    charge -> Task -> vectors, or steps of a protocol -> sum -> model -> release (checkpoint on disk)
 
-:meth:`CoordinatorParty.letters` returns what still waits for an answer, so a carrier that lost something sends it
+:meth:`CoordinatorParty.messages` returns what still waits for an answer, so a carrier that lost something sends it
 again: silos repeat their answers. A restarted coordinator opens the run folder and begins another session; it goes on
 with the round that was not released, for the same users and from the same model, under the charge in the ledger.
 
-Where the protocol recovers, :meth:`CoordinatorParty.go_on` leaves silent silos behind. A round begun again then is
-another release: charged again, for users drawn anew. A silo that is heard again is in the next session. The run ends
-after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each would spend what all have left.
+Where the protocol recovers, :meth:`CoordinatorParty.drop_missing` leaves silent silos behind. A round begun again
+then is another release: charged again, for users drawn anew. A silo that is heard again is in the next session. The
+run ends after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each would spend what all have left.
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Generic
 
-from fedveil.crypto.agreement import RUN_BYTES, RoundId
+from fedveil.crypto.key_agreement import RUN_BYTES, RoundId
 from fedveil.errors import IntegrityError, ModelError
 from fedveil.federation.audit.run_record import RunRecord, known_before
-from fedveil.federation.binding import (
-    exchange_context,
-    misled,
-    proposed,
-    round_context,
-    session_context,
-    signed,
-    with_totals,
-)
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import (
     MOST_LEFT,
-    Absentees,
     Answers,
+    DroppedSilos,
     Exchange,
-    Heard,
+    ReplyKind,
     by_silo,
-    check_learned,
     check_lengths,
+    check_models_agree,
     longest_answer,
-    told_first,
+    opening_messages,
 )
-from fedveil.federation.grammar import Conversation, Grammar, ends, works
-from fedveil.federation.heads import NONE, HeadsSeen
+from fedveil.federation.grammar import Conversation, Grammar, ends_session, is_in_progress
+from fedveil.federation.ledger_heads import NONE, SeenHeads
+from fedveil.federation.session_admission import new_nonce, session_name, session_run
 from fedveil.federation.session_plan import CoordinatorRounds, EndingT
-from fedveil.federation.sessions import new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import (
-    AskedOfAll,
-    Here,
-    Knock,
-    Over,
-    Part,
-    Refused,
-    Relay,
-    Task,
-    Terms,
-    only,
+from fedveil.federation.transcript_binding import (
+    exchange_context,
+    inconsistent_silos,
+    request_signatures,
+    round_context,
+    session_context,
+    terms_context,
+    with_totals,
 )
-from fedveil.protection.messages import SERVER
-from fedveil.protection.protocol import Agreement, Outgoing, ServerProtocol
-from fedveil.protection.refusals import Code
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import SERVER
+from fedveil.protocols.protocol import Outgoing, ProtocolSpec, ServerProtocol
+from fedveil.protocols.refusals import Code
+from fedveil.protocols.session_messages import (
+    Declined,
+    Goodbye,
+    Hello,
+    ProtocolMessage,
+    Ready,
+    RequestSignatures,
+    RoundTask,
+    SessionMessage,
+    Terms,
+    single_message,
+)
 
 
 class CoordinatorParty(Generic[EndingT]):
@@ -94,27 +94,27 @@ class CoordinatorParty(Generic[EndingT]):
         rounds: CoordinatorRounds[EndingT],
         offered: str,
         record: RunRecord,
-        heads: HeadsSeen,
+        heads: SeenHeads,
     ) -> None:
         self._rounds, self._plan, self._offered = rounds, rounds.plan, offered
         self._membership, self._identity = record.membership, record.identity
         self.run, self._record, self._heads = record.run, record, heads
-        self._agreement: Agreement[Any, Any] = self._plan.agreed
+        self._agreement: ProtocolSpec[Any, Any] = self._plan.protocol_spec
         check_lengths(self._agreement, self._plan, offered)
         self.longest_answer = longest_answer(self._agreement, self._plan.n_users)
         self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
         self._talks: dict[int, Conversation] = {}
-        self._ahead: dict[int, list[Part]] = {}
+        self._ahead: dict[int, list[SessionMessage]] = {}
         self._exchange: Exchange | None = None
-        self._absent = Absentees()
+        self._absent = DroppedSilos()
         self.farewells: list[tuple[int, bytes]] = []
         self.outcome: EndingT | None = None
         self.refused: Code | None = None
         self._begin_session()
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run has ended."""
         return self.outcome is not None
 
@@ -125,32 +125,32 @@ class CoordinatorParty(Generic[EndingT]):
         finally:
             self._rounds.close()
 
-    def letters(self) -> list[tuple[int, bytes]]:
+    def messages(self) -> list[tuple[int, bytes]]:
         """Return the letters that still wait for an answer, as pairs of silo and bytes.
 
         Among them is the last one to every silo that was left behind: an answer to it shows that it is back.
         """
         if self._exchange is None:
             return []
-        waiting = [(silo, self._exchange.letters[silo]) for silo in self._exchange.missing]
-        return waiting + self._absent.letters()
+        waiting = [(silo, self._exchange.messages[silo]) for silo in self._exchange.missing]
+        return waiting + self._absent.messages()
 
     @property
-    def awaited(self) -> tuple[int, ...]:
+    def awaited_silos(self) -> tuple[int, ...]:
         """The silos without whose answers the run does not go on."""
         return () if self._exchange is None else self._exchange.missing
 
-    def go_on(self, silent: tuple[int, ...]) -> tuple[str, ...]:
+    def drop_missing(self, silent: tuple[int, ...]) -> tuple[str, ...]:
         """Go on without silos that are awaited, where the protocol allows it; return their names.
 
         Where too few would be left, but enough with those that are back meanwhile, the round is begun again with them.
         """
-        exchange, least = self._exchange, self._agreement.least
+        exchange, least = self._exchange, self._agreement.quorum
         if exchange is None or not silent:
             return ()
         if self._leave(silent):
             self._proceed()
-        elif len(self._present) - len(silent) + self._absent.back >= least and self._absent.back:
+        elif len(self._present) - len(silent) + self._absent.n_returned >= least and self._absent.n_returned:
             for silo in silent:
                 self._absent.leave(silo, exchange)
             self._begin_session()
@@ -158,7 +158,7 @@ class CoordinatorParty(Generic[EndingT]):
             return ()
         return tuple(self._membership.silos[silo] for silo in silent)
 
-    def receive(self, silo: int, data: bytes) -> Heard:
+    def receive(self, silo: int, data: bytes) -> ReplyKind:  # noqa: C901 - one case for each kind of message
         """Read a silo's letter; return what it was. What belongs to an exchange that is over is passed over in silence.
 
         Args:
@@ -175,23 +175,23 @@ class CoordinatorParty(Generic[EndingT]):
         letter = SignedMessage.open(data, sender=silo, identity=by, recipient=SERVER, largest=largest)
         exchange, name = self._exchange, self._membership.silos[silo]
         if letter.run != self.run:
-            return Heard.NOTHING
+            return ReplyKind.NOTHING
         if exchange is None:
             last = (letter.session, letter.number) == (self._session, self._number)
             if last and self._record.agree(silo, letter.parts):
                 with suppress(IntegrityError):  # one that has gone back is refused when a session begins
                     self._heads.hear({name: letter.head})
-            return Heard.NOTHING
-        if works(letter.parts):
-            return Heard.SIGN if exchange.awaits(silo, letter) else Heard.NOTHING
+            return ReplyKind.NOTHING
+        if is_in_progress(letter.parts):
+            return ReplyKind.SIGN if exchange.awaits(silo, letter) else ReplyKind.NOTHING
         if silo in self._absent:
-            self._absent.hear(silo, letter)
+            self._absent.note_answer(silo, letter)
         if silo in self._absent or not exchange.awaits(silo, letter):
-            return Heard.NOTHING
-        if ends(letter.parts):
+            return ReplyKind.NOTHING
+        if ends_session(letter.parts):
             return self._end(silo, letter)
         try:
-            if exchange.knocks:
+            if exchange.hellos:
                 raise RefusalError(Code.SHAPE)
             self._talks[silo].answer(letter.parts)
             self._heads.hear({name: letter.head})  # now: a crash before the others answer must not forget it
@@ -203,37 +203,37 @@ class CoordinatorParty(Generic[EndingT]):
         else:
             exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
             self._proceed()
-        return Heard.ANSWER
+        return ReplyKind.ANSWER
 
-    def _end(self, silo: int, letter: SignedMessage) -> Heard:
+    def _end(self, silo: int, letter: SignedMessage) -> ReplyKind:
         """Read that a silo refuses, which ends the run, or that it is there and in no session: one begins."""
         (part,), name = letter.parts, self._membership.silos[silo]
-        if isinstance(part, Refused):
+        if isinstance(part, Declined):
             self.refused = part.why.code
             self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
-            return Heard.ANSWER
-        assert isinstance(part, Here)
-        if self._exchange is not None and self._exchange.knocks:
+            return ReplyKind.ANSWER
+        assert isinstance(part, Ready)
+        if self._exchange is not None and self._exchange.hellos:
             if part.busy:  # the question stands, and is asked again
-                return Heard.NOTHING
+                return ReplyKind.NOTHING
             self._exchange.answers[silo] = letter.parts
             self._proceed()
-            return Heard.ANSWER
+            return ReplyKind.ANSWER
         if self._absent.leaves_again(silo):
             self.stop(f"silo {name} left {MOST_LEFT} sessions of this run in which no round ended")
         elif self._leave((silo,)):
-            self._absent.hear(silo, letter)
+            self._absent.note_answer(silo, letter)
             self._proceed()
         else:
             self._begin_session()
-        return Heard.ANSWER
+        return ReplyKind.ANSWER
 
     def stop(self, reason: str) -> None:
         """End the run with the model it has; the folder can be resumed."""
         self._exchange = None
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
         closing = self._rounds.closing()
-        last = {silo: [*closing, Over()] for silo in self._present}
+        last = {silo: [*closing, Goodbye()] for silo in self._present}
         if closing and self._ahead:  # what the run states has a session of its own, which nobody joins
             last = {silo: [*self._ahead[silo], *parts] for silo, parts in last.items()}
         self._number += 1
@@ -253,7 +253,7 @@ class CoordinatorParty(Generic[EndingT]):
     def _leave(self, silos: tuple[int, ...]) -> bool:
         """Leave silos of the exchange behind, if the protocol can go on without them; return whether it can."""
         exchange = self._exchange
-        if exchange is None or not silos or len(exchange.letters) - len(silos) < self._agreement.least:
+        if exchange is None or not silos or len(exchange.messages) - len(silos) < self._agreement.quorum:
             return False
         for silo in silos:
             self._absent.leave(silo, exchange)
@@ -263,11 +263,11 @@ class CoordinatorParty(Generic[EndingT]):
         """Ask the silos for nonces."""
         self._absent.readmit()
         self._ahead, self._number, self._session = {}, -1, new_nonce()
-        self._send({silo: [Knock()] for silo in self._present}, self._offer, knocks=True)
+        self._send({silo: [Hello()] for silo in self._present}, self._offer, knocks=True)
 
     def _offer(self, answers: Answers) -> None:
         """Propose the run to the silos that are there."""
-        nonces = tuple((silo, only(parts, Here, silo).nonce) for silo, parts in answers.items())
+        nonces = tuple((silo, single_message(parts, Ready, silo).nonce) for silo, parts in answers.items())
         terms = Terms(
             membership=self._membership.digest,
             head=NONE,
@@ -278,14 +278,16 @@ class CoordinatorParty(Generic[EndingT]):
         self._record.propose(terms)
         self._session = session_name(self.run, self._session, nonces)
         phase = self._plan.phase
-        self._agreed = proposed(terms, phase)
+        self._agreed = terms_context(terms, phase)
         self._session_run = session_run(self._session, self._agreed)
         self._server: ServerProtocol[Any] = self._agreement.server(self._session_run)
         self._context = session_context(self._session, self._agreed)
         self._server.bind(self._context)
         shapes = self._agreement.exchanges
-        self._talks = {silo: Conversation(Grammar.of(self._plan, shapes(silo))) for silo in self._present}
-        opening: list[Part] = [] if phase is None else [phase]
+        self._talks = {
+            silo: Conversation(Grammar.from_plan(self._plan, shapes(silo))) for silo in self._present
+        }
+        opening: list[SessionMessage] = [] if phase is None else [phase]
         names = self._membership.silos
         heads = {silo: self._heads.last(names[silo]) for silo in self._present}
         self._ahead = {silo: [replace(terms, head=head), *opening] for silo, head in heads.items()}
@@ -297,7 +299,7 @@ class CoordinatorParty(Generic[EndingT]):
     def _stopped(self) -> str | None:
         """Return why no round follows, "" where none is left; None if one does."""
         rounds = self._rounds
-        return rounds.stopped(self._agreement.repeats) if rounds.left else ""
+        return rounds.stop_reason(self._agreement.repeatable) if rounds.has_rounds_left else ""
 
     @property
     def _present(self) -> tuple[int, ...]:
@@ -306,7 +308,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     def _joined(self, answers: Answers) -> None:
         users = self._plan.n_users if self._plan.method.shows_counts else None
-        self._ahead = told_first(answers, len(self._membership.silos), users)
+        self._ahead = opening_messages(answers, len(self._membership.silos), users)
         self._set_up(answers)
 
     def _set_up(self, answers: Answers) -> None:
@@ -323,10 +325,12 @@ class CoordinatorParty(Generic[EndingT]):
             self.stop(stopped)
             return
         rounds = self._rounds
-        draw, number = rounds.begin(self._agreement.repeats), rounds.number
+        draw, number = rounds.begin(self._agreement.repeatable), rounds.number
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
         start, kinds = rounds.start, self._plan.method.kinds
-        told = {silo: [*draw.told(silo, kinds, start), Task(round=number)] for silo in self._present}
+        told = {
+            silo: [*draw.messages_for(silo, kinds, start), RoundTask(round=number)] for silo in self._present
+        }
         self._agreed = with_totals(self._agreed, ahead.get(self._present[0], []))
         first = told[self._present[0]]
         self._asked = round_context(self._context, self._agreed, first)
@@ -337,46 +341,46 @@ class CoordinatorParty(Generic[EndingT]):
         self._ask({silo: [*before_task[silo], *parts] for silo, parts in told.items()}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
-        exchange, signatures = self._exchange, signed(answers)
+        exchange, signatures = self._exchange, request_signatures(answers)
         assert exchange is not None
         context = exchange_context(self._asked, self._place)
-        if apart := misled(self._membership.roster, context, signatures):
+        if apart := inconsistent_silos(self._membership.roster, context, signatures):
             raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
         self._place += 1
         outgoing = self._route(answers)
         if outgoing:
-            shown: list[Part] = [AskedOfAll(signatures=signatures)] if signatures else []
+            shown: list[SessionMessage] = [RequestSignatures(signatures=signatures)] if signatures else []
             self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
         part = "" if self._plan.phase is None else self._plan.phase.name
         self._record.see((part, self._rounds.number), (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
-            total = self._agreement.vector(self._server.result())
-            self._rounds.release(total, self._server.summed)
+            total = self._agreement.decode_sum(self._server.result())
+            self._rounds.release(total, self._server.n_summed)
         else:
-            check_learned(answers)
-            self._rounds.pass_on(self._server.summed)
+            check_models_agree(answers)
+            self._rounds.pass_on(self._server.n_summed)
         self._absent.round_ended()
-        if self._absent.back and self._rounds.left:
+        if self._absent.n_returned and self._rounds.has_rounds_left:
             self._begin_session()
         else:
             self._begin_round([])
 
-    def _ask(self, parts: dict[int, list[Part]], then: Callable[[Answers], None]) -> None:
+    def _ask(self, parts: dict[int, list[SessionMessage]], then: Callable[[Answers], None]) -> None:
         for silo, content in parts.items():
             self._talks[silo].ask(content)
         self._send(parts, then)
 
     def _send(
-        self, parts: dict[int, list[Part]], then: Callable[[Answers], None], *, knocks: bool = False
+        self, parts: dict[int, list[SessionMessage]], then: Callable[[Answers], None], *, knocks: bool = False
     ) -> None:
         self._number += 1
         letters = {silo: self._sealed(silo, content) for silo, content in sorted(parts.items())}
         self._exchange = Exchange(
-            session=self._session, number=self._number, letters=letters, then=then, knocks=knocks
+            session=self._session, number=self._number, messages=letters, then=then, hellos=knocks
         )
 
-    def _sealed(self, silo: int, parts: list[Part]) -> bytes:
+    def _sealed(self, silo: int, parts: list[SessionMessage]) -> bytes:
         return SignedMessage(
             run=self.run,
             session=self._session,
@@ -392,9 +396,9 @@ class CoordinatorParty(Generic[EndingT]):
             follow
             for silo, parts in answers.items()
             for part in parts
-            if isinstance(part, Relay)
+            if isinstance(part, ProtocolMessage)
             for follow in self._server.receive(silo, part.message)
         ]
-        if self._server.missing and self._server.enough:
+        if self._server.missing and self._server.has_quorum:
             outgoing += self._server.proceed()
         return outgoing

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fedveil.engine.setup import Prepared
 from fedveil.errors import CompositionError
 from fedveil.methods.weights import NOT_WHOLE
-from fedveil.protection.errors import OwnRecordsError
+from fedveil.protocols.errors import OwnRecordsError
+from fedveil.run.setup import Prepared
 from fedveil.stage import redefined
 
 
@@ -24,24 +24,24 @@ def check_deployable(prepared: Prepared) -> None:
             f"{method.name}: DP-SGD keeps a number of records of each user over all silos, and between institutions "
             "nobody knows whose: use fedavg, uldp-naive, uldp-sgd, uldp-sgd-w, uldp-avg or uldp-avg-w"
         )
-    if method.weights.by_records and not method.weights.totalled:
+    if method.weights.by_records and not method.weights.supports_user_totals:
         raise CompositionError(
             f"{method.name}: weights {method.weights.description}: between institutions {NOT_WHOLE}"
         )
-    if method.weights.by_records and redefined(method.weights, "of", "within"):
+    if method.weights.by_records and redefined(method.weights, "for_groups", "for_population"):
         raise CompositionError(
-            f"{method.name}: {type(method.weights).__name__} defines of(), and between institutions weights by records "
-            "are computed from the silos' scores alone"
+            f"{method.name}: {type(method.weights).__name__} defines for_groups(), and between institutions weights by "
+            "records are computed from the silos' scores alone"
         )
     if redefined(method.sampler, "draw") and not method.draws:
         raise CompositionError(
             f"{method.name}: {type(method.sampler).__name__} defines draw(), and between institutions nobody is drawn "
             "where the sampler says that everyone takes part: set samples = True and a rate below 1"
         )
-    if method.channel.missing_silos and not method.protection.recovers:
+    if method.channel.max_dropouts and not method.protection.tolerates_dropout:
         raise CompositionError(
-            f'{method.name}: protection.on_missing = "retry" with missing_silos = {method.channel.missing_silos}: '
-            'between institutions a round goes on without silos by on_missing = "recover"; "end" waits for all of them'
+            f'{method.name}: protection.on_dropout = "retry" with max_dropouts = {method.channel.max_dropouts}: '
+            'between institutions a round goes on without silos by on_dropout = "recover"; "end" waits for all of them'
         )
     if method.protection.dropout_rate:
         raise CompositionError(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fedveil.data.main_silos import MainSilosError
 from fedveil.errors import BudgetError, ConfigError, FedveilError, IntegrityError, RunFolderError
-from fedveil.population.main_silos import MainSilosError
-from fedveil.protection.errors import OwnRecordsError, ProtocolError
-from fedveil.protection.refusals import Cause, Code, Refusal
+from fedveil.protocols.errors import OwnRecordsError, ProtocolError
+from fedveil.protocols.refusals import Cause, Code, Refusal
 
 
 class RefusalError(FedveilError):
@@ -36,7 +36,7 @@ class RefusalError(FedveilError):
         return self.why.code.cause
 
 
-def told(error: BaseException) -> Refusal:
+def to_refusal(error: BaseException) -> Refusal:
     """Return what a silo tells the coordinator of an error: nothing of its own files, and no word of its message.
 
     An error of a class that is not listed here counts as one that may depend on private data.

@@ -12,24 +12,24 @@ import numpy as np
 from jaxtyping import Int64
 
 from fedveil.errors import IntegrityError
-from fedveil.federation.heads import heads_for
+from fedveil.federation.ledger_heads import heads_for
 from fedveil.federation.limits import LARGEST_LETTER, LARGEST_OPENING
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import (
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.protocol import Outgoing, ProtocolSpec
+from fedveil.protocols.session_messages import (
     LARGEST_SCORE,
-    Asked,
-    Counts,
-    Joined,
-    Learned,
-    Part,
-    Refused,
-    Relay,
-    Totals,
-    only,
+    Declined,
+    Join,
+    ModelStored,
+    ProtocolMessage,
+    RequestSignature,
+    SessionMessage,
+    UserCounts,
+    UserTotals,
+    single_message,
 )
-from fedveil.protection.protocol import Agreement, Outgoing
 
 MOST_LEFT: Final = 100
 """How many sessions a silo may leave between two rounds: its process may end at any time, but not for ever."""
@@ -38,7 +38,7 @@ _FRAME_BYTES: Final = 1 << 16
 """More than the terms of a run have beside its document, for all silos that a federation may have."""
 
 
-class Heard(Enum):
+class ReplyKind(Enum):
     """What a letter of a silo is to the coordinator: nothing that it waits for, a sign of life, or an answer.
 
     The word of a silo that another run has it is nothing: who waits for it counts its own patience.
@@ -52,17 +52,17 @@ class Heard(Enum):
 _ANSWER_BYTES: Final = 1 << 18
 """More than a silo's letter has beside messages of the protocol, and counts; a head of every silo's ledger takes 96."""
 
-Answers = dict[int, tuple[Part, ...]]
+Answers = dict[int, tuple[SessionMessage, ...]]
 """What every silo of an exchange has answered."""
 
 
-def check_learned(answers: Answers) -> None:
+def check_models_agree(answers: Answers) -> None:
     """Return if every silo has the same next model.
 
     Raises:
         ProtocolError: names a silo that has another than most, where more than half have one; else two that differ.
     """
-    tags = {silo: only(parts, Learned, silo).tag for silo, parts in answers.items()}
+    tags = {silo: single_message(parts, ModelStored, silo).tag for silo, parts in answers.items()}
     ((common, having),) = Counter(tags.values()).most_common(1)
     others = [silo for silo, tag in tags.items() if tag != common]
     if not others:
@@ -77,7 +77,7 @@ def check_learned(answers: Answers) -> None:
     )
 
 
-def told_first(answers: Answers, silos: int, users: int | None) -> dict[int, list[Part]]:
+def opening_messages(answers: Answers, silos: int, users: int | None) -> dict[int, list[SessionMessage]]:
     """Return what every silo is told ahead of the first round, of what all said when they joined.
 
     Args:
@@ -88,17 +88,17 @@ def told_first(answers: Answers, silos: int, users: int | None) -> dict[int, lis
     Raises:
         ProtocolError: names a silo that speaks of another number of silos or users, or of too many records.
     """
-    said = {silo: only(parts, Joined, silo).heads for silo, parts in answers.items()}
+    said = {silo: single_message(parts, Join, silo).heads for silo, parts in answers.items()}
     for silo, heads in said.items():
         if len(heads) != silos:
             raise ProtocolError(f"speaks of the ledgers of {len(heads)} silos instead of {silos}", silo=silo)
-    totals = () if users is None else (Totals(counts=_totals(answers, users)),)
+    totals = () if users is None else (UserTotals(counts=_totals(answers, users)),)
     return {silo: [heads_for(silo, said), *totals] for silo in said}
 
 
 def _totals(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
     """Return how many records every user has over all silos."""
-    counts = {silo: only(parts, Counts, silo).counts for silo, parts in answers.items()}
+    counts = {silo: single_message(parts, UserCounts, silo).counts for silo, parts in answers.items()}
     for silo, own in counts.items():
         if len(own) != users:
             raise ProtocolError(f"counts records of {len(own)} users instead of {users}", silo=silo)
@@ -109,15 +109,15 @@ def _totals(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
     return totals
 
 
-def by_silo(outgoing: Outgoing) -> dict[int, list[Part]]:
+def by_silo(outgoing: Outgoing) -> dict[int, list[SessionMessage]]:
     """Return a protocol's messages as parts, by the silo that they go to."""
-    messages: dict[int, list[Part]] = {}
+    messages: dict[int, list[SessionMessage]] = {}
     for silo, message in outgoing:
-        messages.setdefault(silo, []).append(Relay(message=message))
+        messages.setdefault(silo, []).append(ProtocolMessage(message=message))
     return messages
 
 
-def check_lengths(agreement: Agreement[Any, Any], plan: SessionPlan, offered: str) -> None:
+def check_lengths(agreement: ProtocolSpec[Any, Any], plan: SessionPlan, offered: str) -> None:
     """Return if every letter of a session, beside a document that is offered, is one that a party reads.
 
     Raises:
@@ -128,7 +128,7 @@ def check_lengths(agreement: Agreement[Any, Any], plan: SessionPlan, offered: st
         raise ProtocolError(
             f"a letter that begins this run would have {opening} bytes: fewer releases before it"
         )
-    up, down = agreement.largest
+    up, down = agreement.max_exchange_bytes
     longest = max(up, down + 4 * plan.dimension)
     if longest > LARGEST_LETTER:
         raise ProtocolError(
@@ -137,9 +137,9 @@ def check_lengths(agreement: Agreement[Any, Any], plan: SessionPlan, offered: st
         )
 
 
-def longest_answer(agreement: Agreement[Any, Any], users: int) -> int:
+def longest_answer(agreement: ProtocolSpec[Any, Any], users: int) -> int:
     """Return bytes that a silo's letter may have: messages of the protocol, a count per user, heads of all ledgers."""
-    up, _ = agreement.largest
+    up, _ = agreement.max_exchange_bytes
     return min(LARGEST_LETTER, up + 4 * users + _ANSWER_BYTES)
 
 
@@ -159,16 +159,16 @@ class Exchange:
 
     session: bytes
     number: int
-    letters: dict[int, bytes]
+    messages: dict[int, bytes]
     then: Callable[[Answers], None]
-    knocks: bool = False
+    hellos: bool = False
     answers: Answers = field(default_factory=dict)
     heads: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:
         """The silos whose answers have not arrived."""
-        return tuple(silo for silo in self.letters if silo not in self.answers)
+        return tuple(silo for silo in self.messages if silo not in self.answers)
 
     def awaits(self, silo: int, letter: SignedMessage) -> bool:
         """Return whether a letter of a silo is an answer that is missing here."""
@@ -182,8 +182,8 @@ class Exchange:
         Raises:
             IntegrityError: it shows them another one; names it.
         """
-        shown = [part.signed[0] for part in letter.parts if isinstance(part, Asked)]
-        joined = (part.heads for part in letter.parts if isinstance(part, Joined))
+        shown = [part.signed[0] for part in letter.parts if isinstance(part, RequestSignature)]
+        joined = (part.heads for part in letter.parts if isinstance(part, Join))
         shown += [head for heads in joined for head, _ in heads[letter.sender : letter.sender + 1]]
         if any(head != letter.head for head in shown):
             raise IntegrityError(
@@ -191,7 +191,7 @@ class Exchange:
             )
 
 
-class Absentees:
+class DroppedSilos:
     """The silos that were left behind. The last letter to each goes on being sent: an answer shows that it is back."""
 
     def __init__(self) -> None:
@@ -206,19 +206,19 @@ class Absentees:
 
     def leave(self, silo: int, exchange: Exchange) -> None:
         """Leave a silo of an exchange behind."""
-        self._unanswered[silo] = exchange, exchange.letters.pop(silo)
+        self._unanswered[silo] = exchange, exchange.messages.pop(silo)
         self._silent.add(silo)
 
-    def letters(self) -> list[tuple[int, bytes]]:
+    def messages(self) -> list[tuple[int, bytes]]:
         """Return the letters to those that have not been heard."""
         return [(silo, self._unanswered[silo][1]) for silo in sorted(self._silent)]
 
-    def hear(self, silo: int, letter: SignedMessage) -> None:
+    def note_answer(self, silo: int, letter: SignedMessage) -> None:
         """Note that a silo has answered its last letter; one that refuses to go on stays away."""
         exchange, _ = self._unanswered[silo]
         if silo in self._silent and (letter.session, letter.number) == (exchange.session, exchange.number):
             self._silent.discard(silo)
-            if not any(isinstance(part, Refused) for part in letter.parts):
+            if not any(isinstance(part, Declined) for part in letter.parts):
                 self._back.add(silo)
 
     def leaves_again(self, silo: int) -> bool:
@@ -231,7 +231,7 @@ class Absentees:
         self._leavings.clear()
 
     @property
-    def back(self) -> int:
+    def n_returned(self) -> int:
         """How many are back, so that the next session has them."""
         return len(self._back)
 

@@ -16,7 +16,7 @@ from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import IN_DIGITS, Charter, Digest, FoundingDocument, Key
 from fedveil.files import parse_toml, read_text
-from fedveil.protection.protocol import Roster
+from fedveil.protocols.protocol import Roster
 from fedveil.validation import DocumentTable
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
@@ -129,7 +129,7 @@ class Membership:
             raise ConfigError(f"no silo '{silo}' in the federation; there are: {', '.join(self.silos)}")
         return self.silos.index(silo)
 
-    def sealed(self, founder: IdentityKey) -> Membership:
+    def with_signature(self, founder: IdentityKey) -> Membership:
         """Return it with the founder's seal."""
         return replace(self, seal=founder.sign(_SEALED_AS + self.digest))
 

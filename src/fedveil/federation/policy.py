@@ -8,30 +8,30 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from fedveil.engine.experiments.experiment import Experiment, asked_for
-from fedveil.engine.releases.asks import Asks
-from fedveil.errors import ConfigError, meant
-from fedveil.federation.document import versions
+from fedveil.config_keys import Count, Positive
+from fedveil.errors import ConfigError, did_you_mean
+from fedveil.federation.canonical_document import versions
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.files import read_toml
-from fedveil.foreign import foreign
-from fedveil.keys import Count, Positive
-from fedveil.local.import_path import check_name
-from fedveil.local.losses import LOSSES
-from fedveil.local.models import MODELS
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
-from fedveil.privacy.costliest import costliest
+from fedveil.privacy.dominating_event import dominating_event
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.ledger import Budget
-from fedveil.protection.refusals import Code
-from fedveil.registry import PACKAGE, find, outsiders
+from fedveil.protocols.refusals import Code
+from fedveil.registry import PACKAGE, find, third_party
+from fedveil.run.config.experiment import Experiment, asked_for
+from fedveil.run.releases.requests import RequestScope
+from fedveil.sanitize import sanitize
 from fedveil.statistics.inference.request import FAMILIES
 from fedveil.statistics.request import FIGURES
-from fedveil.validation import DocumentTable, validated
+from fedveil.training.import_path import check_name
+from fedveil.training.losses import LOSSES
+from fedveil.training.models import MODELS
+from fedveil.validation import DocumentTable, validate_document
 
 RELEASES: Final = (
     *FIGURES,
@@ -48,7 +48,7 @@ _NOT_AGAINST: Final = {
 }
 
 
-def counted(policy: Mapping[str, Any]) -> tuple[str, str]:
+def counted_sentence(policy: Mapping[str, Any]) -> tuple[str, str]:
     """Return what a silo's ledger counts under a policy, and what it does not that a reader could expect; "": nothing.
 
     Args:
@@ -80,9 +80,9 @@ class Policy(DocumentTable):
             "histogram", "survival", ...), "logistic-regression" and so on for `fedveil infer`.
         columns: of the schema, that releases may read: what is counted, what groups and orders go by, targets; None:
             all. Training reads the features of a model whatever stands here.
-        largest_dimension: the most numbers of one release.
-        smallest_error: people: releases whose noise is below that are refused, because precision is paid from what the
-            silo's users may spend; 0 refuses none.
+        max_release_length: the most numbers of one release.
+        min_standard_error: people: releases whose noise is below that are refused, because precision is paid from
+            what the silo's users may spend; 0 refuses none.
         by_silo: allow figures silo by silo, this one's among them.
         trust_silos: do not count what another silo learns, and take part where nothing is guaranteed against it
             (partial encryption whose encrypted part has no noise; weights by records in the open).
@@ -90,15 +90,15 @@ class Policy(DocumentTable):
         disclose_counts: tell the coordinator how many records each user has, where weights need it, and all silos the
             totals; it takes trust in both as well.
         without_guarantee: take part in runs that guarantee nothing (tests, public data); epsilon then limits no run.
-        largest_letter: bytes of a letter beyond which it is refused unread.
-        most_rounds: of a run.
-        most_epochs: passes over the records in a round.
-        most_parameters: of a model.
+        max_message_bytes: bytes of a letter beyond which it is refused unread.
+        max_rounds: of a run.
+        max_epochs: passes over the records in a round.
+        max_parameters: of a model.
         round_seconds: how long the training of a round, scoring held-out records, or counting them in a release may
-            take; looked at every second between two steps (``trainer = "span"``: between chunks of contributions), and
+            take; looked at every second between two steps (``trainer = "gram"``: between chunks of contributions), and
             between chunks of records.
         memory_mb: that the silo's process may take, where `fedveil silo serve` serves it.
-        fruitless_seconds: of a processor in 24 hours, for letters that lead to no charged round, and for rounds
+        uncharged_cpu_seconds: of a processor in 24 hours, for letters that lead to no charged round, and for rounds
             that are asked for again and cost no charge; then none is read.
     """
 
@@ -116,20 +116,20 @@ class Policy(DocumentTable):
     protections: Annotated[tuple[str, ...], Field(min_length=1)] = ("secure-aggregation",)
     releases: tuple[str, ...] = ()
     columns: tuple[str, ...] | None = None
-    largest_dimension: Annotated[int, Field(ge=1)] = 4096
-    smallest_error: Annotated[float, Field(ge=0)] = 0.0
+    max_release_length: Annotated[int, Field(ge=1)] = 4096
+    min_standard_error: Annotated[float, Field(ge=0)] = 0.0
     by_silo: bool = False
     trust_silos: bool = False
     trust_coordinator: bool = False
     disclose_counts: bool = False
     without_guarantee: bool = False
-    largest_letter: Annotated[int, Field(ge=1024, le=LARGEST_LETTER)] = LARGEST_LETTER
-    most_rounds: Count = 10_000
-    most_epochs: Count = 100
-    most_parameters: Count = 20_000_000
+    max_message_bytes: Annotated[int, Field(ge=1024, le=LARGEST_LETTER)] = LARGEST_LETTER
+    max_rounds: Count = 10_000
+    max_epochs: Count = 100
+    max_parameters: Count = 20_000_000
     round_seconds: Positive = 3600.0
     memory_mb: Annotated[int, Field(ge=1024)] = 8192
-    fruitless_seconds: Positive = 60.0
+    uncharged_cpu_seconds: Positive = 60.0
 
     @field_validator("releases")
     @classmethod
@@ -137,7 +137,7 @@ class Policy(DocumentTable):
         for name in releases:
             if name not in RELEASES:
                 raise ValueError(
-                    f"no figure '{name}'; there are: {', '.join(RELEASES)}{meant(name, RELEASES)}"
+                    f"no figure '{name}'; there are: {', '.join(RELEASES)}{did_you_mean(name, RELEASES)}"
                 )
         return releases
 
@@ -163,7 +163,7 @@ class Policy(DocumentTable):
         Raises:
             ConfigError: missing, no TOML, or not a policy; names the file and the key.
         """
-        return validated(cls, read_toml(path), path)
+        return validate_document(cls, read_toml(path), path)
 
     @property
     def budget(self) -> Budget | None:
@@ -184,20 +184,20 @@ class Policy(DocumentTable):
                 version than the coordinator's.
         """
         try:
-            found = outsiders(asked_for(document))
+            found = third_party(asked_for(document))
         except ConfigError as error:
             raise RefusalError(Code.PACKAGE, detail=str(error)) from None
         for key, member in found.items():
             if member.package not in self.packages:
                 raise RefusalError(
                     Code.PACKAGE,
-                    detail=f"{key} = {foreign(member.name)!r} comes from the package {foreign(member.package)}; this "
+                    detail=f"{key} = {sanitize(member.name)!r} comes from the package {sanitize(member.package)}; this "
                     f"silo allows: {', '.join((PACKAGE, *self.packages))}",
                 )
         if told != (own := versions(found.values())):
             raise RefusalError(
                 Code.VERSION,
-                detail=f"the coordinator composed the experiment with {foreign(str(told))}, and this silo has {own}",
+                detail=f"the coordinator composed the experiment with {sanitize(str(told))}, and this silo has {own}",
             )
 
     def check_request(self, experiment: Experiment) -> None:
@@ -213,10 +213,10 @@ class Policy(DocumentTable):
             (Code.LOSS, "model.loss", experiment.model.loss, self.losses),
         ):
             _check_named(code, key, asked, allowed)
-        if experiment.rounds > self.most_rounds:
-            raise RefusalError(Code.ROUNDS, experiment.rounds, self.most_rounds)
-        if experiment.local is not None and experiment.local.epochs > self.most_epochs:
-            raise RefusalError(Code.EPOCHS, experiment.local.epochs, self.most_epochs)
+        if experiment.rounds > self.max_rounds:
+            raise RefusalError(Code.ROUNDS, experiment.rounds, self.max_rounds)
+        if experiment.local is not None and experiment.local.epochs > self.max_epochs:
+            raise RefusalError(Code.EPOCHS, experiment.local.epochs, self.max_epochs)
 
     def check_open(self, protection: str, seed: int | None) -> None:
         """Refuse a protection that is not allowed, and noise from a known seed, whatever is played.
@@ -228,7 +228,7 @@ class Policy(DocumentTable):
         if seed is not None and not self.without_guarantee:
             raise RefusalError(Code.KNOWN_SEED)
 
-    def check_asked(self, asks: Asks) -> None:
+    def check_asked(self, asks: RequestScope) -> None:
         """Refuse figures, columns and lengths of releases that are not allowed, before any noise is looked for.
 
         Raises:
@@ -253,12 +253,12 @@ class Policy(DocumentTable):
             RefusalError: says which limit would be accepted.
         """
         self._check_length(numbers)
-        if std < self.smallest_error:
-            raise RefusalError(Code.PRECISION, std, self.smallest_error)
+        if std < self.min_standard_error:
+            raise RefusalError(Code.PRECISION, std, self.min_standard_error)
 
     def _check_length(self, numbers: int) -> None:
-        if numbers > self.largest_dimension:
-            raise RefusalError(Code.DIMENSION, numbers, self.largest_dimension)
+        if numbers > self.max_release_length:
+            raise RefusalError(Code.DIMENSION, numbers, self.max_release_length)
 
     def check_method(self, method: Method, parameters: int) -> None:
         """Refuse a method whose bound is looser than allowed, or whose weights need counts that stay here.
@@ -270,8 +270,8 @@ class Policy(DocumentTable):
         Raises:
             RefusalError: says which limit would be accepted.
         """
-        if parameters > self.most_parameters:
-            raise RefusalError(Code.LARGE_MODEL, parameters, self.most_parameters)
+        if parameters > self.max_parameters:
+            raise RefusalError(Code.LARGE_MODEL, parameters, self.max_parameters)
         if method.bound.bounded:
             if method.protection.largest_bound(method.bound) > self.clip:
                 raise RefusalError(Code.CLIP, self.clip)
@@ -292,11 +292,11 @@ class Policy(DocumentTable):
         counted = Role.READER if self.trust_coordinator else Role.SERVER
         asked = (counted,) if self.trust_silos else (counted, Role.SILO)
         for role in () if self.without_guarantee else asked:
-            if any(isinstance(one, NoGuarantee) for one in atoms(guarantee.against(role))):
+            if any(isinstance(one, NoGuarantee) for one in atoms(guarantee.event_for(role))):
                 raise RefusalError(_NOT_AGAINST[role])
         if self.without_guarantee:
-            return guarantee.against(counted)
-        return costliest(guarantee.against(role) for role in asked)
+            return guarantee.event_for(counted)
+        return dominating_event(guarantee.event_for(role) for role in asked)
 
 
 def _exists(check: Callable[..., object], *asked: Any) -> None:
@@ -311,4 +311,4 @@ def _check_named(code: Code, key: str, asked: str | None, allowed: Sequence[str]
     """Refuse a name that is not among those that are allowed."""
     if asked not in allowed:
         named = ", ".join(allowed) or "none"
-        raise RefusalError(code, detail=f"{key} = {foreign(str(asked))!r}; this silo allows: {named}")
+        raise RefusalError(code, detail=f"{key} = {sanitize(str(asked))!r}; this silo allows: {named}")

@@ -9,16 +9,16 @@ from typing import Generic
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from fedveil.engine.releases.release import Release
+from fedveil.data.records import empty_groups
 from fedveil.federation.audit.released_sums import digest_of_release
 from fedveil.federation.audit.run_record import RunRecord
-from fedveil.federation.own.release import release_plan
-from fedveil.federation.session_plan import EVERYBODY, Draw, EndingT, SessionPlan, Start
-from fedveil.population.records import nobodys_groups
+from fedveil.federation.session_plan import EVERYBODY, EndingT, RoundStartState, SampleDraw, SessionPlan
+from fedveil.federation.silo_session.release_task import release_plan
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
-from fedveil.protection.letter_parts import Part, Phase
+from fedveil.protocols.session_messages import RunPart, SessionMessage
 from fedveil.randomness import PrivacyRandomness
+from fedveil.run.releases.release import Release
 from fedveil.statistics.stored import NoisySum, NoisySums
 
 
@@ -48,7 +48,7 @@ class DueRelease(Generic[EndingT]):
     """
 
     release: Release
-    phase: Phase
+    phase: RunPart
     run: str
     round: int
     event: Event
@@ -61,13 +61,13 @@ class DueRelease(Generic[EndingT]):
     charges: Callable[[Ledger], int] | None = None
     refusal: Callable[[Ledger], str | None] | None = None
 
-    def charged(self, ledger: Ledger) -> bool:
+    def is_charged_in(self, ledger: Ledger) -> bool:
         """Return whether a ledger was charged with it."""
         return any((entry.run, entry.round) == (self.run, self.round) for entry in ledger.entries)
 
     def plan(self) -> SessionPlan:
         """Return what its session plays."""
-        return release_plan(self.release, nobodys_groups(), self.privacy, self.phase, len(self.model))
+        return release_plan(self.release, empty_groups(), self.privacy, self.phase, len(self.model))
 
 
 class ReleaseRounds(Generic[EndingT]):
@@ -84,22 +84,22 @@ class ReleaseRounds(Generic[EndingT]):
 
     def __init__(self, due: DueRelease[EndingT], ledger: Ledger, record: RunRecord) -> None:
         self._due, self._ledger, self._record = due, ledger, record
-        self.plan, self.start, self.number = due.plan(), Start(model=due.model), 1
-        self.left = not due.made
-        self._closing: list[Part] = []
+        self.plan, self.start, self.number = due.plan(), RoundStartState(model=due.model), 1
+        self.has_rounds_left = not due.made
+        self._closing: list[SessionMessage] = []
         record.mend(due.trained + len(due.phase.released) + due.made)
 
     def close(self) -> None:
         """Give the ledger back; closing twice is harmless."""
         self._ledger.close()
 
-    def stopped(self, repeats: bool) -> str | None:
+    def stop_reason(self, repeats: bool) -> str | None:
         """Return why the release may not be asked for, None if it may.
 
         Where an attempt that is asked for again is another release, it would cost another epsilon: what a release may
         spend is declared.
         """
-        if not self._due.charged(self._ledger):
+        if not self._due.is_charged_in(self._ledger):
             return None if self._due.refusal is None else self._due.refusal(self._ledger)
         if repeats:
             return None
@@ -108,10 +108,10 @@ class ReleaseRounds(Generic[EndingT]):
             "asked again release again, which would spend more than was declared"
         )
 
-    def begin(self, repeats: bool) -> Draw:
+    def begin(self, repeats: bool) -> SampleDraw:
         """Charge the release where it is not charged yet; everybody takes part."""
         due = self._due
-        if not due.charged(self._ledger):
+        if not due.is_charged_in(self._ledger):
             self._ledger.charge(run=due.run, round=due.round, attempt=0, event=due.event)
         return EVERYBODY
 
@@ -120,13 +120,13 @@ class ReleaseRounds(Generic[EndingT]):
         made = NoisySum(total, self._due.release.std(summed))
         self._record.add(digest_of_release((made.std, made.vector)), self._ledger.head.digest)
         self._due.keep(made)
-        self.left = False
+        self.has_rounds_left = False
 
     def pass_on(self, summed: int) -> None:
         """Never: the coordinator has every sum."""
         raise AssertionError("statistics are released to the coordinator")
 
-    def closing(self) -> list[Part]:
+    def closing(self) -> list[SessionMessage]:
         """Return what silos are asked to sign once it is concluded; nothing where the run goes on."""
         return self._closing
 
@@ -134,12 +134,12 @@ class ReleaseRounds(Generic[EndingT]):
         """Write what is left behind, and give the ledger back."""
         due = self._due
         found = due.conclude(reason, self._ledger)
-        if due.charges is not None and not self.left:
+        if due.charges is not None and not self.has_rounds_left:
             self._closing = self._record.close(due.trained, due.charges(self._ledger))
         self._ledger.close()
         return found
 
 
-def phase_of(name: str, made: NoisySums) -> Phase:
+def phase_of(name: str, made: NoisySums) -> RunPart:
     """Return what silos are told of a part of a run, and of the releases before it."""
-    return Phase(name=name, released=tuple((one.std, one.vector) for one in made))
+    return RunPart(name=name, released=tuple((one.std, one.vector) for one in made))

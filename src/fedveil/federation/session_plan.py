@@ -15,8 +15,16 @@ from jaxtyping import Bool, Float32, Float64
 
 from fedveil.methods.method import Method
 from fedveil.privacy.claims import Role, Sent
-from fedveil.protection.letter_parts import Drawn, DrawnUsers, Model, OwnDraw, Part, Phase, RoundClip
-from fedveil.protection.protocol import Agreement
+from fedveil.protocols.protocol import ProtocolSpec
+from fedveil.protocols.session_messages import (
+    GlobalModel,
+    RoundClip,
+    RunPart,
+    SampledFlag,
+    SampledUsers,
+    SamplingCommitment,
+    SessionMessage,
+)
 from fedveil.randomness import PrivacyRandomness
 
 
@@ -35,19 +43,19 @@ class SessionPlan:
     """
 
     method: Method
-    agreed: Agreement[Any, Any]
+    protocol_spec: ProtocolSpec[Any, Any]
     rounds: int
     n_users: int
     dimension: int
     privacy: PrivacyRandomness
-    phase: Phase | None = None
+    phase: RunPart | None = None
 
     def sends(self) -> tuple[Sent, ...]:
         """Return every message of a session, and who reads it.
 
         What a phase tells of earlier releases is what their own guarantees are about.
         """
-        return (*self.method.sends(), *(() if self.phase is None else (Sent(Phase, Role.SILO),)))
+        return (*self.method.sends(), *(() if self.phase is None else (Sent(RunPart, Role.SILO),)))
 
 
 MODEL: Final = "model"
@@ -56,7 +64,7 @@ UNIT: Final = "unit"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Start:
+class RoundStartState:
     """What silos are told that a round begins with: all of it follows what was released before.
 
     Attributes:
@@ -73,7 +81,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Draw:
+class SampleDraw:
     """Who takes part in an attempt at a round.
 
     Attributes:
@@ -84,7 +92,7 @@ class Draw:
     users: Bool[np.ndarray, " users"] | None = None
     commitment: bytes = b""
 
-    def told(self, silo: int, kinds: frozenset[type], start: Start) -> list[Part]:
+    def messages_for(self, silo: int, kinds: frozenset[type], start: RoundStartState) -> list[SessionMessage]:
         """Return what a silo is told ahead of its task: who takes part, as far as it is told, and the start.
 
         Args:
@@ -92,20 +100,20 @@ class Draw:
             kinds: what the method sends.
             start: of the round.
         """
-        found: dict[type[Part], Callable[[], Part]] = {}
+        found: dict[type[SessionMessage], Callable[[], SessionMessage]] = {}
         if (users := self.users) is not None:
             found = {
-                Drawn: lambda: Drawn(commitment=self.commitment),
-                OwnDraw: lambda: OwnDraw(drawn=bool(users[silo])),
-                DrawnUsers: lambda: DrawnUsers(users=users),
+                SamplingCommitment: lambda: SamplingCommitment(commitment=self.commitment),
+                SampledFlag: lambda: SampledFlag(drawn=bool(users[silo])),
+                SampledUsers: lambda: SampledUsers(users=users),
             }
         if (clip := start.clip) is not None:
             found[RoundClip] = lambda: RoundClip(length=clip)
-        found[Model] = lambda: Model(values=start.model)
+        found[GlobalModel] = lambda: GlobalModel(values=start.model)
         return [build() for kind, build in found.items() if kind in kinds]
 
 
-EVERYBODY = Draw()
+EVERYBODY = SampleDraw()
 
 
 class Ending(Protocol):
@@ -134,16 +142,16 @@ class CoordinatorRounds(Protocol[EndingT]):
         ...
 
     @property
-    def left(self) -> bool:
+    def has_rounds_left(self) -> bool:
         """Whether there is a round to play."""
         ...
 
     @property
-    def start(self) -> Start:
+    def start(self) -> RoundStartState:
         """What silos are told that the round begins with."""
         ...
 
-    def stopped(self, repeats: bool) -> str | None:
+    def stop_reason(self, repeats: bool) -> str | None:
         """Return why an attempt at the round may not begin, None if it may.
 
         Args:
@@ -151,7 +159,7 @@ class CoordinatorRounds(Protocol[EndingT]):
         """
         ...
 
-    def begin(self, repeats: bool) -> Draw:
+    def begin(self, repeats: bool) -> SampleDraw:
         """Charge an attempt at the round where it is due, and draw who takes part."""
         ...
 
@@ -163,7 +171,7 @@ class CoordinatorRounds(Protocol[EndingT]):
         """Put on the disk that a round has ended whose model the silos alone have."""
         ...
 
-    def closing(self) -> list[Part]:
+    def closing(self) -> list[SessionMessage]:
         """Return what silos are asked to sign once it is concluded; nothing where the run can go on."""
         ...
 

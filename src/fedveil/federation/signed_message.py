@@ -14,14 +14,14 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from fedveil.crypto.agreement import RUN_BYTES
 from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.key_agreement import RUN_BYTES
 from fedveil.crypto.keys import SIGNATURE_BYTES, IdentityKey, PublicIdentity
-from fedveil.federation.heads import NONE
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import NONCE_BYTES, PARTS, Part
-from fedveil.protection.messages import SERVER
-from fedveil.protection.wire import Reader, Writer
+from fedveil.federation.ledger_heads import NONE
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import SERVER
+from fedveil.protocols.session_messages import NONCE_BYTES, PARTS, SessionMessage
+from fedveil.protocols.wire import Reader, Writer
 
 _MAGIC: Final = b"FVL"
 _VERSION: Final = 3
@@ -35,13 +35,14 @@ class SignedMessage:
 
     Attributes:
         run: 16 bytes that no other run has.
-        session: 16 bytes that name it (:mod:`~fedveil.federation.sessions`); of a knock, the coordinator's nonce.
+        session: 16 bytes that name it (:mod:`~fedveil.federation.session_admission`); of a knock, the coordinator's
+            nonce.
         number: of the exchange within the session, from 0.
         sender: a silo's number, or SERVER.
         recipient: a silo's number, or SERVER.
         parts: what it says.
-        head: the end of the sender's ledger (:mod:`~fedveil.federation.heads`); zeros from the coordinator, whose
-            ledger is the run's own.
+        head: the end of the sender's ledger (:mod:`~fedveil.federation.ledger_heads`); zeros from the coordinator,
+            whose ledger is the run's own.
     """
 
     run: bytes
@@ -49,7 +50,7 @@ class SignedMessage:
     number: int
     sender: int
     recipient: int
-    parts: tuple[Part, ...]
+    parts: tuple[SessionMessage, ...]
     head: bytes = NONE
 
     def seal(self, key: IdentityKey) -> bytes:
@@ -71,7 +72,7 @@ class SignedMessage:
         content = head + writer.bytes()
         return content + key.sign(_SIGNED_AS + content)
 
-    def answer(self, *parts: Part) -> SignedMessage:
+    def answer(self, *parts: SessionMessage) -> SignedMessage:
         """Return the letter that answers this one."""
         return SignedMessage(
             run=self.run,
@@ -134,7 +135,7 @@ def session_in(header: bytes) -> tuple[bytes, bytes]:
     return run, session
 
 
-def _parts(reader: Reader, count: int) -> tuple[Part, ...]:
+def _parts(reader: Reader, count: int) -> tuple[SessionMessage, ...]:
     parts = []
     for _ in range(count):
         kind = reader.number(1)

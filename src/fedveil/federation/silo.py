@@ -1,9 +1,9 @@
 """A silo of a federation: reads the coordinator's letters, answers each with one, and keeps its own counsel.
 
-    Terms        -> Joined or Refused   its policy, its users' budget over all runs, the experiment
-    Closing      -> Attested            the run's statement, computed again and signed: in its session, or behind Terms
-    Task, Relay  -> Relay               charged and kept durably before anything leaves (:mod:`~.own.session`)
-    other        -> Here                whatever is not of its session (:mod:`~.sessions`): it changes nothing
+    Terms        -> Join or Declined   its policy, its users' budget over all runs, the experiment
+    Finalize      -> Attestation            the run's statement, computed again and signed
+    Task, ProtocolMessage  -> ProtocolMessage               charged and kept durably before anything leaves
+    other        -> Here                whatever is not of its session (:mod:`~.session_admission`): it changes nothing
 
 A request that comes twice is answered twice alike. Another request for a round that was answered is refused, and so is
 a round that does not follow the last one.
@@ -22,33 +22,42 @@ from typing import Final
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import FedveilError, RunFolderError
-from fedveil.federation.allowance import Allowance, Outcome
-from fedveil.federation.attendance import but_trainer, trains_alone
-from fedveil.federation.binding import proposed
-from fedveil.federation.books import Books
-from fedveil.federation.errors import RefusalError, told
-from fedveil.federation.grammar import opens, outside
-from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.kept import KEPT, KeptMarks
+from fedveil.federation.cpu_quota import CpuQuota, Outcome
+from fedveil.federation.errors import RefusalError, to_refusal
+from fedveil.federation.grammar import is_proposal, out_of_session_kind
+from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.membership import Membership
-from fedveil.federation.own.session import OwnSession
-from fedveil.federation.own.work import OwnWork
 from fedveil.federation.policy import Policy
-from fedveil.federation.proposals import own_work
-from fedveil.federation.sessions import Reception, session_run
-from fedveil.federation.share import Share
+from fedveil.federation.proposal_review import review_proposal
+from fedveil.federation.replay_guard import KEPT, ReplayMarks
+from fedveil.federation.run_rules import is_batch_independent_run, without_trainer
+from fedveil.federation.session_admission import SessionAdmission, session_run
 from fedveil.federation.signed_message import SignedMessage, session_in
+from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import SiloLedger
+from fedveil.federation.silo_session.session import SiloSession
+from fedveil.federation.silo_session.task import SiloTask
+from fedveil.federation.silo_state import SiloState
 from fedveil.federation.store import ModelStore, RecordStore
+from fedveil.federation.transcript_binding import terms_context
 from fedveil.files import read_content, replace_file, writing
-from fedveil.foreign import quiet_log
-from fedveil.privacy.ledger_lines import Origin
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import Closing, Over, Part, Phase, Refused, Terms, Working, only
-from fedveil.protection.messages import SERVER
-from fedveil.protection.protocol import Place
-from fedveil.protection.refusals import Code, Refusal
+from fedveil.privacy.ledger import Origin
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import SERVER
+from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.session_messages import (
+    Declined,
+    Finalize,
+    Goodbye,
+    InProgress,
+    RunPart,
+    SessionMessage,
+    Terms,
+    single_message,
+)
+from fedveil.sanitize import quiet_log
 
 _log = quiet_log("fedveil.silo")
 
@@ -111,7 +120,7 @@ class SiloParty:
         standing: Callable[[], Standing],
         number: int,
         identity: IdentityKey,
-        share: Share,
+        share: LocalPopulation,
         state: Path,
     ) -> None:
         self._standing, self._number, self._identity, self._share = standing, number, identity, share
@@ -119,15 +128,15 @@ class SiloParty:
         self._membership, self._policy = now.membership, now.policy
         self._store = RecordStore(state / "answers")
         self._state = state
-        self._heads = HeadsSeen(state / HEADS, now.membership.charter)
+        self._heads = SeenHeads(state / HEADS, now.membership.charter)
         charter, serial = now.membership.charter, now.membership.serial
         self._ledger = SiloLedger(state, now.policy, self._store, charter=charter, serial=serial)
         self._unpaid: Path | None = None
-        self._session: OwnSession | None = None
+        self._session: SiloSession | None = None
         self._last: _Exchange | None = None
         self._over = False
-        self._reception = Reception()
-        self._allowance = Allowance()
+        self._reception = SessionAdmission()
+        self._allowance = CpuQuota()
         self._outcome: Outcome = "refused"
 
     def __enter__(self) -> SiloParty:
@@ -151,7 +160,7 @@ class SiloParty:
             ProtocolError: no letter of the coordinator to this silo, or too many before it led to nothing; it gets no
                 answer and nothing changes.
         """
-        self._allowance.check(self._policy.fruitless_seconds)
+        self._allowance.check(self._policy.uncharged_cpu_seconds)
         began, charges, self._outcome = time.thread_time(), self._ledger.charges, "refused"
         try:
             return self._receive(data)
@@ -159,7 +168,7 @@ class SiloParty:
             outcome = "charged" if self._ledger.charges > charges else self._outcome
             self._allowance.count(time.thread_time() - began, outcome)
 
-    def working(self, data: bytes) -> bytes:
+    def in_progress_message(self, data: bytes) -> bytes:
         """Return the word that the silo is at work, on this letter or on another; it may be asked while it is.
 
         It says nothing of how far the work is: steps would count records.
@@ -167,7 +176,7 @@ class SiloParty:
         Raises:
             ProtocolError: no letter of the coordinator to this silo.
         """
-        return self._open(data).answer(Working()).seal(self._identity)
+        return self._open(data).answer(InProgress()).seal(self._identity)
 
     def longest(self, beginning: bytes) -> int:
         """Return how many bytes a letter that begins so may have; it is judged before the rest is read or believed.
@@ -177,7 +186,7 @@ class SiloParty:
         """
         session, last = self._session, self._last
         known = session is not None and last is not None and session_in(beginning) == (last.run, last.session)
-        return min(self._policy.largest_letter, session.longest if known and session else LARGEST_OPENING)
+        return min(self._policy.max_message_bytes, session.longest if known and session else LARGEST_OPENING)
 
     def _open(self, data: bytes) -> SignedMessage:
         return SignedMessage.open(
@@ -198,7 +207,7 @@ class SiloParty:
         ):
             if digest == last.request:
                 return last.reply
-            return self._seal(letter, Refused(why=Refusal(Code.OTHER_LETTER)))
+            return self._seal(letter, Declined(why=Refusal(Code.OTHER_LETTER)))
         try:
             return self._answer(letter, data)
         except (Exception, SystemExit) as error:
@@ -206,24 +215,24 @@ class SiloParty:
 
     def _answer(self, letter: SignedMessage, data: bytes) -> bytes:
         """Return the letter that answers another one, or raise: then nothing has changed."""
-        last, session, kind = self._last, self._session, outside(letter.parts)
-        if opens(letter.parts):
+        last, session, kind = self._last, self._session, out_of_session_kind(letter.parts)
+        if is_proposal(letter.parts):
             return self._join(letter, data)
         if last is None or session is None or (letter.run, letter.session) != (last.run, last.session):
             return self._here(letter)
         if letter.number <= last.number:
             raise RefusalError(Code.EXCHANGE_OVER, letter.number, last.number)
-        if kind in (Over, Closing):
+        if kind in (Goodbye, Finalize):
             self._over = True
             self._reception.keep(letter.run, busy=False)
-        if kind is Closing:
-            return self._seal(letter, session.sign_statement(only(letter.parts, Closing, SERVER)))
+        if kind is Finalize:
+            return self._seal(letter, session.sign_statement(single_message(letter.parts, Finalize, SERVER)))
         if self._over or kind is not None:
             return self._here(letter)
         session.talk.ask(letter.parts)
         if session.talk.begins:
             self._allowance.begin_round()
-        answers: list[Part] = []
+        answers: list[SessionMessage] = []
         self._over = True  # should this fail, a part may have taken effect, and no letter can follow
         try:
             answers = session.answer(letter.parts)
@@ -235,9 +244,9 @@ class SiloParty:
         return self._reply(letter, data, answers)
 
     def _here(self, letter: SignedMessage) -> bytes:
-        return self._seal(letter, self._reception.here(letter.run))
+        return self._seal(letter, self._reception.ready_message(letter.run))
 
-    def _reply(self, letter: SignedMessage, data: bytes, answers: Sequence[Part]) -> bytes:
+    def _reply(self, letter: SignedMessage, data: bytes, answers: Sequence[SessionMessage]) -> bytes:
         """Note the answer to an exchange, and return it."""
         assert self._session is not None
         self._reception.keep(letter.run, busy=self._session.talk.underway and not self._over)
@@ -248,22 +257,22 @@ class SiloParty:
     # --- joining a run ---------------------------------------------------------------------------------------
 
     def _join(self, letter: SignedMessage, data: bytes) -> bytes:
-        terms = only(letter.parts, Terms, SERVER)
-        phase = next((part for part in letter.parts if isinstance(part, Phase)), None)
+        terms = single_message(letter.parts, Terms, SERVER)
+        phase = next((part for part in letter.parts if isinstance(part, RunPart)), None)
         if not self._reception.admits(self._number, letter.run, letter.session, terms):
             return self._here(letter)
         self._stand()
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
         self._ledger.require(terms.head)
-        closing = next((part for part in letter.parts if isinstance(part, Closing)), None)
-        if closing is None and self._ledger.ended(letter.run.hex()) is not None:
+        closing = next((part for part in letter.parts if isinstance(part, Finalize)), None)
+        if closing is None and self._ledger.end_record(letter.run.hex()) is not None:
             raise RefusalError(Code.RUN_OVER)
-        work = own_work(terms.experiment, phase, self._policy, self._share, self._number)
+        work = review_proposal(terms.experiment, phase, self._policy, self._share, self._number)
         self._check_one_experiment(letter.run, terms)
         self._ledger.reopen(self._policy)
-        agreed, part = proposed(terms, phase), "" if phase is None else phase.name
-        books = Books(
+        agreed, part = terms_context(terms, phase), "" if phase is None else phase.name
+        books = SiloState(
             run=letter.run,
             part=part,
             silos=self._membership.silos,
@@ -272,17 +281,17 @@ class SiloParty:
             budget=self._policy.budget,
             heads=self._heads,
             records=self._store,
-            marks=KeptMarks(self._state / KEPT),
+            marks=ReplayMarks(self._state / KEPT),
             models=ModelStore(self._state / MODELS, letter.run),
         )
-        place = Place(
+        place = ClientContext(
             run=session_run(letter.session, agreed),
             number=self._number,
             identity=self._identity,
             roster=self._membership.roster,
             secret=lambda: self._store.secret(books.place),
         )
-        session = OwnSession(
+        session = SiloSession(
             work=work, place=place, terms=terms, agreed=agreed, session=letter.session, books=books
         )
         if closing is not None:
@@ -298,14 +307,14 @@ class SiloParty:
         self._session, self._over, self._outcome = session, False, "answered"
         return self._reply(letter, data, answers)
 
-    def _check_budget(self, books: Books, work: OwnWork) -> None:
+    def _check_budget(self, books: SiloState, work: SiloTask) -> None:
         """Refuse a run that does not all fit what the users have left, before the first of it is charged.
 
         Later each round must fit by itself: an attempt that was charged twice ends the run where the budget does, and
         not when the next session begins.
         """
         budget = self._policy.budget
-        if budget is None or books.known:
+        if budget is None or books.has_earlier_charges:
             return
         if self._ledger.ledger.would_exceed(work.whole, budget):
             raise RefusalError(Code.RUN_BUDGET, work.rounds, budget.epsilon, budget.delta)
@@ -349,11 +358,11 @@ class SiloParty:
         terms of the same experiment, and so the letters are read. Of trainers, which bound nothing, one matters: who
         computes each contribution alone states nothing of batches, so no round may have been trained in some.
         """
-        now, trained = terms.experiment, self._ledger.trained(run.hex())
-        for one in self._ledger.asked(run.hex()) - {terms.digest.hex()}:
+        now, trained = terms.experiment, self._ledger.training_terms(run.hex())
+        for one in self._ledger.charged_terms(run.hex()) - {terms.digest.hex()}:
             text = self._experiment(one)
-            batched = one in trained and not trains_alone(text)
-            if but_trainer(text) != but_trainer(now) or (batched and trains_alone(now)):
+            batched = one in trained and not is_batch_independent_run(text)
+            if without_trainer(text) != without_trainer(now) or (batched and is_batch_independent_run(now)):
                 raise RefusalError(Code.OTHER_EXPERIMENT)
 
     def _experiment(self, terms: str) -> str:
@@ -365,15 +374,15 @@ class SiloParty:
                 letter = SignedMessage.open(
                     data, sender=SERVER, identity=identity, recipient=self._number, largest=LARGEST_OPENING
                 )
-                return only(letter.parts, Terms, SERVER).experiment
+                return single_message(letter.parts, Terms, SERVER).experiment
         raise RefusalError(Code.OTHER_EXPERIMENT)
 
-    def _seal(self, letter: SignedMessage, *parts: Part) -> bytes:
+    def _seal(self, letter: SignedMessage, *parts: SessionMessage) -> bytes:
         return replace(letter.answer(*parts), head=self._ledger.head).seal(self._identity)
 
 
-def _refused(error: Exception | SystemExit) -> Refused:
+def _refused(error: Exception | SystemExit) -> Declined:
     """Return what is told of an error, and leave the whole of it in the silo's own log."""
-    why = told(error)
+    why = to_refusal(error)
     _log.warning("refused (%s): %s", why.code.name, error, exc_info=not isinstance(error, FedveilError))
-    return Refused(why=why)
+    return Declined(why=why)

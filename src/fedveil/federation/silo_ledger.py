@@ -13,7 +13,7 @@ takes its ledger to another; who is in two at once has two ledgers, and neither 
 
 Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head at its charge in every
 answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' words
-(:mod:`~fedveil.federation.heads`). A line ``opened`` with a random number is written at every start, so that two
+(:mod:`~fedveil.federation.ledger_heads`). A line ``opened`` with a random number is written at every start, so that two
 processes on copies make heads that do not contain one another; a line ``membership`` has the charter's digest and the
 serial number, where that is larger than before. Tests: ``tests/test_federation_ledger.py`` deletes, cuts, restores from
 every earlier moment, copies and uses both; ``tests/test_moving.py`` takes a ledger to another federation.
@@ -33,9 +33,8 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.store import RecordStore
 from fedveil.files import read_content, reading, replace_file, writing
 from fedveil.privacy.events import Event
-from fedveil.privacy.ledger import Budget, Ledger
-from fedveil.privacy.ledger_lines import Entry, NoteKind, Origin
-from fedveil.protection.refusals import Code
+from fedveil.privacy.ledger import Budget, Entry, Ledger, NoteKind, Origin
+from fedveil.protocols.refusals import Code
 
 LEDGER: Final = "ledger.jsonl"
 """A silo's ledger over all runs, in its state folder."""
@@ -118,11 +117,11 @@ class SiloLedger:
         """Return whether a charge was made under some terms, SHA-256 in hexadecimal."""
         return any(one.origin is not None and one.origin.terms == terms for one in self._ledger.entries)
 
-    def asked(self, run: str) -> set[str]:
+    def charged_terms(self, run: str) -> set[str]:
         """Return the terms, SHA-256 in hexadecimal, under which parts of a run were charged; "" where none is told."""
         return _terms(one for one in self._ledger.entries if one.run.partition("/")[0] == run)
 
-    def trained(self, run: str) -> set[str]:
+    def training_terms(self, run: str) -> set[str]:
         """Return those of them under which rounds of training were charged."""
         return _terms(one for one in self._ledger.entries if one.run == run)
 
@@ -133,7 +132,7 @@ class SiloLedger:
         self._ledger.charge(run=run, round=round, attempt=attempt, event=event, budget=budget, origin=origin)
         self._write_head()
 
-    def ended(self, run: str) -> str | None:
+    def end_record(self, run: str) -> str | None:
         """Return the last line of the record, its digest in hexadecimal, with which the silo has signed a run's end.
 
         Args:
@@ -152,7 +151,7 @@ class SiloLedger:
         Raises:
             RefusalError: it has signed another end.
         """
-        known = self.ended(run)
+        known = self.end_record(run)
         if known not in (None, line):
             raise RefusalError(Code.RUN_OVER)
         if known is None:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, check_file, read_content, reading, replace_file, sync_folder, writing
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.wire import Reader, Writer
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.wire import Reader, Writer
 
 _MAGIC: Final = b"FVR4"
 _DIGEST_BYTES: Final = 32
@@ -90,9 +90,16 @@ class RoundRecord:
 
     def encode(self) -> bytes:
         """Return the bytes to keep, which end with their digest."""
-        writer = Writer().fixed(_MAGIC, len(_MAGIC)).fixed(self.head, _DIGEST_BYTES).number(self.round, 4)
+        writer = (
+            Writer()
+            .fixed_bytes(_MAGIC, len(_MAGIC))
+            .fixed_bytes(self.head, _DIGEST_BYTES)
+            .number(self.round, 4)
+        )
         writer.number(self.refused, 1)
-        writer.fixed(self.request, _DIGEST_BYTES).fixed(self.binding, _DIGEST_BYTES).block(self.given)
+        writer.fixed_bytes(self.request, _DIGEST_BYTES).fixed_bytes(self.binding, _DIGEST_BYTES).block(
+            self.given
+        )
         for tensors in (self.before, self.after):
             writer.block(save_arrays(dict(tensors)) if tensors else b"")
         body = writer.bytes()
@@ -112,10 +119,10 @@ class RoundRecord:
             raise RunFolderError("written by another version; this run cannot go on here")
         try:
             reader = Reader(body[len(_MAGIC) :])
-            head, number, refused = reader.fixed(_DIGEST_BYTES), reader.number(4), reader.number(1)
+            head, number, refused = reader.fixed_bytes(_DIGEST_BYTES), reader.number(4), reader.number(1)
             if refused > 1:
                 raise ValueError("neither refused nor not")
-            request, binding = (reader.fixed(_DIGEST_BYTES) for _ in range(2))
+            request, binding = (reader.fixed_bytes(_DIGEST_BYTES) for _ in range(2))
             given = reader.block()
             before, after = (load_arrays(one) if one else {} for one in (reader.block(), reader.block()))
             reader.finish()

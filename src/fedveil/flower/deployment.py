@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from fedveil import __version__
+from fedveil.data.catalogue.files import digest_of
 from fedveil.errors import ConfigError
 from fedveil.files import reading, writing
-from fedveil.foreign import foreign
-from fedveil.population.catalogue.files import digest_of
+from fedveil.sanitize import sanitize
 
 SERVICES: Final = (
     "fedveil-coordinator.service",
@@ -113,7 +113,7 @@ def _locked(packages: Path) -> str:
         found = _WHEEL.fullmatch(wheel.name)
         if found is None:
             raise ConfigError(
-                f"{packages}: {foreign(wheel.name)} is no wheel; containers are built of wheels alone"
+                f"{packages}: {sanitize(wheel.name)} is no wheel; containers are built of wheels alone"
             )
         name = found[1].lower().replace("_", "-")
         extra = "[federation]" if name == "fedveil" else ""

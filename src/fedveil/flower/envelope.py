@@ -13,7 +13,7 @@ from typing import Final
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedveil.protection.errors import ProtocolError
+from fedveil.protocols.errors import ProtocolError
 
 _TO_LETTER: Final = (2, 2, 1, 4, 1, 2, 6)
 """Numbers of the fields that lead from a push to the bytes of a letter: message, content, record, its configuration,
@@ -35,17 +35,17 @@ RECORD: Final = "fedveil"
 """The record of a Flower message that holds a letter under the key "letter"."""
 
 
-def content_of(letter: bytes) -> RecordDict:
+def pack_message(letter: bytes) -> RecordDict:
     """Return the content of a message that carries a letter."""
     return RecordDict({RECORD: ConfigRecord({"letter": letter})})
 
 
-def reminder_of(letter: bytes) -> RecordDict:
+def pack_reminder(letter: bytes) -> RecordDict:
     """Return the content of a message that asks again for the answer to a letter, and does not bring the letter."""
     return RecordDict({RECORD: ConfigRecord({"again": hashlib.sha256(letter).digest()})})
 
 
-def letter_in(message: Message) -> bytes:
+def unpack_message(message: Message) -> bytes:
     """Return the letter that a message carries.
 
     Raises:
@@ -116,20 +116,20 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("no number")
 
 
-class LastLetter:
+class LastMessage:
     """The letter that came last, for the messages that remind of it."""
 
     def __init__(self) -> None:
         self._letter = b""
 
-    def of(self, message: Message) -> bytes:
+    def resolve(self, message: Message) -> bytes:
         """Return the letter that a message carries or reminds of.
 
         Raises:
             ProtocolError: it does neither.
         """
         try:
-            self._letter = letter_in(message)
+            self._letter = unpack_message(message)
         except ProtocolError:
             if _bytes_in(message, "again") != hashlib.sha256(self._letter).digest():
                 raise

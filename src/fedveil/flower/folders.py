@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedveil.crypto.keys import IdentityKey, Passphrase
+from fedveil.data.schema import Schema, read_schema
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
-from fedveil.federation.share import Share, silo_share
+from fedveil.federation.silo_data import LocalPopulation, load_silo_population
 from fedveil.files import read_content
 from fedveil.flower.coordinator_host.link_folder import LinkFolder
 from fedveil.flower.settings import Settings
-from fedveil.population.schema import Schema, read_schema
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -28,24 +28,24 @@ class CoordinatorSettings(Settings):
 
     Attributes:
         link: the link's folder, relative to the coordinator's.
-        starts_link: whether the coordinator starts its link, as a process of its own user; else ``fedveil link`` serves
+        start_link: whether the coordinator starts its link, as a process of its own user; else ``fedveil link`` serves
             it, as another user of this host.
-        resend_after: seconds without an answer or a sign of life after which a silo is reminded of a letter; one that
-            does not have it is sent it again.
-        go_on_after: seconds without a sign of life after which a round goes on without a silo, where the experiment
-            recovers (``protection.on_missing = "recover"``); at the latest when patience is out. A silo that is at work
-            says so every 30 seconds.
+        resend_after_seconds: seconds without an answer or a sign of life after which a silo is reminded of a letter;
+            one that does not have it is sent it again.
+        drop_after_seconds: seconds without a sign of life after which a round goes on without a silo, where the
+            experiment recovers (``protection.on_dropout = "recover"``); at the latest when patience is out. A silo
+            that is at work says so every 30 seconds.
         patience: seconds without a sign of life of a silo after which a run ends with the model it has.
-        longest_work: seconds after which a silo that says only that it is at work counts as silent.
+        max_work_seconds: seconds after which a silo that says only that it is at work counts as silent.
         metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
     """
 
     link: Path = Path("link")
-    starts_link: bool = True
-    resend_after: _Seconds = 40.0
-    go_on_after: _Seconds = 120.0
+    start_link: bool = True
+    resend_after_seconds: _Seconds = 40.0
+    drop_after_seconds: _Seconds = 120.0
     patience: _Seconds = 900.0
-    longest_work: _Seconds = 7200.0
+    max_work_seconds: _Seconds = 7200.0
     metrics: str | None = None
 
 
@@ -137,7 +137,7 @@ class SiloFolder(_Folder):
         """What ``silo.toml`` says."""
         return SiloSettings.read(self / "silo.toml")
 
-    def share(self) -> Share:
+    def share(self) -> LocalPopulation:
         """What the silo holds: its table, read by the schema.
 
         Raises:
@@ -152,7 +152,7 @@ class SiloFolder(_Folder):
             raise DataError(
                 f"{table}: no such table; put it there, or name it in {self / 'silo.toml'} (table)"
             )
-        return silo_share(self.schema, table, membership, number, users, main_silos)
+        return load_silo_population(self.schema, table, membership, number, users, main_silos)
 
     @property
     def policy(self) -> Policy:

@@ -8,10 +8,10 @@ import numpy as np
 
 from fedveil.crypto.keys import read_private_file
 from fedveil.errors import ConfigError
-from fedveil.federation.policy import counted
+from fedveil.federation.policy import counted_sentence
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.flower.enrollment.certificates import days_left
 from fedveil.flower.folders import SiloFolder
-from fedveil.flower.founding.certificates import days_left
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import all_of
 from fedveil.privacy.ledger import read_entries
@@ -37,7 +37,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
     share = silo.share()
     per_user = np.bincount(share.train.user, minlength=share.n_users)
     present = per_user[per_user > 0]
-    counts, but = counted(policy.model_dump())
+    counts, but = counted_sentence(policy.model_dump())
     return {
         "silo": f"{settings.name} (number {number} of {len(membership.silos)})",
         "identity": silo.identity.public.fingerprint,

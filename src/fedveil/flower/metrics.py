@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fedveil.foreign import foreign
-from fedveil.protection.refusals import Code
+from fedveil.protocols.refusals import Code
+from fedveil.sanitize import sanitize
 
 _BOUNDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, math.inf)
 
@@ -37,23 +37,23 @@ class Meter:
         self._waited = 0.0
         self._heard: dict[str, float] = {}
 
-    def letter(self, outcome: str) -> None:
+    def count_message(self, outcome: str) -> None:
         """Count a silo's letter by what became of it."""
         with self._lock:
             self._letters[outcome] += 1
 
-    def refused(self, code: Code) -> None:
+    def count_refusal(self, code: Code) -> None:
         """Count a refusal that ended a run."""
         with self._lock:
             self._refusals[code.name.lower()] += 1
 
-    def answered(self, seconds: float) -> None:
+    def observe_latency(self, seconds: float) -> None:
         """Count an answer, by how long it was waited for."""
         with self._lock:
             self._waited += seconds
             self._below.update(bound for bound in _BOUNDS if seconds <= bound)
 
-    def heard(self, silo: int) -> None:
+    def note_alive(self, silo: int) -> None:
         """Note that a silo lives, by its number."""
         with self._lock:
             self._heard[self._silos[silo]] = time.monotonic()
@@ -112,6 +112,6 @@ def _by_label(name: str, kind: str, label: str, values: Mapping[str, float]) -> 
 
 def _sample(name: str, value: float | str, **labels: str) -> str:
     quoted = ",".join(
-        f"{key}={json.dumps(foreign(text), ensure_ascii=False)}" for key, text in labels.items()
+        f"{key}={json.dumps(sanitize(text), ensure_ascii=False)}" for key, text in labels.items()
     )
     return f"{name}{{{quoted}}} {value}" if quoted else f"{name} {value}"

@@ -9,7 +9,7 @@ import tomlkit
 
 from fedveil.errors import ConfigError
 from fedveil.files import read_toml, replace_file, writing
-from fedveil.validation import DocumentTable, validated
+from fedveil.validation import DocumentTable, validate_document
 
 
 class Settings(DocumentTable):
@@ -18,7 +18,7 @@ class Settings(DocumentTable):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a settings file; what is wrong is named by file and key."""
-        return validated(cls, read_toml(path), path)
+        return validate_document(cls, read_toml(path), path)
 
     def write(self, path: Path) -> None:
         """Write a settings file, whole or not at all; what the disk refuses is a :class:`ConfigError` that names it."""

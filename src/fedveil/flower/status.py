@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil import __version__
-from fedveil.engine.run_folder.documents import read_rows
-from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import ConfigError
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.flower.coordinator_host.submission import END
+from fedveil.flower.enrollment.certificates import days_left
 from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.founding.certificates import days_left
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import all_of
 from fedveil.privacy.ledger import read_entries, read_head
+from fedveil.run.folder.documents import read_rows
+from fedveil.run.folder.run_folder import RunFolder
 
 _ENDED: Final = ("waits or is played", "ended")
 

@@ -15,11 +15,11 @@ from flwr.serverapp.strategy import Strategy
 
 from fedveil.flower.mods import QUANTISED, nonce_key
 from fedveil.flower.updates import moved_by, update_of
-from fedveil.protection.errors import ProtocolError
+from fedveil.protocols.errors import ProtocolError
 from fedveil.quantization.codec import gaussian_channel
 from fedveil.quantization.errors import MessageError
 from fedveil.quantization.streams import KeyedStreams
-from fedveil.server.denoise import Laplacian
+from fedveil.training.server.denoise import Laplacian
 
 
 class _Wrapper(Strategy):

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.keys import NonNegative, Positive
+from fedveil.config_keys import NonNegative, Positive
 from fedveil.methods.channels import NO_NOISE, Channel, refuses_unbounded
-from fedveil.privacy.claims import Claim, Tells, covering, unprotected
+from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, no_guarantee
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.privacy.noise.on_grid import grid_gaussian, grid_law
 from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.randomness import BitSource
-from fedveil.stage import Moves, Published
+from fedveil.stage import Published, Sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class CentralGaussian(Channel):
     """
 
     by_server: ClassVar[bool] = True
-    content: ClassVar[Tells] = Tells.EXACT
+    content: ClassVar[Reveals] = Reveals.EXACT
     noise_known: ClassVar[bool] = True
 
     noise_multiplier: NonNegative
@@ -48,31 +48,35 @@ class CentralGaussian(Channel):
         """Standard deviation of the noise on the sum, per coordinate."""
         return self.noise_multiplier * self.scale
 
-    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+    def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
         """Claim the noise for whoever sees the sum after it, and nothing against the server, which adds it."""
         if self.noise_multiplier == 0:
-            return (unprotected(NO_NOISE),)
-        event = GaussianEvent(noise_multiplier=self.std / moves.total)
+            return (no_guarantee(NO_NOISE),)
+        event = GaussianEvent(noise_multiplier=self.std / sensitivity.total)
         return (
-            Claim(covering(Tells.SUM, Tells.OWN), event),
-            unprotected("the server is trusted: it sees every update and adds the noise itself"),
+            Claim(covered_knowledge(Reveals.SUM, Reveals.OWN), event),
+            no_guarantee("the server is trusted: it sees every update and adds the noise itself"),
         )
 
-    def grid_loss(self, moves: Moves) -> float:
+    def grid_loss(self, sensitivity: Sensitivity) -> float:
         return (
-            2 * grid_law(self.std, moves.bound.grid).log_ratio_to_gaussian if self.noise_multiplier else 0.0
+            2 * grid_law(self.std, sensitivity.bound.grid).log_ratio_to_gaussian
+            if self.noise_multiplier
+            else 0.0
         )
 
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         if self.noise_multiplier == 0:
             return ()
         return (
-            f"adding or removing one {moves.unit} changes the sum by at most {show_at_most(moves.total)} (l2 norm), "
+            f"adding or removing one {sensitivity.unit} changes the sum by at most "
+            f"{show_at_most(sensitivity.total)} (l2 norm), "
             "and replacing one by at most twice that; the server adds discrete Gaussian noise of standard deviation "
-            f"{show_at_least(self.std)} to the sum, a noise multiplier of {show_at_least(self.std / moves.total)}",
+            f"{show_at_least(self.std)} to the sum, a noise multiplier of "
+            f"{show_at_least(self.std / sensitivity.total)}",
         )
 
-    def uncovered(self, method: Any) -> tuple[str, ...]:
+    def uncovered_facts(self, method: Any) -> tuple[str, ...]:
         """Return what the guarantee takes on trust of the server."""
         if self.noise_multiplier == 0:
             return ()
@@ -81,7 +85,7 @@ class CentralGaussian(Channel):
             "noise; no other party can check that it does, or that it shows no update to anybody",
         )
 
-    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+    def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the budget that Tables 3 and 6 of DP-Fed-LS print, if clients are drawn as they were there."""
         if self.noise_multiplier == 0 or method.sampler.adjacency is not Adjacency.REPLACE_ONE:
             return ()

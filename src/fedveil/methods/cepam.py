@@ -21,7 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedveil.errors import CompositionError
-from fedveil.local.steps import LocalSgd
 from fedveil.methods.client_messages import (
     ClientMessages,
     Dithered,
@@ -37,7 +36,8 @@ from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound, Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone
-from fedveil.server.optimizers import ServerSgd
+from fedveil.training.server.optimizers import ServerSgd
+from fedveil.training.steps import LocalSgd
 
 _SMALLEST_COUNTED = (
     "published figures are computed from the records of the smallest client, which count as public"
@@ -142,7 +142,7 @@ def _messages(
 
 def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages, learning_rate: float) -> Method:
     """Compose clients that all send a message in every round."""
-    by_norm = not bound.bounded and (sent.noise is not None or sent.coded)
+    by_norm = not bound.bounded and (sent.noise is not None or sent.sends_bytes)
     return Method(
         name=name,
         contribution=ClientContribution(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from fedveil.privacy.closed_form_cepam import OneRoundProfile, gaussian_profile, laplace_profile
+from fedveil.privacy.published_bounds import OneRoundProfile, gaussian_profile, laplace_profile
 from fedveil.stage import Published
 
 _GAUSSIAN_BASE, _LAPLACE_BASE = 5.9, 5000.0  # epsilon~ with which the paper states its figures

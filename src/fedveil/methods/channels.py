@@ -12,10 +12,10 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import CompositionError
-from fedveil.methods.sending import Coded, Sender, Sending
-from fedveil.privacy.claims import Claim, Tells, unprotected
+from fedveil.methods.message_encoding import CodedMessage, EncodedMessage, Sender
+from fedveil.privacy.claims import Claim, Reveals, no_guarantee
 from fedveil.randomness import BitSource
-from fedveil.stage import Moves, Source
+from fedveil.stage import Sensitivity, Source
 
 
 class Channel(Source):
@@ -44,7 +44,7 @@ class Channel(Source):
 
     # --- what it does ------------------------------------------------------------------------------------------
 
-    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
+    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
         """Return a sender's message: here the sum as it is, if the channel says that it is.
 
         Args:
@@ -54,13 +54,13 @@ class Channel(Source):
         Raises:
             CompositionError: a channel that neither makes a message nor says that sums travel as they are.
         """
-        if self.content is not Tells.EXACT:
+        if self.content is not Reveals.EXACT:
             raise CompositionError(
                 f"{type(self).__name__} does not say how a silo's sum travels; nothing was sent"
             )
-        return Sending(values=total)
+        return EncodedMessage(values=total)
 
-    def decode(self, coded: Coded, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
+    def decode(self, coded: CodedMessage, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
         """Return the vector of ``length`` numbers that one of ``senders`` messages of bytes stands for, with its noise.
 
         Raises:
@@ -83,11 +83,11 @@ class Channel(Source):
         """Return how many messages a round has."""
         return n_silos
 
-    def lacking(self, missing_silos: int) -> Channel:
+    def sized_for_dropouts(self, max_dropouts: int) -> Channel:
         """Return the channel with its noise sized for sums that lack so many senders, where it can be."""
         return self
 
-    def among(self, n_users: int) -> Channel:
+    def sized_for_users(self, n_users: int) -> Channel:
         """Return the channel with a grid of its noise on which sums over so many users are exact."""
         return self
 
@@ -98,21 +98,21 @@ class Channel(Source):
             CompositionError: sums over so many users leave its grid too coarse.
         """
 
-    def fallen(self, factor: float) -> Channel:
-        """Return the channel with its noise times a factor, where it :attr:`falls`."""
+    def scaled_noise(self, factor: float) -> Channel:
+        """Return the channel with its noise times a factor, where it :attr:`supports_noise_decay`."""
         raise NotImplementedError
 
     # --- what it shows -----------------------------------------------------------------------------------------
 
     @property
-    def coded(self) -> bool:
+    def sends_bytes(self) -> bool:
         """Whether a message is bytes."""
         return False
 
     @property
-    def addable(self) -> bool:
+    def is_additive(self) -> bool:
         """Whether messages are numbers with Gaussian noise of a known size, or without: sums need no decoder."""
-        return not self.coded
+        return not self.sends_bytes
 
     @property
     def noise_known(self) -> bool:
@@ -142,12 +142,12 @@ class Channel(Source):
         return 0
 
     @property
-    def missing_silos(self) -> int:
+    def max_dropouts(self) -> int:
         """How many senders may be missing from a sum, with their noise, without weakening it."""
         return 0
 
     @property
-    def falls(self) -> bool:
+    def supports_noise_decay(self) -> bool:
         """Whether noise that falls from round to round is accounted for; not unless the channel says so."""
         return False
 
@@ -166,7 +166,7 @@ class Channel(Source):
         """Refuse falling noise where it is not accounted for, or where a grid was agreed on for the first round's."""
         if method.noise_decay == 1:
             return
-        if not (0 < method.noise_decay < 1 and self.falls and not method.sampler.samples):
+        if not (0 < method.noise_decay < 1 and self.supports_noise_decay and not method.sampler.samples):
             yield (
                 f"noise_decay = {method.noise_decay:g}: noise that falls by a factor between 0 and 1 a round is "
                 "Gaussian noise on the messages of everybody"
@@ -206,7 +206,7 @@ class Channel(Source):
         """Every round costs what is claimed."""
         return (1.0,)
 
-    def encoded(self, sums: Sequence[Float64[np.ndarray, " d"]]) -> Float64[np.ndarray, " d"]:
+    def encode_sums(self, sums: Sequence[Float64[np.ndarray, " d"]]) -> Float64[np.ndarray, " d"]:
         """Return what a silo sends parts of its sums as, this round's first and then those it remembers."""
         return sums[0]
 
@@ -214,7 +214,7 @@ class Channel(Source):
         """Return what the reader of the sums remembers before the first round, messages of a length."""
         return {}
 
-    def decoded(
+    def decode_sum(
         self,
         total: Float64[np.ndarray, " length"],
         state: Mapping[str, Tensor],
@@ -236,16 +236,16 @@ class Channel(Source):
 class Identity(Channel):
     """The silo's sum travels as it is."""
 
-    content: ClassVar[Tells] = Tells.EXACT
+    content: ClassVar[Reveals] = Reveals.EXACT
     noise_known: ClassVar[bool] = True
 
     def noise_std(self, n: int, summed: int) -> float:
         return 0.0
 
-    def claims(self, moves: Moves) -> tuple[Claim, ...]:
-        if math.isinf(moves.total):
-            return (unprotected("contributions are not bounded and no noise is added"),)
-        return (unprotected(NO_NOISE),)
+    def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
+        if math.isinf(sensitivity.total):
+            return (no_guarantee("contributions are not bounded and no noise is added"),)
+        return (no_guarantee(NO_NOISE),)
 
 
 NO_NOISE: Final = "no noise is added to the sums"

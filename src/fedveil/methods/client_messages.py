@@ -24,13 +24,23 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 import numpy as np
 from jaxtyping import Float64
 
+from fedveil.config_keys import NonNegative, is_number, make_plain
 from fedveil.errors import CompositionError
-from fedveil.keys import NonNegative, is_number, make_plain
 from fedveil.methods.cepam_profile import one_round
 from fedveil.methods.channels import Channel
-from fedveil.methods.quantized import KEY_REASON, OF_DITHERS, OF_LAYERS, layered, layered_codec, quantized
-from fedveil.methods.sending import Coded, MessageCost, Sender, Sending
-from fedveil.privacy.claims import Claim, Tells, covering, unprotected
+from fedveil.methods.message_encoding import (
+    KEY_REASON,
+    OF_DITHERS,
+    OF_LAYERS,
+    CodedMessage,
+    EncodedMessage,
+    MessageCost,
+    Sender,
+    encode_layered,
+    encode_quantized,
+    layered_codec,
+)
+from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, no_guarantee
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
 from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
@@ -41,7 +51,7 @@ from fedveil.quantization.lattices import Z1
 from fedveil.quantization.laws import CellLaw, GaussianLaw, LaplaceLaw
 from fedveil.quantization.quantizers import LayeredQuantizer
 from fedveil.quantization.streams import KeyedStreams
-from fedveil.stage import Moves, Published, everyone_adds
+from fedveil.stage import Published, Sensitivity, everyone_adds
 
 NoiseName: TypeAlias = Literal["gaussian", "laplace"]
 FLOAT32_BYTES = 4
@@ -160,15 +170,19 @@ class ClientMessages(Channel):
             )
 
     @property
-    def falls(self) -> bool:
+    def supports_noise_decay(self) -> bool:
         return self.noise == "gaussian"
 
-    def fallen(self, factor: float) -> ClientMessages:
+    def scaled_noise(self, factor: float) -> ClientMessages:
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     def check_fine(self, n_silos: int, grid: float) -> None:
         """Return if the grid of a message's noise is the finest."""
-        law = self.additive(self.bound, grid) if self.falls and self.noisy and self.bound else None
+        law = (
+            self.additive(self.bound, grid)
+            if self.supports_noise_decay and self.noisy and self.bound
+            else None
+        )
         if isinstance(law, DiscreteGaussian) and not is_finest(law, grid):
             raise CompositionError(
                 f"noise_decay: messages' noise of multiplier {self.noise_multiplier:g} in the last round is too small "
@@ -176,14 +190,14 @@ class ClientMessages(Channel):
             )
 
     @property
-    def content(self) -> Tells:
+    def content(self) -> Reveals:
         """What a message tells whoever reads it: a layered quantiser's key shows more than its value."""
         if not self.noisy:
-            return Tells.EXACT
-        return Tells.KEYED if isinstance(self.form, Layered) else Tells.MESSAGE
+            return Reveals.EXACT
+        return Reveals.KEYED if isinstance(self.form, Layered) else Reveals.MESSAGE
 
     @property
-    def coded(self) -> bool:
+    def sends_bytes(self) -> bool:
         return not isinstance(self.form, Numbers)
 
     def n_senders(self, n_silos: int) -> int:
@@ -194,7 +208,7 @@ class ClientMessages(Channel):
         """Return the standard deviation of one message's noise, where it is Gaussian; 0 otherwise."""
         return self.noise_multiplier * (self.bound or 0.0) if self.noise == "gaussian" else 0.0
 
-    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+    def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
         """Claim the noise of all messages for their sum, one's own for itself, the others' against a client.
 
         Neighbours differ in the records of one client. It sends a message whatever it holds, so of all messages one
@@ -202,15 +216,17 @@ class ClientMessages(Channel):
         Of Laplace noise its own alone counts: multiplier z in l1. docs/theory/cepam.md has the argument.
         """
         if not self.noisy:
-            return (unprotected("clients send their updates without noise"),)
+            return (no_guarantee("clients send their updates without noise"),)
         if self.bound is None:
-            return (unprotected(NORM_REASON),)
+            return (no_guarantee(NORM_REASON),)
         last = (
-            unprotected(KEY_REASON, unless=Tells.COUNTS) if isinstance(self.form, Layered) else self._singly()
+            no_guarantee(KEY_REASON, unless=Reveals.COUNTS)
+            if isinstance(self.form, Layered)
+            else self._singly()
         )
         return (
-            Claim(covering(Tells.SUM), self._against(self.senders)),
-            Claim(covering(Tells.SUM, Tells.OWN), self._against(self.senders - 1)),
+            Claim(covered_knowledge(Reveals.SUM), self._against(self.senders)),
+            Claim(covered_knowledge(Reveals.SUM, Reveals.OWN), self._against(self.senders - 1)),
             last,
         )
 
@@ -219,8 +235,8 @@ class ClientMessages(Channel):
 
         What is quantised has its noise already, so the length of what the quantiser makes is post-processing.
         """
-        own = (Tells.OWN,) if self.senders > 1 else ()
-        return Claim(covering(Tells.SUM, Tells.MESSAGE, Tells.LENGTH, *own), self._against(1))
+        own = (Reveals.OWN,) if self.senders > 1 else ()
+        return Claim(covered_knowledge(Reveals.SUM, Reveals.MESSAGE, Reveals.LENGTH, *own), self._against(1))
 
     def _against(self, unknown: int) -> Event:
         """Return the event of the mean for whoever knows all shares of noise but those of ``unknown`` clients."""
@@ -230,19 +246,19 @@ class ClientMessages(Channel):
             return LaplaceEvent(noise_multiplier=self.noise_multiplier)
         return GaussianEvent(noise_multiplier=self.noise_multiplier * math.sqrt(unknown))
 
-    def grid_loss(self, moves: Moves) -> float:
+    def grid_loss(self, sensitivity: Sensitivity) -> float:
         """Return what noise on a grid, rather than of real numbers, costs a coordinate of a round."""
         if isinstance(self.form, Layered) or self.bound is None or not self.noisy:
             return 0.0
-        law = self.additive(self.bound, moves.bound.grid)
+        law = self.additive(self.bound, sensitivity.bound.grid)
         if isinstance(law, DiscreteGaussian):
             return 2 * self.senders * law.log_ratio_to_gaussian
         return 2 * law.log_ratio_to_laplace
 
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         if not self.noisy or self.bound is None:
             return ()
-        if moves.divided:  # each part has its own bound and noise, which the protection tells
+        if sensitivity.divided:  # each part has its own bound and noise, which the protection tells
             return (f"each of {self.senders} clients sends a message, also one without records",)
         order, law = (
             ("l1", "Laplace noise of scale")
@@ -255,14 +271,14 @@ class ClientMessages(Channel):
             "a client without records sends noise alone",
         )
 
-    def uncovered(self, method: Any) -> tuple[str, ...]:
+    def uncovered_facts(self, method: Any) -> tuple[str, ...]:
         """Return what no epsilon over a quantiser covers, and what epsilon takes on trust of the clients."""
         if not self.noisy or self.bound is None:
             return ()
         dithers = OF_DITHERS if isinstance(self.form, Dithered) and self.noise == "gaussian" else ()
         return (*(OF_LAYERS if isinstance(self.form, Layered) else dithers), everyone_adds("client", 0))
 
-    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+    def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the one-round profile of CEPAM, where its noise is scaled as there."""
         if not self.noisy or self.bound is not None:
             return ()
@@ -280,7 +296,7 @@ class ClientMessages(Channel):
         return self.noise is not None and self.noise_multiplier > 0
 
     @property
-    def addable(self) -> bool:
+    def is_additive(self) -> bool:
         """Whether messages are numbers with Gaussian noise of a known size, or without: sums need no decoder."""
         known = self.noise == "gaussian" and self.bound is not None
         return isinstance(self.form, Numbers) and (known or not self.noisy)
@@ -303,27 +319,27 @@ class ClientMessages(Channel):
             variance += self._step(self.bound, self.form) ** 2 / 12
         return math.sqrt(self.senders * variance)
 
-    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
+    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
         """Return a client's bounded update as its message; zeros for a client without records."""
         size = len(total)
         scale = float(np.linalg.norm(total)) if self.bound is None else self.bound
         own = scale if self.bound is None else None
         if scale == 0 and not isinstance(self.form, Numbers):
-            nothing = Coded(key=bytes(32), message=b"", scale=0.0)
-            return Sending(cost=MessageCost(parameters=size, bytes=0), values=total, coded=nothing)
+            nothing = CodedMessage(key=bytes(32), message=b"", scale=0.0)
+            return EncodedMessage(cost=MessageCost(parameters=size, bytes=0), values=total, coded=nothing)
         if isinstance(self.form, Layered):
-            return layered(total, at, self._law(scale), self.form.lattice, own)
+            return encode_layered(total, at, self._law(scale), self.form.lattice, own)
         noisy, source = total, at.source("channel")
         if self.noisy and scale > 0:
             at_most = None if self.bound is None else at.grid
             noisy = total + self.additive(scale, at_most).sample((size,), source)
         if isinstance(self.form, Numbers):
-            return Sending(cost=MessageCost(parameters=size, bytes=FLOAT32_BYTES * size), values=noisy)
-        sent, coded = quantized(self._codec(scale, self.form), noisy, at, source)
+            return EncodedMessage(cost=MessageCost(parameters=size, bytes=FLOAT32_BYTES * size), values=noisy)
+        sent, coded = encode_quantized(self._codec(scale, self.form), noisy, at, source)
         cost = MessageCost(parameters=size, bytes=len(sent.message))
-        return Sending(cost=cost, coded=replace(coded, scale=own))
+        return EncodedMessage(cost=cost, coded=replace(coded, scale=own))
 
-    def decode(self, coded: Coded, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
+    def decode(self, coded: CodedMessage, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
         """Decode a client's update of ``length`` parameters, its noise included.
 
         Raises:

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from fedveil.config_keys import Count
+from fedveil.data.records import Groups
 from fedveil.errors import CompositionError
-from fedveil.keys import Count
 from fedveil.methods.weights import Weights
-from fedveil.population.records import Groups
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Adjacency, GaussianEvent, SelfComposedEvent
-from fedveil.stage import Moves, Published, Stage, duty
+from fedveil.stage import Published, Sensitivity, Stage, duty
 
 
 class Contribution(Stage):
@@ -40,7 +40,7 @@ class Contribution(Stage):
         return self.per in ("pair", "client")
 
     @property
-    def alone(self) -> bool:
+    def has_single_contribution(self) -> bool:
         """Whether a sender's message holds one contribution."""
         return self.per in ("silo", "client")
 
@@ -48,12 +48,12 @@ class Contribution(Stage):
         """Refuse means over who took part where nobody is counted, and records without DP-SGD or DP-SGD without."""
         if method.denominator == "actual" and self.per != "client":
             yield "only a mean over clients can be divided by how many took part"
-        if self.per == "record" and method.channel.coded:
+        if self.per == "record" and method.channel.sends_bytes:
             yield "DP-SGD has its noise inside the silos; the noise of a channel would come on top of it"
         if (self.per == "record") != method.local.own_noise:
             yield "records are contributions of DP-SGD, and of DP-SGD only (LocalDpSgd)"
 
-    def moves(self, method: Any, public: Any) -> Moves:
+    def sensitivity(self, method: Any, public: Any) -> Sensitivity:
         """Return how far one unit moves the sum, and all messages one by one.
 
         Args:
@@ -68,7 +68,7 @@ class Contribution(Stage):
         total, messages = self.lengths(norm, n, method.weights)
         bounded, replaced = method.bound.bounded, method.sampler.adjacency is Adjacency.REPLACE_ONE
         largest = self.largest_message(norm, n, public.n_users, method.weights) if bounded else 0.0
-        return Moves(
+        return Sensitivity(
             unit=self.unit,
             total=total,
             messages=messages,
@@ -103,7 +103,7 @@ class Contribution(Stage):
         """Return the l2 moves of the sum, and of all messages together."""
         return math.inf, math.inf
 
-    def limited(
+    def limit_weights(
         self, found: Float[Tensor, " m"], groups: Groups, n_silos: int, weights: Weights
     ) -> Float64[Tensor, " m"]:
         """Return weights for which :meth:`lengths` holds, whatever their class computed: here w in [0, 1].
@@ -160,7 +160,7 @@ class SiloContribution(Contribution):
         """Return True: every silo's update may move by 2 C and no further."""
         return True
 
-    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+    def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the figure of Theorem 1 of ULDP-FL."""
         multiplier = method.channel.nominal()
         if multiplier == 0:
@@ -178,8 +178,9 @@ class SiloContribution(Contribution):
 class SiloUserContribution(Contribution):
     """Each (silo, user) pair is one contribution: adding or removing a user adds or removes it.
 
-    The weights of a user sum to at most 1 over the silos, so the sum moves by at most C. :meth:`limited` sees to it
-    where the weights of all silos are in one process; between institutions each silo limits its own share alone.
+    The weights of a user sum to at most 1 over the silos, so the sum moves by at most C. :meth:`limit_weights` sees
+    to it where the weights of all silos are in one process; between institutions each silo limits its own share
+    alone.
     """
 
     per: ClassVar[Literal["pair"]] = "pair"
@@ -192,7 +193,7 @@ class SiloUserContribution(Contribution):
         """Return (C, C), or (C, C / sqrt(|S|)) where every silo has the weight 1/|S|."""
         return norm, norm / math.sqrt(n) if weights.uniform else norm
 
-    def limited(
+    def limit_weights(
         self, found: Float[Tensor, " m"], groups: Groups, n_silos: int, weights: Weights
     ) -> Float64[Tensor, " m"]:
         """Return weights in [0, 1], or [0, 1/|S|] where all are to have that, of which a user's sum to at most 1.
@@ -200,7 +201,7 @@ class SiloUserContribution(Contribution):
         To 1 + |S| 2^-52 in float64, as weights by records do. Weights of a user that sum to more are divided by their
         sum; nobody else's change.
         """
-        kept = super().limited(found, groups, n_silos, weights)
+        kept = super().limit_weights(found, groups, n_silos, weights)
         if weights.uniform:
             kept = kept.clamp(max=1.0 / n_silos)
         sums = np.bincount(groups.user, weights=kept.numpy())

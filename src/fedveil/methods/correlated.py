@@ -15,22 +15,22 @@ from jaxtyping import Float32, Float64
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
+from fedveil.config_keys import check_ranges
 from fedveil.errors import CompositionError, PrivacyError
-from fedveil.keys import check_ranges
 from fedveil.methods.channels import refuses_unbounded
 from fedveil.methods.gaussian_shares import GaussianShares
+from fedveil.methods.message_encoding import EncodedMessage, Sender
 from fedveil.methods.method import Method
-from fedveil.methods.sending import Sender, Sending
 from fedveil.privacy.correlated import BITS, best_coefficients, check_coefficients, strengths
 from fedveil.privacy.schedule import Scheduled
 from fedveil.privacy.statement import show_at_least, show_at_most
-from fedveil.stage import Moves
+from fedveil.stage import Sensitivity
 
 _UNIT: Final = 2.0**-BITS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Correlated:
+class CorrelatedNoise:
     """A stream of rounds in which every user takes part once in ``period`` rounds, with noise that cancels over rounds.
 
     Args:
@@ -67,7 +67,7 @@ class CorrelatedShares(GaussianShares):
         period: b, a user takes part in a silo in every b-th round.
     """
 
-    falls: ClassVar[bool] = False  # what is charged depends on the round already
+    supports_noise_decay: ClassVar[bool] = False  # what is charged depends on the round already
     noise_known: ClassVar[bool] = False  # that of what is decoded is correlated over rounds
 
     coefficients: tuple[float, ...]
@@ -113,11 +113,11 @@ class CorrelatedShares(GaussianShares):
                 "their rounds apart: sampled users, and everybody in every round, overlap in what is sent"
             )
         protection = method.protection
-        if protection.missing_silos:
+        if protection.max_dropouts:
             yield (
                 "correlated noise: without a silo, what it sent before would be subtracted for as many rounds as there "
                 "are bands, and weights that change from round to round break the bound on a user's stream: "
-                "missing_silos must be 0"
+                "max_dropouts must be 0"
             )
         if protection.weighs or protection.divides:
             yield (
@@ -138,29 +138,30 @@ class CorrelatedShares(GaussianShares):
         """Return the step of what a silo sends: parts of sums lie on one that is 2^-6 times theirs."""
         return super().message_grid(grid * _UNIT, n_silos)
 
-    def grid_loss(self, moves: Moves) -> float:
+    def grid_loss(self, sensitivity: Sensitivity) -> float:
         if self.noise_multiplier == 0:
             return 0.0
-        law = self.law(moves.n_senders, moves.bound.grid * _UNIT)
-        return 2 * moves.n_senders * law.log_ratio_to_gaussian
+        law = self.law(sensitivity.n_senders, sensitivity.bound.grid * _UNIT)
+        return 2 * sensitivity.n_senders * law.log_ratio_to_gaussian
 
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         if self.noise_multiplier == 0:
             return ()
-        n, bands = moves.n_senders, ", ".join(f"{one:g}" for one in self.coefficients)
+        n, bands = sensitivity.n_senders, ", ".join(f"{one:g}" for one in self.coefficients)
         return (
             f"each silo's message combines its sums of this round and of the rounds before it with the coefficients "
             f"{bands}; one user, who takes part once in {self.period} rounds, changes all messages of these rounds "
-            f"together by at most {show_at_most(moves.total * sum(self.strengths) ** 0.5)} (l2 norm); each silo adds "
+            f"together by at most {show_at_most(sensitivity.total * sum(self.strengths) ** 0.5)} (l2 norm); "
+            "each silo adds "
             f"fresh discrete Gaussian noise of standard deviation {show_at_least(self.share_std(n))} to each message; "
             "the ledger's charge for a single round is no guarantee by itself",
         )
 
-    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
+    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
         """Return a silo's encoded sum with its share of the noise, on a grid 2^-6 times that of the contributions."""
         return super().send(total, replace(at, grid=at.grid * _UNIT))
 
-    def encoded(self, sums: Sequence[Float64[np.ndarray, " d"]]) -> Float64[np.ndarray, " d"]:
+    def encode_sums(self, sums: Sequence[Float64[np.ndarray, " d"]]) -> Float64[np.ndarray, " d"]:
         """Return sum_j c_j g_{t-j} of a silo's sums, this round's first; exact, all are multiples of one grid."""
         found: np.ndarray = sum(
             (c * g for c, g in zip(self.coefficients, sums, strict=False)), start=np.zeros_like(sums[0])
@@ -177,7 +178,7 @@ class CorrelatedShares(GaussianShares):
             "units": torch.zeros(self.memory, dtype=torch.float64),
         }
 
-    def decoded(
+    def decode_sum(
         self,
         total: Float64[np.ndarray, " length"],
         state: Mapping[str, Tensor],
@@ -201,7 +202,7 @@ class CorrelatedShares(GaussianShares):
         return found.numpy(), kept
 
 
-def streamed(method: Method, correlated: Correlated | None, rounds: int | None) -> Method:
+def with_correlated_noise(method: Method, correlated: CorrelatedNoise | None, rounds: int | None) -> Method:
     """Return a method of pairs with noise that is correlated over its rounds; itself where that is not asked for.
 
     Args:
@@ -214,7 +215,7 @@ def streamed(method: Method, correlated: Correlated | None, rounds: int | None) 
     """
     if correlated is None:
         return method
-    if type(correlated) is not Correlated:
+    if type(correlated) is not CorrelatedNoise:
         raise CompositionError(
             f"method.correlated: {type(correlated).__name__} is another class, whose methods would be ignored: "
             "coefficients follow from the fields of Correlated"

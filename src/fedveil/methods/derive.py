@@ -21,8 +21,8 @@ from typing import Final
 
 from fedveil.methods.guarantee import Guarantee, PublicFacts, View
 from fedveil.methods.method import Method
-from fedveil.privacy.claims import Claim, Role, Tells, against, knowledge
-from fedveil.stage import Moves, Source
+from fedveil.privacy.claims import Claim, Reveals, Role, knowledge, least_covering_claim
+from fedveil.stage import Sensitivity, Source
 
 
 def derive(method: Method, public: PublicFacts) -> Guarantee:
@@ -31,18 +31,20 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
     Raises:
         PrivacyError: a public fact that the guarantee depends on is missing.
     """
-    moves, source = moves_of(method, public), source_of(method)
-    claims = claims_of(method, moves)
+    moves, source = compute_sensitivity(method, public), noise_source(method)
+    claims = compute_claims(method, moves)
     sends, content = method.sends(), source.content
-    readers = against(knowledge(Role.READER, sends, content), claims)
+    readers = least_covering_claim(knowledge(Role.READER, sends, content), claims)
     known = {role: knowledge(role, sends, content) for role in method.parties}
-    lines = {role: (what, against(what, claims)) for role, what in known.items()}
+    lines = {role: (what, least_covering_claim(what, claims)) for role, what in known.items()}
     uncovered = [
-        text for stage in (source, method.weights, method.protection) for text in stage.uncovered(method)
+        text
+        for stage in (source, method.weights, method.protection)
+        for text in stage.uncovered_facts(method)
     ]
     return Guarantee(
         adjacency=method.sampler.adjacency,
-        event=readers.charged,
+        event=readers.charged_event,
         unit=moves.unit,
         mechanisms=tuple(
             text
@@ -63,15 +65,15 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
                 role=role,
                 party=_party(role, method, moves),
                 sees=_sees(role, known, method, moves),
-                event=claim.charged,
+                event=claim.charged_event,
             )
             for role, (known, claim) in lines.items()
         ),
-        uncovered=(*method.uncovered, *uncovered, *_not_covered(method, moves, lines)),
+        uncovered=(*method.uncovered_facts, *uncovered, *_not_covered(method, moves, lines)),
         published=tuple(
             figure
             for stage in (method.contribution, method.local, method.channel, method.protection)
-            for figure in stage.published(method, public)
+            for figure in stage.published_figures(method, public)
         ),
         grid_loss=method.protection.grid_loss(source.grid_loss(moves), moves),
         noise_decay=method.noise_decay,
@@ -79,29 +81,31 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
     )
 
 
-def source_of(method: Method) -> Source:
+def noise_source(method: Method) -> Source:
     """Return the stage whose noise claims: the local steps where they have their own, otherwise the channel."""
     return method.local if method.local.own_noise else method.channel
 
 
-def claims_of(method: Method, moves: Moves) -> tuple[Claim, ...]:
+def compute_claims(method: Method, sensitivity: Sensitivity) -> tuple[Claim, ...]:
     """Return what one round claims, for each thing that may be known of it."""
-    return method.sampler.over(method.protection.claims(source_of(method).claims(moves), moves))
+    return method.sampler.amplify(
+        method.protection.claims(noise_source(method).claims(sensitivity), sensitivity)
+    )
 
 
-def moves_of(method: Method, public: PublicFacts) -> Moves:
+def compute_sensitivity(method: Method, public: PublicFacts) -> Sensitivity:
     """Return how far one unit moves the sum and the messages of a round."""
-    moves = method.contribution.moves(method, public)
-    return method.protection.moves(moves, method, public)
+    moves = method.contribution.sensitivity(method, public)
+    return method.protection.adjust_sensitivity(moves, method, public)
 
 
 def sensitivity(method: Method, public: PublicFacts) -> float:
     """Return the l2 sensitivity of the sum over all silos to adding or removing one unit, in the unit of the update."""
-    return moves_of(method, public).total
+    return compute_sensitivity(method, public).total
 
 
 def _not_covered(
-    method: Method, moves: Moves, lines: dict[Role, tuple[frozenset[Tells], Claim]]
+    method: Method, moves: Sensitivity, lines: dict[Role, tuple[frozenset[Reveals], Claim]]
 ) -> tuple[str, ...]:
     """Return what parties learn besides, named once with all who learn it."""
     who: dict[str, list[Role]] = {}
@@ -114,7 +118,7 @@ def _not_covered(
 # --- in words, for people alone: no code reads them -----------------------------------------------------------
 
 
-def _party(role: Role, method: Method, moves: Moves) -> str:
+def _party(role: Role, method: Method, moves: Sensitivity) -> str:
     one = "client" if moves.unit == "client" else "silo"
     together = max(1, method.channel.colluding_silos)
     senders = f"one {one}" if together == 1 else f"{together} {one}s that pool what they know"
@@ -123,27 +127,29 @@ def _party(role: Role, method: Method, moves: Moves) -> str:
     return {Role.SERVER: "the server", Role.READER: f"whoever reads the {method.released}"}.get(role, senders)
 
 
-def _learned(but: str, roles: list[Role], method: Method, moves: Moves) -> str:
+def _learned(but: str, roles: list[Role], method: Method, moves: Sensitivity) -> str:
     several = len(roles) > 1 or (roles == [Role.SILO] and method.channel.colluding_silos > 1)
     parties = " and ".join(_party(role, method, moves) for role in roles)
     return f"{parties} {'learn' if several else 'learns'} {but}"
 
 
-_BARE: Final = {Tells.OWN: "its own records", Tells.SUM: "the sum over all senders, without noise"}
+_BARE: Final = {Reveals.OWN: "its own records", Reveals.SUM: "the sum over all senders, without noise"}
 
 
-def _knows(what: Tells, method: Method) -> str:
-    if what is Tells.MODEL:
+def _knows(what: Reveals, method: Method) -> str:
+    if what is Reveals.MODEL:
         return f"the {method.released}"
-    if what in _BARE and source_of(method).content is Tells.EXACT:  # no sender adds noise
+    if what in _BARE and noise_source(method).content is Reveals.EXACT:  # no sender adds noise
         return _BARE[what]
     return str(what.value)
 
 
-def _sees(role: Role, known: frozenset[Tells], method: Method, moves: Moves) -> str:
+def _sees(role: Role, known: frozenset[Reveals], method: Method, moves: Sensitivity) -> str:
     """Return what a party knows, in the order in which it is declared; for a sender, whose data its line is about."""
     seen = "; ".join(
-        _knows(what, method) for what in Tells if what in known and (what is not Tells.DRAWN or method.draws)
+        _knows(what, method)
+        for what in Reveals
+        if what in known and (what is not Reveals.DRAWN or method.draws)
     )
     others = "the other clients" if moves.unit == "client" else f"what a {moves.unit} holds in other silos"
     about = f"; this epsilon concerns {others}" if role & Role.SILO else ""

@@ -35,10 +35,10 @@ from fedveil.methods.method import Method
 from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
-from fedveil.privacy.closed_form import theorem_epsilon, theorem_noise
+from fedveil.privacy.published_bounds import theorem_epsilon, theorem_noise
 from fedveil.privacy.sampling import Everyone, PoissonUsers, Sampler, UniformClients
-from fedveil.server.denoise import Laplacian
-from fedveil.server.optimizers import ServerSgd
+from fedveil.training.server.denoise import Laplacian
+from fedveil.training.server.optimizers import ServerSgd
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.sampling import Everyone
-from fedveil.server.optimizers import ServerSgd
+from fedveil.training.server.optimizers import ServerSgd
 
 
 def fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:

@@ -16,8 +16,8 @@ from fedveil.privacy.events import (
     GaussianEvent,
     NoGuarantee,
     SelfComposedEvent,
-    apart,
-    near,
+    at_distance,
+    split_distance,
 )
 from fedveil.privacy.statement import Disclosure
 from fedveil.stage import Published
@@ -58,7 +58,7 @@ class View:
     sees: str
     event: Event
 
-    def told(self, epsilon: float | None, beside: Iterable[View] = ()) -> Disclosure:
+    def disclosure(self, epsilon: float | None, beside: Iterable[View] = ()) -> Disclosure:
         """Return the view's line of a statement.
 
         Args:
@@ -99,7 +99,7 @@ class Guarantee:
     noise_decay: float = 1.0
     strengths: tuple[float, ...] = (1.0,)
 
-    def against(self, role: Role) -> Event:
+    def event_for(self, role: Role) -> Event:
         """Return the event of one round against a party or coalition that has a line.
 
         Raises:
@@ -122,7 +122,7 @@ class Guarantee:
             )
         return repeated / left**2
 
-    def of_round(self, event: Event, number: int, *, again: bool = False) -> Event:
+    def event_at_round(self, event: Event, number: int, *, again: bool = False) -> Event:
         """Return an event as it is stated as it is in a round, with that round's noise.
 
         Args:
@@ -133,12 +133,12 @@ class Guarantee:
         strength = max(1.0, self.strength(number)) if again else self.strength(number)
         if strength == 1 or isinstance(event, NoGuarantee):
             return event
-        release, distance = apart(event)
+        release, distance = split_distance(event)
         if strength == 0:
-            return near(ComposedEvent(events=()), distance)
-        return near(GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(strength)), distance)
+            return at_distance(ComposedEvent(events=()), distance)
+        return at_distance(GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(strength)), distance)
 
-    def after(self, event: Event, rounds: int, again: int = 0) -> Event:
+    def after_rounds(self, event: Event, rounds: int, again: int = 0) -> Event:
         """Return what so many rounds release: Gaussian releases of multipliers z_t are one of (sum z_t^-2)^(-1/2).
 
         Args:
@@ -150,19 +150,19 @@ class Guarantee:
             return SelfComposedEvent(event=event, count=rounds + again)
         precision = math.fsum(self.strength(number) for number in range(1, rounds + 1))
         precision += math.fsum(self._strongest(rounds + extra + 1) for extra in range(again))
-        release, distance = apart(event)
+        release, distance = split_distance(event)
         whole = GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(precision))
-        return near(whole, distance * (rounds + again))
+        return at_distance(whole, distance * (rounds + again))
 
-    def learned(self, role: Role, rounds: int, again: int = 0) -> Event | None:
+    def learned_event(self, role: Role, rounds: int, again: int = 0) -> Event | None:
         """Return what a party learns of so many rounds, with attempts charged besides; None: nothing.
 
         Parties are sent messages before the first round, such as record counts. Against whom nothing is guaranteed,
         nothing is from then on; readers have no model before it.
         """
-        event = self.against(role)
+        event = self.event_for(role)
         if rounds + again:
-            return self.after(event, rounds, again)
+            return self.after_rounds(event, rounds, again)
         return event if isinstance(event, NoGuarantee) and role is not Role.READER else None
 
     def _strongest(self, number: int) -> float:

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from fedveil.config_keys import calibrated_field, composed_field
 from fedveil.errors import PrivacyError
-from fedveil.keys import filled, found
-from fedveil.local.steps import LocalSgd
-from fedveil.methods.correlated import Correlated
+from fedveil.methods.correlated import CorrelatedNoise
 from fedveil.methods.weights import DeclaredMain, Power
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Clip
+from fedveil.training.steps import LocalSgd
 
 
 def _clippable(norm: float) -> float:
@@ -26,15 +26,15 @@ def _clippable(norm: float) -> float:
     return norm
 
 
-Local = Annotated[LocalSgd, filled()]
+Local = Annotated[LocalSgd, composed_field()]
 """What a contribution computes: the experiment's table ``[local]``."""
-Silos = Annotated[int, filled()]
+Silos = Annotated[int, composed_field()]
 """|S|, of the population."""
-Users = Annotated[int, filled()]
+Users = Annotated[int, composed_field()]
 """|U|, of the population."""
-LargestSilo = Annotated[int, filled()]
+LargestSilo = Annotated[int, composed_field()]
 """Records of the largest silo, which count as public where a method asks for them."""
-Colluding = Annotated[int, filled()]
+Colluding = Annotated[int, composed_field()]
 """Silos that may pool what they know, of the table ``[privacy]``."""
 
 ServerRate = Annotated[
@@ -48,7 +48,7 @@ PairRate = Annotated[
         description='eta_g, the server\'s learning rate; `"by-rule"` takes |S| min(3, 0.25 / rho), rho the '
         "[noise-to-travel ratio](../theory/noise-to-travel.md)",
     ),
-    found("by-rule"),
+    calibrated_field("by-rule"),
 ]
 ClipNorm = Annotated[
     float,
@@ -82,16 +82,16 @@ _NOISE = (
     "meets the target"
 )
 Noise = Annotated[
-    float, Field(ge=0, allow_inf_nan=False, description=_NOISE), found("calibrated", "closed-form")
+    float, Field(ge=0, allow_inf_nan=False, description=_NOISE), calibrated_field("calibrated", "closed-form")
 ]
 Stream = Annotated[
-    Correlated | None,
+    CorrelatedNoise | None,
     Field(
         description="noise that is [correlated over rounds](../theory/correlated-noise.md): a table of `period` and "
         "`bands`; a user takes part once in `period` rounds"
     ),
 ]
-Rounds = Annotated[int | None, filled()]
+Rounds = Annotated[int | None, composed_field()]
 """T, of the experiment."""
 UserRate = Annotated[
     float, Field(gt=0, le=1, description="q, each user takes part in a round with this probability")
@@ -113,7 +113,7 @@ GroupSize = Annotated[
         description='k, the most records kept of a user; `"median"` and `"max"` look at private counts, and the '
         "statement says so",
     ),
-    found("median", "max"),
+    calibrated_field("median", "max"),
 ]
 ClientSampling = Annotated[
     Literal["uniform", "poisson"],

@@ -12,12 +12,19 @@ from jaxtyping import Float64
 from fedveil.errors import CompositionError
 from fedveil.methods.channels import Channel, refuses_clients, refuses_unbounded
 from fedveil.methods.gaussian_shares import GaussianShares
-from fedveil.methods.quantized import KEY_REASON, OF_LAYERS, layered, layered_codec
-from fedveil.methods.sending import Coded, Sender, Sending
-from fedveil.privacy.claims import Claim, Tells, unprotected
+from fedveil.methods.message_encoding import (
+    KEY_REASON,
+    OF_LAYERS,
+    CodedMessage,
+    EncodedMessage,
+    Sender,
+    encode_layered,
+    layered_codec,
+)
+from fedveil.privacy.claims import Claim, Reveals, no_guarantee
 from fedveil.quantization.laws import GaussianLaw
 from fedveil.quantization.streams import KeyedStreams
-from fedveil.stage import Moves, redefined
+from fedveil.stage import Sensitivity, redefined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +40,8 @@ class LayeredShares(Channel):
         lattice: of the quantiser; None sends every block in the cheapest way (``gaussian_channel``).
     """
 
-    content: ClassVar[Tells] = Tells.KEYED
-    coded: ClassVar[bool] = True
+    content: ClassVar[Reveals] = Reveals.KEYED
+    sends_bytes: ClassVar[bool] = True
     noise_known: ClassVar[bool] = True
 
     shares: GaussianShares
@@ -61,23 +68,23 @@ class LayeredShares(Channel):
     def noise_std(self, n: int, summed: int) -> float:
         return self.shares.noise_std(n, summed)
 
-    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+    def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
         """Claim what the shares claim, and nothing against whoever holds the key of a message.
 
         The key shows the latent of every sub-vector, hence a ball in which the sum lies: no noise of unbounded support
         is left. The spreads of blocks, how they were sent, and the length of the message depend on the sum as well.
         """
-        shares = (claim for claim in self.shares.claims(moves) if Tells.MESSAGE not in claim.covers)
-        return (*shares, unprotected(KEY_REASON, unless=Tells.COUNTS))
+        shares = (claim for claim in self.shares.claims(sensitivity) if Reveals.MESSAGE not in claim.covers)
+        return (*shares, no_guarantee(KEY_REASON, unless=Reveals.COUNTS))
 
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
-        return self.shares.told(
-            moves, "the compression error of each silo's message (LRSUQ) adds Gaussian noise"
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
+        return self.shares.describe_shares(
+            sensitivity, "the compression error of each silo's message (LRSUQ) adds Gaussian noise"
         )
 
-    def uncovered(self, method: Any) -> tuple[str, ...]:
+    def uncovered_facts(self, method: Any) -> tuple[str, ...]:
         """Return what no epsilon over a layered quantiser covers."""
-        return (*OF_LAYERS, *self.shares.uncovered(method))
+        return (*OF_LAYERS, *self.shares.uncovered_facts(method))
 
     @property
     def colluding_silos(self) -> int:
@@ -94,11 +101,11 @@ class LayeredShares(Channel):
         """Return the law of the compression error of each of ``n_silos`` silos."""
         return GaussianLaw(std=self.shares.share_std(n_silos))
 
-    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> Sending:
+    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
         """Return a silo's sum of clipped contributions as one byte string."""
-        return layered(total, at, self._law(at.senders), self.lattice)
+        return encode_layered(total, at, self._law(at.senders), self.lattice)
 
-    def decode(self, coded: Coded, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
+    def decode(self, coded: CodedMessage, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
         """Decode one silo's sum of ``length`` parameters, plus its share of the noise.
 
         Raises:

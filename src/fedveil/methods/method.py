@@ -15,26 +15,26 @@ import numpy as np
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
+from fedveil.config_keys import is_number, make_plain
+from fedveil.data.records import Groups, Population
 from fedveil.errors import CompositionError
-from fedveil.keys import is_number, make_plain
-from fedveil.local.steps import LocalDpSgd, LocalGradient, LocalSgd
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
 from fedveil.methods.no_protection import NO_PROTECTION
 from fedveil.methods.own_classes import check_classes
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.methods.weights import Weights
-from fedveil.population.records import Groups, Population
 from fedveil.privacy.bounds import Bound
-from fedveil.privacy.claims import Role, Sent, Tells
+from fedveil.privacy.claims import Reveals, Role, Sent
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.statement import show_at_least
-from fedveil.protection.letter_parts import SETUP, RoundClip
-from fedveil.server.averages import LAST, Average
-from fedveil.server.denoise import NO_DENOISER, Denoiser
-from fedveil.server.optimizers import STATELESS, Optimizer, State
-from fedveil.stage import ClosedForm, Moves, answers
-from fedveil.statistics.local import PersonVector
+from fedveil.protocols.session_messages import SETUP, RoundClip
+from fedveil.stage import ClosedForm, Sensitivity, answers
+from fedveil.statistics.local_vectors import PersonVector
+from fedveil.training.server.averages import LAST, Average
+from fedveil.training.server.denoise import NO_DENOISER, Denoiser
+from fedveil.training.server.optimizers import STATELESS, Optimizer, State
+from fedveil.training.steps import LocalDpSgd, LocalGradient, LocalSgd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class Method:
         return self.channel.noise_std(n_silos, n_silos if summed is None else summed)
 
     @property
-    def uncovered(self) -> tuple[str, ...]:
+    def uncovered_facts(self) -> tuple[str, ...]:
         """What of the composition itself depends on private data although no event accounts for it."""
         if self.denominator == "expected" or self.sampler.fixed_size:
             return ()
@@ -167,7 +167,7 @@ class Method:
             "it is private under Poisson sampling",
         )
 
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+    def mechanisms(self, moves: Sensitivity) -> tuple[str, ...]:
         """Return how the noise changes from round to round, in words."""
         if self.noise_decay == 1 or not self.channel.mechanisms(moves):
             return ()
@@ -180,14 +180,14 @@ class Method:
 
     def at_round(self, number: int, state: State = STATELESS) -> Method:
         """Return the method with the noise and the bound of a round, given what the server remembers before it."""
-        bound = self.bound.at(_unnamed(_BOUND, state))
+        bound = self.bound.at_state(_unnamed(_BOUND, state))
         if self.noise_decay == 1:
             return self if bound is self.bound else replace(self, bound=bound)
-        return replace(self, bound=bound, channel=self.channel.fallen(self.noise_decay ** (number - 1)))
+        return replace(self, bound=bound, channel=self.channel.scaled_noise(self.noise_decay ** (number - 1)))
 
     def clip_at(self, state: State) -> float | None:
         """Return C_t of the next round, given what the server remembers; None where the clip does not move."""
-        return self.bound.at(_unnamed(_BOUND, state)).unit if self.bound.extra else None
+        return self.bound.at_state(_unnamed(_BOUND, state)).unit if self.bound.extra else None
 
     def clipped_to(self, length: float) -> Method:
         """Return the method in a round whose C_t another party says."""
@@ -198,10 +198,10 @@ class Method:
         """The bound that is enforced in local training: none where parts are bounded once the partition is known."""
         return self.protection.local_bound(self.bound)
 
-    def weigh(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
+    def compute_weights(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
         """Return the weight of each contribution that one party has, within what the moves of a unit are taken for."""
-        found = self.weights.within(groups, population)
-        return self.contribution.limited(found, groups, population.n_silos, self.weights)
+        found = self.weights.for_population(groups, population)
+        return self.contribution.limit_weights(found, groups, population.n_silos, self.weights)
 
     def divisor(self, n_silos: int, n_users: int) -> float:
         """Return what the sum is divided by; public numbers only, so that it reveals nothing.
@@ -224,22 +224,22 @@ class Method:
             **_named(_STREAM, stream),
         }
 
-    def undecoded(self, model: Float32[Tensor, " d"]) -> State:
+    def initial_reader_state(self, model: Float32[Tensor, " d"]) -> State:
         """Return what a silo remembers before the first round: it decodes nothing, so its totals have no numbers."""
         return _named(_STREAM, self.channel.init(model, 0))
 
-    def decoded(
+    def decode_sum(
         self, total: Float64[np.ndarray, " length"], model: Float32[Tensor, " d"], state: State
     ) -> tuple[Float64[np.ndarray, " length"], State]:
         """Return the round's own sum of what was received, and what the channel's reader remembers after it."""
-        found, kept = self.channel.decoded(total, self.stream_of(state), model, self.bound.unit)
+        found, kept = self.channel.decode_sum(total, self.stream_of(state), model, self.bound.unit)
         return found, _named(_STREAM, kept)
 
     def stream_of(self, state: State) -> Mapping[str, Tensor]:
         """Return what the channel's reader remembers."""
         return _unnamed(_STREAM, state)
 
-    def kept(
+    def next_state(
         self,
         model: Float32[Tensor, " d"],
         server: State,
@@ -257,12 +257,12 @@ class Method:
             state: what :meth:`init` or the step before returned.
         """
         average = self.average.update(model, _unnamed(_AVERAGE, state))
-        bound = self.bound.moved(marks, users, _unnamed(_BOUND, state))
+        bound = self.bound.next_state(marks, users, _unnamed(_BOUND, state))
         return {**server, **_named(_AVERAGE, average), **_named(_BOUND, bound)}
 
     def model_of(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
         """Return the run's model after a round: the global model, or the average that is released instead."""
-        return self.average.released(model, _unnamed(_AVERAGE, state))
+        return self.average.released_model(model, _unnamed(_AVERAGE, state))
 
 
 _AVERAGE: Final = "average."
@@ -278,18 +278,18 @@ def _unnamed(stage: str, state: State) -> State:
     return {name.removeprefix(stage): value for name, value in state.items() if name.startswith(stage)}
 
 
-_CONTENTS: Final = (Tells.MESSAGE, Tells.EXACT, Tells.KEYED, Tells.UNDECLARED)
+_CONTENTS: Final = (Reveals.MESSAGE, Reveals.EXACT, Reveals.KEYED, Reveals.UNDECLARED)
 """What a channel may say that its messages tell: whatever it does, they tell no less than a noisy message."""
 
 _DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "sampler": ("draw", "over", "refuses"),
+    "sampler": ("draw", "amplify", "refuses"),
     "channel": ("claims", "refuses"),
-    "protection": ("sends", "agree", "claims", "refuses"),
+    "protection": ("sends", "make_protocol_spec", "claims", "refuses"),
     "denoiser": ("estimate", "refuses"),
-    "weights": ("of", "refuses"),
+    "weights": ("for_groups", "refuses"),
     "contribution": ("lengths", "divisor", "refuses"),
     "server": ("init", "step"),
-    "average": ("init", "update", "released", "refuses"),
+    "average": ("init", "update", "released_model", "refuses"),
     "local": ("claims",),
 }
 """What every stage must define for itself; local steps where they have noise of their own."""

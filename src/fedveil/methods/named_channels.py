@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
+from fedveil.config_keys import composed_field
 from fedveil.errors import CompositionError
-from fedveil.keys import filled
 from fedveil.methods.channels import Channel
 from fedveil.methods.client_messages import ClientMessages, Form, Layered
 from fedveil.methods.keys import Lattice, Users
@@ -14,7 +14,7 @@ from fedveil.methods.layered_shares import LayeredShares
 from fedveil.privacy.sampling import Sampler
 from fedveil.stage import redefined
 
-Of = Annotated[Any, filled()]
+Of = Annotated[Any, composed_field()]
 """The method that the channel is for."""
 
 

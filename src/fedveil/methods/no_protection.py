@@ -8,17 +8,17 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from jaxtyping import Float64
 
+from fedveil.data.records import Groups
 from fedveil.errors import CompositionError
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.message_encoding import CodedMessage
 from fedveil.methods.protection_stage import DOWN, UP, ProtectionStage, Sends, plain_round
-from fedveil.methods.sending import Coded
-from fedveil.population.records import Groups
 from fedveil.privacy.claims import Sent
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import Relay
-from fedveil.protection.open_sums import OpenSums, OpenVector
-from fedveil.protection.protocol import Agreement
-from fedveil.protection.sealed_sums import SealedMessage, SealedSums, SealingKey
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.plaintext_sums import PlaintextSums, PlaintextVector
+from fedveil.protocols.protocol import ProtocolSpec
+from fedveil.protocols.sealed_sums import SealedMessage, SealedSums, SealingKey
+from fedveil.protocols.session_messages import ProtocolMessage
 from fedveil.quantization.errors import ChannelError
 
 
@@ -29,18 +29,20 @@ class NoProtection(ProtectionStage):
     agrees: ClassVar[bool] = False
     protects: ClassVar[bool] = False
 
-    def over(self, method: Any, n_users: int) -> Any:
+    def apply_to(self, method: Any, n_users: int) -> Any:
         """Return the method as it is, with the protection that it may bring."""
         return method
 
     def sends(self, method: Any) -> Sends:
         """Return the messages of a round: models down, sums in the open or sealed up."""
-        if not method.channel.coded:
-            return (*plain_round(method), Sent(Relay, UP), Sent(OpenVector, UP))
-        relayed = (Sent(Relay, UP | DOWN), Sent(SealingKey, UP | DOWN), Sent(SealedMessage, UP))
+        if not method.channel.sends_bytes:
+            return (*plain_round(method), Sent(ProtocolMessage, UP), Sent(PlaintextVector, UP))
+        relayed = (Sent(ProtocolMessage, UP | DOWN), Sent(SealingKey, UP | DOWN), Sent(SealedMessage, UP))
         return (*plain_round(method), *relayed)
 
-    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> Agreement[Any, Any]:
+    def make_protocol_spec(
+        self, method: Any, public: PublicFacts, own: Groups, rounds: int
+    ) -> ProtocolSpec[Any, Any]:
         """Return the protocol of messages as they are."""
         return open_sums(method, clients=public.n_silos, length=public.length)
 
@@ -49,17 +51,17 @@ NO_PROTECTION: Final = NoProtection()
 """The default of a method."""
 
 
-def open_sums(method: Any, *, clients: int, length: int) -> Agreement[Any, Any]:
+def open_sums(method: Any, *, clients: int, length: int) -> ProtocolSpec[Any, Any]:
     """Return the protocol of messages that the server reads one by one: vectors, or a codec's bytes sealed for it."""
 
     def decode(given: bytes, round_number: int) -> Float64[np.ndarray, " d"]:
         try:
             channel = method.at_round(round_number).channel
-            found: np.ndarray = channel.decode(Coded.from_bytes(given), senders=clients, length=length)
+            found: np.ndarray = channel.decode(CodedMessage.from_bytes(given), senders=clients, length=length)
         except (ChannelError, CompositionError) as error:
             raise ProtocolError(f"its message was refused: {error}") from error
         return found
 
-    if method.channel.coded:
+    if method.channel.sends_bytes:
         return SealedSums(clients=clients, length=length, decode=decode)
-    return OpenSums(clients=clients, length=length)
+    return PlaintextSums(clients=clients, length=length)

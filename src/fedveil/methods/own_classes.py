@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from fedveil.errors import CompositionError
-from fedveil.local.steps import check_computed
 from fedveil.privacy.bounds import check_enforced
-from fedveil.server.denoise import Denoiser
 from fedveil.stage import ignored, redefined
+from fedveil.training.server.denoise import Denoiser
+from fedveil.training.steps import check_computed
 
 if TYPE_CHECKING:
     from fedveil.methods.method import Method
@@ -79,18 +79,18 @@ def _unused_estimate(denoiser: Denoiser) -> str:
         return (
             f"{name}, given as denoiser, defines estimate() and inherits changes = False: set changes = True"
         )
-    if type(denoiser).resolved is not Denoiser.resolved and not redefined(denoiser, "resolved"):
+    if type(denoiser).resolve is not Denoiser.resolve and not redefined(denoiser, "resolve"):
         return (
-            f"{name}, given as denoiser, defines estimate(), and the resolved() that it inherits puts another "
-            "denoiser in its place: define resolved() too, or derive from Denoiser"
+            f"{name}, given as denoiser, defines estimate(), and the resolve() that it inherits puts another "
+            "denoiser in its place: define resolve() too, or derive from Denoiser"
         )
     return ""
 
 
 def _unused_scores(method: Method) -> str:
-    if not redefined(method.weights, "scores") or redefined(method.weights, "of"):
+    if not redefined(method.weights, "scores") or redefined(method.weights, "for_groups"):
         return ""
     return (
         f"{type(method.weights).__name__}, given as weights, defines scores() alone, from which weights are computed "
-        "where no party has all counts: define of() too, for all other runs"
+        "where no party has all counts: define for_groups() too, for all other runs"
     )

@@ -39,9 +39,9 @@ from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
-from fedveil.privacy.closed_form import remark_1_noise
+from fedveil.privacy.published_bounds import remark_1_noise
 from fedveil.privacy.sampling import Everyone
-from fedveil.server.optimizers import ServerSgd
+from fedveil.training.server.optimizers import ServerSgd
 
 
 @dataclass(frozen=True)

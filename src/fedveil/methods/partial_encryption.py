@@ -28,23 +28,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from fedveil.errors import CompositionError
-from fedveil.keys import Count, Fraction, NonNegative, Positive, Share, filled
+from fedveil.config_keys import Count, Fraction, NonNegative, Positive, Share, composed_field
+from fedveil.crypto.ckks import CkksParameters
+from fedveil.data.records import Groups
+from fedveil.errors import CompositionError, PrivacyError
 from fedveil.methods.client_messages import Numbers
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.named_channels import through_messages
-from fedveil.methods.partial_agreement import hidden_log_ratio, partial_sums
-from fedveil.methods.precision import check_ratio, precision, released
+from fedveil.methods.precision import check_ratio, precision, released_event
 from fedveil.methods.protection_stage import DOWN, OF_KEYS, OF_SUMS, UP, ProtectionStage, Sends, plain_round
-from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
-from fedveil.privacy.claims import Claim, Role, Sent, Tells, covering
-from fedveil.privacy.closed_form import remark_1_noise
+from fedveil.privacy.claims import Claim, Reveals, Role, Sent, covered_knowledge
 from fedveil.privacy.events import ComposedEvent, Event, NoGuarantee
-from fedveil.privacy.noise.on_grid import grid_law
+from fedveil.privacy.noise.discrete_gaussian import LEAST_STEPS, log_ratio_to_gaussian
+from fedveil.privacy.noise.on_grid import NOISE_REACH, grid_law
+from fedveil.privacy.published_bounds import remark_1_noise
 from fedveil.privacy.statement import show_at_least, show_at_most
-from fedveil.protection.letter_parts import Learned, Relay
-from fedveil.protection.messages import (
+from fedveil.protocols.messages import (
     Announcement,
     Directory,
     MaskedVector,
@@ -52,9 +52,120 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.protection.partial.messages import Ballot, PartialSum, PartialUpdate, Partition, SealedKeys
-from fedveil.protection.partial.sums import PartialSums
-from fedveil.stage import Moves, Published, redefined
+from fedveil.protocols.partial_encryption.messages import (
+    Ballot,
+    PartialSum,
+    PartialUpdate,
+    Partition,
+    SealedKeys,
+)
+from fedveil.protocols.partial_encryption.part_encoding import PartEncoding, finest_grid_step
+from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec, vote_std
+from fedveil.protocols.session_messages import ModelStored, ProtocolMessage
+from fedveil.stage import Published, Sensitivity, redefined
+
+# --- partial agreement ---------------------------------------------------------------------------------------------
+# What the parties of a run under partial encryption agree on, as a method and the public facts have it.
+
+_REACH_UNBOUNDED: Final = 64.0
+"""Largest coordinate of a half without a bound, in the unit of the update."""
+
+
+def partial_sums(protection: Any, method: Any, public: PublicFacts) -> PartialEncryptionSpec:
+    """Return the ranges of both halves of a message, and the rule of the partition.
+
+    Raises:
+        ProtocolError: fewer than two silos, or values that the sums do not hold.
+    """
+    senders = method.channel.n_senders(public.n_silos)
+    clear, hidden = _halves(protection, method, public, senders)
+    plan = PartialPlan(
+        silos=public.n_silos,
+        length=public.length,
+        ratio=protection.ratio,
+        decay=protection.decay,
+        ballots=protection.votes if protection.asks else "none",
+        pick="smallest" if protection.strategy == "min" else "largest",
+        clear_limit=clear.limit,
+        hidden_limit=hidden.limit,
+    )
+    vote_noise = protection.vote_noise / math.sqrt(senders)
+    if vote_noise and protection.asks:
+        most = math.ceil(NOISE_REACH * vote_std(vote_noise, plan.n_encrypted(1)))
+        plan = replace(plan, ballot_limit=most)
+    return PartialEncryptionSpec(
+        plan=plan,
+        clear=clear,
+        hidden=hidden,
+        vote_noise=vote_noise,
+        released=protection.partition == "released",
+        processes=protection.processes,
+    )
+
+
+def _halves(
+    protection: Any, method: Any, public: PublicFacts, senders: int
+) -> tuple[PartEncoding, PartEncoding]:
+    """Return what is done to the half in clear, and to the encrypted one."""
+    bound, std = method.bound, method.channel.message_std(senders)
+    steps = _REACH_UNBOUNDED / CkksParameters(silos=public.n_silos).limit
+    loose = PartEncoding(noise_grid=2.0 ** math.ceil(math.log2(steps)), largest=_REACH_UNBOUNDED)
+    if not bound.bounded:
+        return loose, loose
+    whole = protection.clip == "whole"
+    largest = method.contribution.largest_message(bound.norm, senders, public.n_users, method.weights)
+    clear = PartEncoding(
+        bound=None if whole else bound, noise_std=std, noise_grid=bound.grid, largest=largest
+    )
+    if not whole and protection.he_clip is None:
+        return clear, loose
+    return clear, _hidden(protection, bound, std, largest, public.n_silos)
+
+
+def _hidden(protection: Any, bound: Bound, std: float, largest: float, n_silos: int) -> PartEncoding:
+    """Return what is done to an encrypted half that is bounded."""
+    hidden_std, hidden_grid = protection.hidden_noise(bound, std)
+    own = None if protection.clip == "whole" else Clip(norm=protection.he_clip)
+    longest = largest if own is None else own.norm
+    return PartEncoding(
+        bound=own,
+        noise_std=hidden_std,
+        noise_grid=hidden_grid,
+        finest=2.0 ** math.ceil(math.log2(finest_grid_step(hidden_std, longest, n_silos))),
+        largest=longest,
+    )
+
+
+def hidden_log_ratio(protection: Any, moves: Sensitivity) -> float:
+    """Bound how far the law of the encrypted half's noise is from the Gaussian, for a number (a log-likelihood ratio).
+
+    The grid is a power of two, so it jumps where noise grows. The bound is that of twice the finest step, above which
+    no such grid lies; it falls as noise grows, as a search for the least noise needs it.
+
+    Raises:
+        PrivacyError: sums of all silos have no room for such numbers, or only on a grid too coarse for the noise.
+    """
+    half = _hidden(protection, moves.bound, moves.noise, moves.largest, moves.n_silos)
+    told = f"noise of {half.noise_std:g} under encryption, on numbers up to {half.largest:g}"
+    if half.finest > half.noise_grid:
+        raise PrivacyError(
+            f"encrypted sums of {moves.n_silos} silos have no room for {told}; fewer silos, a smaller bound of what a "
+            "silo sends, other noise, or secure aggregation"
+        )
+    law = half.law
+    assert law is not None, "noise under encryption is above 0"
+    room = finest_grid_step(half.noise_std, half.largest, moves.n_silos)
+    step = max(law.grid, min(2 * room, half.noise_grid))
+    if half.noise_std < LEAST_STEPS * step:
+        raise PrivacyError(
+            f"protection.he_noise: {told} is less than {LEAST_STEPS:g} steps of the grid on which encrypted sums of "
+            f"{moves.n_silos} silos have room; take more noise there, or fewer silos"
+        )
+    return log_ratio_to_gaussian(half.noise_std / step)
+
+
+# --- partial encryption ------------------------------------------------------------
 
 BARE: Final = (
     "the encrypted part carries no noise (he_noise = 0), and all who hold the key or read a model see it"
@@ -92,7 +203,7 @@ class PartialEncryption(ProtectionStage):
     votes: Literal["plain", "secagg"] = "plain"
     vote_noise: NonNegative = 0.0
     he_noise: NonNegative = 0.0
-    clip: Annotated[Literal["whole", "parts"], filled()] = "whole"
+    clip: Annotated[Literal["whole", "parts"], composed_field()] = "whole"
     he_clip: Positive | None = None
     processes: Count = 1
 
@@ -122,7 +233,7 @@ class PartialEncryption(ProtectionStage):
             raise CompositionError("he_noise needs he_clip: noise on an unbounded part guarantees nothing")
 
     @property
-    def whole(self) -> bool:
+    def encrypts_everything(self) -> bool:
         """Whether everything is encrypted in every round."""
         return self.ratio == 1 and self.decay == 1
 
@@ -130,7 +241,10 @@ class PartialEncryption(ProtectionStage):
     def asks(self) -> bool:
         """Whether silos vote."""
         return (
-            self.strategy != "random" and self.partition != "released" and self.ratio > 0 and not self.whole
+            self.strategy != "random"
+            and self.partition != "released"
+            and self.ratio > 0
+            and not self.encrypts_everything
         )
 
     @property
@@ -150,9 +264,9 @@ class PartialEncryption(ProtectionStage):
             yield "DP-SGD has its noise inside the silos, in no part by itself"
         if method.channel.by_server:
             yield "its noise is added by a server that sees the sum; the senders must add GaussianShares"
-        if not method.channel.addable:
+        if not method.channel.is_additive:
             yield "messages that the server decodes one by one are no sums of two parts"
-        if self.clip == "parts" and not method.contribution.alone:
+        if self.clip == "parts" and not method.contribution.has_single_contribution:
             yield "parts can be bounded by themselves only where a message holds one contribution"
         if redefined(method.channel, "send"):
             yield (
@@ -162,19 +276,19 @@ class PartialEncryption(ProtectionStage):
         if method.denoiser.needs_noise_std:
             yield f"{method.denoiser.description} needs one size of noise, and the two parts have their own"
 
-    def paying(self, multiplier: float, ballots: int) -> PartialEncryption:
+    def with_vote_noise(self, multiplier: float, ballots: int) -> PartialEncryption:
         """Return the protection whose noisy votes (:meth:`_votes`) are a release of this noise multiplier a round.
 
         Raises:
             CompositionError: nobody votes, votes have no noise, or have one that was given.
         """
         if not self.asks or self.partition != "noisy-votes":
-            super().paying(multiplier, ballots)
+            super().with_vote_noise(multiplier, ballots)
         if self.vote_noise:
             raise CompositionError("budget.votes: finds protection.vote_noise; remove one of the two")
         return replace(self, vote_noise=math.sqrt(2) * ballots * multiplier)
 
-    def over(self, method: Any, n_users: int) -> Any:
+    def apply_to(self, method: Any, n_users: int) -> Any:
         """Return a method under partial encryption, its noise moved to where it can be added.
 
         The noise of a trusted server on the sum of m clients becomes theirs: each message carries 1/m of its variance.
@@ -185,7 +299,7 @@ class PartialEncryption(ProtectionStage):
         """
         own, channel = method.protection, method.channel
         if isinstance(own, PartialEncryption):
-            if own.whole and not self.whole:
+            if own.encrypts_everything and not self.encrypts_everything:
                 raise CompositionError(
                     f"{method.name} encrypts everything; a part of it is what paraaegis encrypts"
                 )
@@ -193,7 +307,7 @@ class PartialEncryption(ProtectionStage):
                 raise CompositionError(
                     f"{method.name}: he_clip bounds the encrypted part of a method that bounds its parts by themselves"
                 )
-            he_noise = own.he_noise if own.whole else self.he_noise
+            he_noise = own.he_noise if own.encrypts_everything else self.he_noise
             return replace(method, protection=replace(self, clip=own.clip, he_noise=he_noise))
         if channel.by_server:
             channel = through_messages(channel, method.sampler, n_users, Numbers())
@@ -207,7 +321,9 @@ class PartialEncryption(ProtectionStage):
         """Return the larger of both parts' bounds; an encrypted part without one has none to count."""
         return max(bound.largest, self.he_clip or 0.0)
 
-    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> PartialSums:
+    def make_protocol_spec(
+        self, method: Any, public: PublicFacts, own: Groups, rounds: int
+    ) -> PartialEncryptionSpec:
         """Return the ranges of both halves of a message, and the rule of the partition.
 
         Raises:
@@ -222,49 +338,57 @@ class PartialEncryption(ProtectionStage):
 
         Where clients are drawn, the cohort that a round starts with is who was drawn.
         """
-        drawn = {Tells.NOTHING: Tells.DRAWN} if method.draws and method.channel.by_clients else {}
-        found = [*plain_round(method)[1:], Sent(Relay, UP | DOWN), Sent(Learned, UP), Sent(Announcement, UP)]
+        drawn = {Reveals.NOTHING: Reveals.DRAWN} if method.draws and method.channel.by_clients else {}
+        found = [
+            *plain_round(method)[1:],
+            Sent(ProtocolMessage, UP | DOWN),
+            Sent(ModelStored, UP),
+            Sent(Announcement, UP),
+        ]
         found += [Sent(Directory, DOWN), Sent(SealedKeys, UP | DOWN), Sent(RoundStart, DOWN, drawn)]
         if self.asks:
             found.append(Sent(Partition, DOWN))
             if self.votes == "plain":
                 found.append(Sent(Ballot, UP))
             else:
-                ballots = {Tells.SUM: Tells.BALLOT, Tells.CONTENT: Tells.BALLOT}
+                ballots = {Reveals.SUM: Reveals.BALLOT, Reveals.CONTENT: Reveals.BALLOT}
                 found += [Sent(kind, UP, ballots) for kind in (MaskedVector, OwnMask)] + [
                     Sent(RevealRequest, DOWN)
                 ]
         return (*found, Sent(PartialUpdate, UP), Sent(PartialSum, DOWN))
 
-    def claims(self, claims: Iterable[Claim], moves: Moves) -> tuple[Claim, ...]:
+    def claims(self, claims: Iterable[Claim], sensitivity: Sensitivity) -> tuple[Claim, ...]:
         """Claim the noise of both parts and of the votes; ``claims`` speak of messages that are not divided."""
-        n, (by_server, by_sender, by_both) = moves.n_senders, self._unpaid_votes()
-        whole = (Tells.SUM, Tells.OWN, Tells.CLEAR, Tells.HIDDEN, Tells.BALLOT, Tells.VOTES)
-        pooled = self._pooled(moves)
+        n, (by_server, by_sender, by_both) = sensitivity.n_senders, self._unpaid_votes()
+        whole = (Reveals.SUM, Reveals.OWN, Reveals.CLEAR, Reveals.HIDDEN, Reveals.BALLOT, Reveals.VOTES)
+        pooled = self._pooled(sensitivity)
         return (
-            Claim(frozenset({Tells.CLEAR, Tells.BALLOT}), self._in_clear(moves), by_server),
-            Claim(covering(Tells.SUM), self._both_parts(moves, moves.total / math.sqrt(n), n)),
-            Claim(covering(Tells.SUM, Tells.OWN), pooled),
-            Claim(covering(Tells.SUM, Tells.OWN, Tells.VOTES), pooled, by_sender),
-            Claim(covering(*whole), self._pooled(moves, moves.messages), by_both),
+            Claim(frozenset({Reveals.CLEAR, Reveals.BALLOT}), self._in_clear(sensitivity), by_server),
+            Claim(
+                covered_knowledge(Reveals.SUM),
+                self._both_parts(sensitivity, sensitivity.total / math.sqrt(n), n),
+            ),
+            Claim(covered_knowledge(Reveals.SUM, Reveals.OWN), pooled),
+            Claim(covered_knowledge(Reveals.SUM, Reveals.OWN, Reveals.VOTES), pooled, by_sender),
+            Claim(covered_knowledge(*whole), self._pooled(sensitivity, sensitivity.messages), by_both),
         )
 
-    def _in_clear(self, moves: Moves) -> Event:
+    def _in_clear(self, moves: Sensitivity) -> Event:
         """Return what the server gets: the part in clear of every message, and the counts of noisy votes."""
         std, n = moves.noise, moves.n_senders
-        if std == 0 and not self.whole:
+        if std == 0 and not self.encrypts_everything:
             return NoGuarantee(reason="the unencrypted part carries no noise")
         if self.ratio > 0 and self.he_noise == 0:
             moved = moves.reach * math.sqrt(n)
-            clear = 0.0 if self.whole else precision(moved, std)
-            return released(clear, self._votes(n, n, n))
-        if self.whole:
+            clear = 0.0 if self.encrypts_everything else precision(moved, std)
+            return released_event(clear, self._votes(n, n, n))
+        if self.encrypts_everything:
             return ComposedEvent(events=())
         summed = precision(moves.total, std * math.sqrt(n))
         parts = self._together(precision(moves.messages, std), summed)
-        return released(parts, self._votes(n, n, moves.ballots))
+        return released_event(parts, self._votes(n, n, moves.ballots))
 
-    def _pooled(self, moves: Moves, messages: float = 0.0) -> Event:
+    def _pooled(self, moves: Sensitivity, messages: float = 0.0) -> Event:
         """Return the event of the sum, or of messages that move so far, for senders who pool what they know.
 
         They know their own noise, in both parts and on the votes: the others' shares are left.
@@ -272,9 +396,11 @@ class PartialEncryption(ProtectionStage):
         n, known = moves.n_senders, moves.together
         if n <= known:
             return NoGuarantee(reason="no share of the noise is left")
-        return self._both_parts(moves, max(messages, moves.pooled(n - known, known, n)), n - known)
+        return self._both_parts(
+            moves, max(messages, moves.pooled_sensitivity(n - known, known, n)), n - known
+        )
 
-    def _both_parts(self, moves: Moves, moved: float, unknown: int) -> Event:
+    def _both_parts(self, moves: Sensitivity, moved: float, unknown: int) -> Event:
         """Return the event of both parts, whose messages' noise covers moves of this length, and of the votes.
 
         ``unknown`` shares of the noise on votes are unknown.
@@ -284,8 +410,8 @@ class PartialEncryption(ProtectionStage):
         if moves.noise == 0:
             return NoGuarantee(reason="no noise is added")
         plain = precision(moved, moves.noise)
-        parts = self._together(0.0 if self.whole else plain, plain)
-        return released(parts, self._votes(moves.n_senders, unknown, moves.ballots))
+        parts = self._together(0.0 if self.encrypts_everything else plain, plain)
+        return released_event(parts, self._votes(moves.n_senders, unknown, moves.ballots))
 
     def _together(self, clear: float, plain: float) -> float:
         """Return the precision 1/z^2 of both parts, given the clear one's, and the other's with the same noise."""
@@ -305,14 +431,14 @@ class PartialEncryption(ProtectionStage):
             return 0.0
         return precision(math.sqrt(2) * ballots, self.vote_noise) * count / unknown
 
-    def grid_loss(self, loss: float, moves: Moves) -> float:
+    def grid_loss(self, loss: float, sensitivity: Sensitivity) -> float:
         """Return the larger of the two parts' losses: a coordinate is in one part alone."""
-        if moves.noise == 0:
+        if sensitivity.noise == 0:
             return 0.0
-        losses = [grid_law(moves.noise, moves.bound.grid).log_ratio_to_gaussian]
+        losses = [grid_law(sensitivity.noise, sensitivity.bound.grid).log_ratio_to_gaussian]
         if self.he_noise:
-            losses.append(hidden_log_ratio(self, moves))
-        return 2 * moves.n_senders * max(losses)
+            losses.append(hidden_log_ratio(self, sensitivity))
+        return 2 * sensitivity.n_senders * max(losses)
 
     def hidden_noise(self, bound: Bound, std: float) -> tuple[float, float]:
         """Return the standard deviation of a message's noise in its encrypted part, and the grid of that part."""
@@ -323,7 +449,7 @@ class PartialEncryption(ProtectionStage):
 
     # --- in words ----------------------------------------------------------------------------------------------
 
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         """Return the share, where it comes from, and the noise of both parts."""
         share = f"{self.ratio:g}" + (f" x {self.decay:g}^(t-1) (in round t)" if self.decay < 1 else "")
         origin = {
@@ -332,10 +458,17 @@ class PartialEncryption(ProtectionStage):
             f"{show_at_least(self.vote_noise)} times the l2 norm of a ballot",
             "released": "those in which the released models have changed most",
         }[self.partition]
-        origin = "all of them" if self.whole else "drawn at random" if self.strategy == "random" else origin
+        origin = (
+            "all of them"
+            if self.encrypts_everything
+            else "drawn at random"
+            if self.strategy == "random"
+            else origin
+        )
         noise = (
-            f"Gaussian noise of standard deviation {show_at_least(moves.noise)} in the unencrypted part of each message"
-            if moves.noise
+            f"Gaussian noise of standard deviation {show_at_least(sensitivity.noise)} in the unencrypted part "
+            "of each message"
+            if sensitivity.noise
             else "no noise in the unencrypted part of a message"
         )
         hidden = (
@@ -347,19 +480,20 @@ class PartialEncryption(ProtectionStage):
             f"partial encryption (CKKS, 128-bit security, exact sums) of a fraction {share} of the coordinates: "
             f"{origin}; {noise}, {hidden} in the encrypted part"
         ]
-        if moves.bound.bounded and self.clip == "parts":
+        if sensitivity.bound.bounded and self.clip == "parts":
             bound = "is not clipped" if self.he_clip is None else f"to {show_at_most(self.he_clip)}"
             told.append(
-                f"the unencrypted part of each client's update is clipped to l2 norm {show_at_most(moves.norm)}, its "
+                "the unencrypted part of each client's update is clipped to l2 norm "
+                f"{show_at_most(sensitivity.norm)}, its "
                 f"encrypted part {bound}"
             )
-        elif moves.bound.bounded:
+        elif sensitivity.bound.bounded:
             told.append(
-                f"each contribution is clipped to l2 norm {show_at_most(moves.norm)} before it is divided"
+                f"each contribution is clipped to l2 norm {show_at_most(sensitivity.norm)} before it is divided"
             )
         return tuple(told)
 
-    def uncovered(self, method: Any) -> tuple[str, ...]:
+    def uncovered_facts(self, method: Any) -> tuple[str, ...]:
         """Return what ciphers promise, and what a server learns that departs, which no epsilon covers."""
         return OF_KEYS, "a break of the encryption, which relies on ring-LWE at 128 bits", OF_SUMS
 
@@ -382,7 +516,7 @@ class PartialEncryption(ProtectionStage):
             (told,),
         )
 
-    def published(self, method: Any, public: Any) -> tuple[Published, ...]:
+    def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the epsilon that Remark 1 of the paper states for this noise: infinite without any."""
         std = method.channel.message_std(method.channel.n_senders(public.n_silos))
         if self.clip != "parts" or not public.silo_records or not method.bound.bounded:

@@ -30,7 +30,7 @@ def check_ratio(moved: float, noise: float) -> None:
         )
 
 
-def released(parts: float, votes: float) -> Event:
+def released_event(parts: float, votes: float) -> Event:
     """Return the release of parts and noisy counts of votes, each with its precision 1/z^2; nothing at 0 and 0.
 
     Noise on counts has whole steps, so that only its Renyi divergences are known to be a Gaussian's.

@@ -1,6 +1,6 @@
 """Private weighting as a stage: the weights n_su / N_u under encryption, so that nobody learns another's counts.
 
-The protocol is in :mod:`fedveil.protection.weighting`; docs/theory/private-weighting.md.
+The protocol is in :mod:`fedveil.protocols.weighting`; docs/theory/private-weighting.md.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import numpy as np
 from pydantic import Field
 
-from fedveil.crypto.transfer import EXPONENT_BITS
+from fedveil.config_keys import Count
+from fedveil.crypto.oblivious_transfer import EXPONENT_BITS
+from fedveil.data.records import Groups
 from fedveil.errors import CompositionError, PrivacyError
-from fedveil.keys import Count
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.protection_stage import (
     DOWN,
@@ -24,24 +25,18 @@ from fedveil.methods.protection_stage import (
     UP,
     ProtectionStage,
     Sends,
+    masking_obstacle,
     plain_round,
-    unmaskable,
 )
 from fedveil.methods.weights import NOT_WHOLE
-from fedveil.population.records import Groups
-from fedveil.privacy.claims import Claim, Role, Sent, Tells, also
+from fedveil.privacy.claims import Claim, Reveals, Role, Sent, with_side_knowledge
 from fedveil.privacy.noise.on_grid import NOISE_REACH
 from fedveil.privacy.statement import show_delta
-from fedveil.protection.letter_parts import Drawn, Relay
-from fedveil.protection.messages import (
-    Announcement,
-    Directory,
-    OwnMask,
-    RevealRequest,
-)
-from fedveil.protection.protocol import MOST_REPEATS
-from fedveil.protection.weighting.ciphers import Paillier, Rlwe
-from fedveil.protection.weighting.messages import (
+from fedveil.protocols.messages import Announcement, Directory, OwnMask, RevealRequest
+from fedveil.protocols.protocol import MOST_REPEATS
+from fedveil.protocols.session_messages import ProtocolMessage, SamplingCommitment
+from fedveil.protocols.weighting.ciphers import Paillier, Rlwe
+from fedveil.protocols.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
     EncryptedWeights,
@@ -52,13 +47,13 @@ from fedveil.protection.weighting.messages import (
     TransferRequests,
     WeightingKey,
 )
-from fedveil.protection.weighting.plan import CHECK_DISTANCE, WeightingPlan, rounded_sensitivity
-from fedveil.protection.weighting.rlwe_weights import shown_distance
-from fedveil.protection.weighting.weighted_sums import WeightedSums
-from fedveil.stage import Moves, redefined
+from fedveil.protocols.weighting.plan import CHECK_DISTANCE, WeightingPlan, rounded_sensitivity
+from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
+from fedveil.protocols.weighting.rlwe_weights import shown_distance
+from fedveil.stage import Sensitivity, redefined
 
 _MOST_PLACES: Final = 64
-_SHOWN: Final = {Tells.CIPHERTEXTS}
+_SHOWN: Final = {Reveals.CIPHERTEXTS}
 _PRESENT: Final = (
     "which users have a record in any silo: epsilon covers what records say, not whether there are any"
 )
@@ -74,7 +69,7 @@ class PrivateWeighting(ProtectionStage):
         cipher: "paillier", or "rlwe" (ring-LWE) for models of many parameters and a small N_max.
         key_bits: size of a Paillier modulus.
         private_sampling: users are sampled by oblivious transfer, so that the server does not learn who was drawn.
-        on_missing: what happens when a silo vanishes in a round: "end" ends the run; "retry" repeats the round under
+        on_dropout: what happens when a silo vanishes in a round: "end" ends the run; "retry" repeats the round under
             fresh keys once all silos are back, because the weights of the others depend on its records.
         dropout_rate: simulation: probability that a silo vanishes in an attempt at a round.
     """
@@ -86,7 +81,7 @@ class PrivateWeighting(ProtectionStage):
     parties: ClassVar[tuple[Role, ...]] = (UP | DOWN,)
     weighs: ClassVar[bool] = True
 
-    on_missing: Literal["end", "retry"] = "end"
+    on_dropout: Literal["end", "retry"] = "end"
     dropout_rate: Annotated[float, Field(ge=0, lt=1)] = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
@@ -114,11 +109,15 @@ class PrivateWeighting(ProtectionStage):
                 "cannot run under private weighting: it computes the weights n_su / N_u, and this method has none; use "
                 "uldp-avg-w, or secure aggregation"
             )
-        elif not method.weights.totalled:
+        elif not method.weights.supports_user_totals:
             yield f"cannot run under private weighting with weights {method.weights.description}: {NOT_WHOLE}"
         if not method.channel.whole:
-            yield f"cannot run under private weighting: {unmaskable(method)}"
-        for stage, name in (("weights", "of"), ("weights", "within"), ("contribution", "limited")):
+            yield f"cannot run under private weighting: {masking_obstacle(method)}"
+        for stage, name in (
+            ("weights", "for_groups"),
+            ("weights", "for_population"),
+            ("contribution", "limit_weights"),
+        ):
             if redefined(getattr(method, stage), name):
                 yield (
                     f"cannot run under private weighting: {type(getattr(method, stage)).__name__}, given as {stage}, "
@@ -146,27 +145,27 @@ class PrivateWeighting(ProtectionStage):
                 "independently (PoissonUsers), not a fixed number of them"
             )
 
-    def moves(self, moves: Moves, method: Any, public: Any) -> Moves:
+    def adjust_sensitivity(self, sensitivity: Sensitivity, method: Any, public: Any) -> Sensitivity:
         """Return what one user moves once the sum is rounded to the grid g of the messages: C + sqrt(d) g."""
         if public.dimension is None:
             raise PrivacyError(
                 "the guarantee of private weighting depends on the number of parameters: give it"
             )
         if method.channel.nominal() == 0:
-            return moves
+            return sensitivity
         grid = method.channel.message_grid(method.bound.grid, public.n_silos)
-        return replace(moves, total=rounded_sensitivity(moves.total, public.dimension, grid))
+        return replace(sensitivity, total=rounded_sensitivity(sensitivity.total, public.dimension, grid))
 
-    def claims(self, claims: Iterable[Claim], moves: Moves) -> tuple[Claim, ...]:
+    def claims(self, claims: Iterable[Claim], sensitivity: Sensitivity) -> tuple[Claim, ...]:
         """Claim the same for whoever learns which users there are; of their counts nobody learns anything.
 
         The seed of the blinds r_u is known to every silo: with it a server reads N_u off r_u N_u. So a server with a
         silo knows counts, which nothing covers. Whoever decrypts ciphertexts sees them at a statistical distance.
         """
-        told, distance = also(claims, Tells.PRESENCE, _PRESENT), self.distance(moves)
+        told, distance = with_side_knowledge(claims, Reveals.PRESENCE, _PRESENT), self.distance(sensitivity)
         return (*told, *(replace(one, covers=one.covers | _SHOWN, distance=distance) for one in told))
 
-    def distance(self, moves: Moves) -> float:
+    def distance(self, moves: Sensitivity) -> float:
         """Return how far what a charge shows the server is from what follows from its sum, in statistical distance.
 
         Masks, blinds and v_s are exactly uniform. Under ring-LWE all ciphertexts show flooded noise, those of attempts
@@ -175,7 +174,9 @@ class PrivateWeighting(ProtectionStage):
         flooded = shown_distance(moves.n_senders * MOST_REPEATS) if self.cipher == "rlwe" else 0.0
         return flooded + (CHECK_DISTANCE if self.private_sampling else 0.0)
 
-    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> WeightedSums:
+    def make_protocol_spec(
+        self, method: Any, public: PublicFacts, own: Groups, rounds: int
+    ) -> PrivateWeightingSpec:
         """Return the public numbers of Protocol 1, and of the silos' counts those that whoever asks knows.
 
         A silo counts at most N_max / |S| records of a user, and never refuses one who has more: whether a run goes on
@@ -202,7 +203,7 @@ class PrivateWeighting(ProtectionStage):
         counts = np.zeros((silos, public.n_users), dtype=np.int64)
         counts[own.silo, own.user] = np.minimum(method.weights.scores(own.size, silos), plan.count_limit)
         cipher = Paillier(self.modulus_bits) if self.cipher == "paillier" else Rlwe()
-        return WeightedSums(plan=plan, counts=counts, cipher=cipher, grid=grid)
+        return PrivateWeightingSpec(plan=plan, counts=counts, cipher=cipher, grid=grid)
 
     def sends(self, method: Any) -> Sends:
         model, task, *drawn = plain_round(method)
@@ -218,11 +219,11 @@ class PrivateWeighting(ProtectionStage):
             requests = Sent(TransferRequests, UP)
             weights: Sends = (Sent(TransferOffer, DOWN), requests, Sent(TransferAnswers, DOWN))
         else:
-            weights = (*([Sent(Drawn, DOWN)] if drawn else []), Sent(EncryptedWeights, DOWN))
+            weights = (*([Sent(SamplingCommitment, DOWN)] if drawn else []), Sent(EncryptedWeights, DOWN))
         reveal = (Sent(EncryptedSum, UP), Sent(RevealRequest, DOWN), Sent(OwnMask, UP))
-        return (model, task, Sent(Relay, UP | DOWN), *setup, *weights, *reveal)
+        return (model, task, Sent(ProtocolMessage, UP | DOWN), *setup, *weights, *reveal)
 
-    def uncovered(self, method: Any) -> tuple[str, ...]:
+    def uncovered_facts(self, method: Any) -> tuple[str, ...]:
         """Return what ciphers promise, and what holds only while everybody follows the protocol, unseen in them."""
         short = f"short discrete logarithms modulo primes of {self.modulus_bits // 2} bits"
         hard = short if self.cipher == "paillier" else "ring-LWE at 128 bits"
@@ -238,15 +239,16 @@ class PrivateWeighting(ProtectionStage):
             "another silo's user more influence than epsilon assumes, and nobody can detect it",
         )
 
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         cipher = f"Paillier, {self.modulus_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"
         drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
-        most, distance = self.n_max // moves.n_senders, self.distance(moves)
+        most, distance = self.n_max // sensitivity.n_senders, self.distance(sensitivity)
         seen = f"statistical distance of {show_delta(distance)} for each charge, which delta counts 1 + e^epsilon times"
         drawn += f"; what the server decrypts follows from the noisy sum up to a {seen}" if distance else ""
         return (
-            f"private weighting ({cipher}): the weights {moves.weight} are computed under encryption; each silo counts "
-            f"at most {most} records of a user{_scored(moves)}; the sum is rounded to a grid{drawn}",
+            f"private weighting ({cipher}): the weights {sensitivity.weight} are computed under encryption; "
+            "each silo counts "
+            f"at most {most} records of a user{_scored(sensitivity)}; the sum is rounded to a grid{drawn}",
         )
 
     def places(self, rate: float) -> tuple[int, int]:
@@ -260,7 +262,7 @@ class PrivateWeighting(ProtectionStage):
         return near.numerator, near.denominator
 
 
-def _scored(moves: Moves) -> str:
+def _scored(moves: Sensitivity) -> str:
     return "" if moves.weight in ("n_su/N_u", "1/(silos of the user)") else ", counted by that power of them"
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
+from fedveil.data.records import Groups
 from fedveil.errors import CompositionError
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.population.records import Groups
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Role, Sent
-from fedveil.protection.letter_parts import DrawnUsers, Model, OwnDraw, Task
-from fedveil.protection.protocol import Agreement
-from fedveil.stage import Moves, Stage, duty
+from fedveil.protocols.protocol import ProtocolSpec
+from fedveil.protocols.session_messages import GlobalModel, RoundTask, SampledFlag, SampledUsers
+from fedveil.stage import Sensitivity, Stage, duty
 
 Sends: TypeAlias = tuple[Sent, ...]
 UP: Final = Role.SERVER
@@ -39,8 +39,8 @@ class ProtectionStage(Stage):
         masks: whether the server learns the sum of whole numbers alone, whoever sends them.
         divides: whether messages travel in two parts, one of them encrypted under a key that the senders share.
         protects: whether it stands for more than messages as they are, so that no other may take its place.
-        on_missing: what happens when a sender vanishes in a round: the run ends, the round is repeated, or recovered.
-        missing_silos: how many senders may be missing from a sum.
+        on_dropout: what happens when a sender vanishes in a round: the run ends, the round is repeated, or recovered.
+        max_dropouts: how many senders may be missing from a sum.
         dropout_rate: in a simulation, the probability that a sender vanishes in an attempt at a round.
     """
 
@@ -52,12 +52,12 @@ class ProtectionStage(Stage):
     protects: ClassVar[bool] = True
 
     @property
-    def on_missing(self) -> Literal["end", "retry", "recover"]:
+    def on_dropout(self) -> Literal["end", "retry", "recover"]:
         """End, unless the protection has another answer."""
         return "end"
 
     @property
-    def missing_silos(self) -> int:
+    def max_dropouts(self) -> int:
         """None."""
         return 0
 
@@ -66,7 +66,7 @@ class ProtectionStage(Stage):
         """None vanishes."""
         return 0.0
 
-    def over(self, method: Any, n_users: int) -> Any:
+    def apply_to(self, method: Any, n_users: int) -> Any:
         """Return a method under this protection, with its noise where and as large as that needs it.
 
         Args:
@@ -82,9 +82,9 @@ class ProtectionStage(Stage):
                 f"{method.name} brings its own protection ({type(own).__name__}); remove protection.name, or take the "
                 "method that it is a variant of"
             )
-        return replace(method, channel=method.channel.lacking(self.missing_silos), protection=self)
+        return replace(method, channel=method.channel.sized_for_dropouts(self.max_dropouts), protection=self)
 
-    def paying(self, multiplier: float, ballots: int) -> ProtectionStage:
+    def with_vote_noise(self, multiplier: float, ballots: int) -> ProtectionStage:
         """Return the protection whose votes are a release of this noise multiplier in every round.
 
         Args:
@@ -100,7 +100,9 @@ class ProtectionStage(Stage):
         )
 
     @duty
-    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> Agreement[Any, Any]:
+    def make_protocol_spec(
+        self, method: Any, public: PublicFacts, own: Groups, rounds: int
+    ) -> ProtocolSpec[Any, Any]:
         """Return what the parties of a run agree on before any training: the protocol that they play.
 
         Args:
@@ -112,7 +114,7 @@ class ProtectionStage(Stage):
         raise NotImplementedError
 
     @property
-    def recovers(self) -> bool:
+    def tolerates_dropout(self) -> bool:
         """Whether a round goes on without senders that vanish; not unless the protection says so."""
         return False
 
@@ -129,15 +131,15 @@ class ProtectionStage(Stage):
         """Return the largest bound of any part of a contribution, given that of the method."""
         return bound.largest
 
-    def moves(self, moves: Moves, method: Any, public: Any) -> Moves:
+    def adjust_sensitivity(self, sensitivity: Sensitivity, method: Any, public: Any) -> Sensitivity:
         """Return how far one unit moves what is summed under the protection."""
-        return moves
+        return sensitivity
 
-    def claims(self, claims: Iterable[Claim], moves: Moves) -> tuple[Claim, ...]:
+    def claims(self, claims: Iterable[Claim], sensitivity: Sensitivity) -> tuple[Claim, ...]:
         """Return what a round claims under the protection, given what the noise of its messages claims."""
         return tuple(claims)
 
-    def grid_loss(self, loss: float, moves: Moves) -> float:
+    def grid_loss(self, loss: float, sensitivity: Sensitivity) -> float:
         """Return what the grid of the noise costs a coordinate, given what it costs without the protection."""
         return loss
 
@@ -147,7 +149,7 @@ class ProtectionStage(Stage):
         raise NotImplementedError
 
 
-def unmaskable(method: Any) -> str:
+def masking_obstacle(method: Any) -> str:
     """Return why messages that are no whole numbers with their share of the noise have no place under masks."""
     if not method.bound.bounded:
         return "unbounded updates lie on no grid and in no range; give the method a clip bound and GaussianShares"
@@ -167,7 +169,7 @@ def unmaskable(method: Any) -> str:
 
 def plain_round(method: Any) -> Sends:
     """Return the model and the task of a round, and who takes part where some are drawn, as silos are told."""
-    found = [Sent(Model, Role.SILO), Sent(Task, Role.SILO)]
+    found = [Sent(GlobalModel, Role.SILO), Sent(RoundTask, Role.SILO)]
     if method.draws:
-        found.append(Sent(OwnDraw if method.contribution.drawn_alone else DrawnUsers, Role.SILO))
+        found.append(Sent(SampledFlag if method.contribution.drawn_alone else SampledUsers, Role.SILO))
     return tuple(found)

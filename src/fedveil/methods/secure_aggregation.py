@@ -1,6 +1,6 @@
 """Secure aggregation as a stage: masks hide every message, and the server learns their sum alone.
 
-The protocols are in :mod:`fedveil.protection.masking`; docs/theory/secure-aggregation.md.
+The protocols are in :mod:`fedveil.protocols.masking`; docs/theory/secure-aggregation.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedveil.data.records import Groups
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.protection_stage import (
     DOWN,
@@ -19,16 +20,14 @@ from fedveil.methods.protection_stage import (
     UP,
     ProtectionStage,
     Sends,
+    masking_obstacle,
     plain_round,
-    unmaskable,
 )
-from fedveil.population.records import Groups
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.noise.on_grid import NOISE_REACH
-from fedveil.protection.letter_parts import Relay
-from fedveil.protection.masking.masked_sums import MaskedSums
-from fedveil.protection.masking.recoverable_aggregation import check_threshold
-from fedveil.protection.masking.recovery_messages import (
+from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.masking.recoverable_aggregation import check_threshold
+from fedveil.protocols.masking.recovery_messages import (
     AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
@@ -38,7 +37,7 @@ from fedveil.protection.masking.recovery_messages import (
     SignedSurvivors,
     Survivors,
 )
-from fedveil.protection.messages import (
+from fedveil.protocols.messages import (
     Announcement,
     Directory,
     MaskedVector,
@@ -46,7 +45,8 @@ from fedveil.protection.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.stage import Moves
+from fedveil.protocols.session_messages import ProtocolMessage
+from fedveil.stage import Sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,48 +57,48 @@ class SecureAggregation(ProtectionStage):
     are useful when only their sum is seen: bounded sums that carry their silo's share of the noise.
 
     Attributes:
-        on_missing: what happens when a silo vanishes in a round: "end" ends the run; "retry" repeats the round with
+        on_dropout: what happens when a silo vanishes in a round: "end" ends the run; "retry" repeats the round with
             the rest under fresh keys (or with all, where the weights depend on the silo that is missing); "recover"
             has the others open the masks it left behind, so that the round survives (Shamir shares).
-        missing_silos: how many silos may be missing from a sum; the shares of the noise are sized for that.
+        max_dropouts: how many silos may be missing from a sum; the shares of the noise are sized for that.
         dropout_rate: simulation: probability that a silo vanishes in an attempt at a round.
     """
 
     parties: ClassVar[tuple[Role, ...]] = (UP | DOWN,)
     masks: ClassVar[bool] = True
 
-    on_missing: Literal["end", "retry", "recover"] = "end"
-    missing_silos: Annotated[int, Field(ge=0)] = 0
+    on_dropout: Literal["end", "retry", "recover"] = "end"
+    max_dropouts: Annotated[int, Field(ge=0)] = 0
     dropout_rate: Annotated[float, Field(ge=0, lt=1)] = field(default=0.0, compare=False)
 
     @property
-    def recovers(self) -> bool:
+    def tolerates_dropout(self) -> bool:
         """Whether a round goes on without silos that vanish: the others open the masks left behind."""
-        return self.on_missing == "recover"
+        return self.on_dropout == "recover"
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse what masks do not fit, noise sized for other sums, and weights that cannot do without a silo."""
         if not method.channel.whole or method.local.own_noise:
-            yield f"cannot run under secure aggregation: {unmaskable(method)}"
-        if self.missing_silos != method.channel.missing_silos:
+            yield f"cannot run under secure aggregation: {masking_obstacle(method)}"
+        if self.max_dropouts != method.channel.max_dropouts:
             yield (
-                f"sums may lack {self.missing_silos} silos, and the shares of the noise are sized for "
-                f"{method.channel.missing_silos}; give GaussianShares the same missing_silos"
+                f"sums may lack {self.max_dropouts} silos, and the shares of the noise are sized for "
+                f"{method.channel.max_dropouts}; give GaussianShares the same max_dropouts"
             )
-        if self.on_missing == "end" and self.missing_silos:
+        if self.on_dropout == "end" and self.max_dropouts:
             yield (
-                f"missing_silos = {self.missing_silos}, but a missing silo ends the run; "
-                'on_missing = "retry" or "recover" goes on without it'
+                f"max_dropouts = {self.max_dropouts}, but a missing silo ends the run; "
+                'on_dropout = "retry" or "recover" goes on without it'
             )
-        if method.weights.by_records and not method.weights.main and self.missing_silos:
+        if method.weights.by_records and not method.weights.main and self.max_dropouts:
             yield (
                 "without a silo the weights n_su / N_u of its users no longer sum to 1, and nobody can renormalise "
-                'them without its counts; missing_silos must be 0: on_missing = "retry" waits for the silo'
+                'them without its counts; max_dropouts must be 0: on_dropout = "retry" waits for the silo'
             )
-        if self.on_missing == "recover" and not self.missing_silos:
-            yield "recovery has nothing to recover from with missing_silos = 0; say how many may be missing"
+        if self.on_dropout == "recover" and not self.max_dropouts:
+            yield "recovery has nothing to recover from with max_dropouts = 0; say how many may be missing"
 
-    def agree(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> MaskedSums:
+    def make_protocol_spec(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> MaskedSumSpec:
         """Return the range of the silos' messages, and how many of them a sum needs.
 
         A silo's sum is at most C times the largest weight that |U| users can have in one silo. To it comes its share
@@ -113,10 +113,10 @@ class SecureAggregation(ProtectionStage):
         weight = 1.0 / silos if method.weights.uniform else 1.0
         largest = contributions * weight * bound.norm * channel.gain
         grid = channel.message_grid(bound.grid, silos)
-        threshold = silos - channel.missing_silos if self.recovers else None
+        threshold = silos - channel.max_dropouts if self.tolerates_dropout else None
         if threshold is not None:
             check_threshold(threshold, silos, channel.colluding_silos)
-        return MaskedSums(
+        return MaskedSumSpec(
             clients=silos,
             length=public.length,
             grid=grid,
@@ -126,7 +126,7 @@ class SecureAggregation(ProtectionStage):
 
     def sends(self, method: Any) -> Sends:
         """Return the messages of a round: masked vectors, and what removes the masks of their sum."""
-        if self.on_missing != "recover":
+        if self.on_dropout != "recover":
             kinds: Sends = (
                 Sent(Announcement, UP),
                 Sent(Directory, DOWN),
@@ -138,15 +138,15 @@ class SecureAggregation(ProtectionStage):
             up = (RecoveryKeys, ShareBundle, SignedSurvivors, RevealedShares)
             down = (RoundStart, RecoveryDirectory, RelayedShares, Survivors, AgreedSurvivors)
             kinds = (*(Sent(kind, UP) for kind in up), *(Sent(kind, DOWN) for kind in down))
-        return (*plain_round(method), Sent(Relay, UP | DOWN), Sent(MaskedVector, UP), *kinds)
+        return (*plain_round(method), Sent(ProtocolMessage, UP | DOWN), Sent(MaskedVector, UP), *kinds)
 
-    def uncovered(self, method: Any) -> tuple[str, ...]:
+    def uncovered_facts(self, method: Any) -> tuple[str, ...]:
         """Return what masks promise, which no epsilon covers."""
         return (OF_KEYS,)
 
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         lacking = (
-            f", from which at most {self.missing_silos} of them may be missing" if self.missing_silos else ""
+            f", from which at most {self.max_dropouts} of them may be missing" if self.max_dropouts else ""
         )
         return (
             f"secure aggregation: pairwise masks show the server only the sum of the silos' messages{lacking}",

@@ -15,8 +15,8 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.noise import grid_for
 from fedveil.privacy.sampling import Everyone
-from fedveil.server.optimizers import STATELESS, Model, Optimizer, State, Vector
-from fedveil.statistics.local import PersonVector
+from fedveil.statistics.local_vectors import PersonVector
+from fedveil.training.server.optimizers import STATELESS, Model, Optimizer, State, Vector
 
 _EXACT_BITS = 52
 
@@ -54,7 +54,7 @@ def statistic(
         noise_multiplier=noise_multiplier,
         scale=1.0,
         colluding_silos=colluding_silos,
-        missing_silos=protection.missing_silos,
+        max_dropouts=protection.max_dropouts,
         users=public.n_users,
     )
     grid = grid_for(channel.share_std(public.n_silos), at_most=1.0)

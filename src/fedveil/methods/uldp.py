@@ -21,10 +21,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedveil.errors import CompositionError
-from fedveil.local.steps import LocalDpSgd, LocalGradient, check_computed
 from fedveil.methods.channels import Identity
 from fedveil.methods.contributions import RecordContribution, SiloContribution, SiloUserContribution
-from fedveil.methods.correlated import streamed
+from fedveil.methods.correlated import with_correlated_noise
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.keys import (
     ClipNorm,
@@ -46,7 +45,8 @@ from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip, bound_of
 from fedveil.privacy.sampling import Everyone, PoissonUsers
-from fedveil.server.optimizers import ServerSgd
+from fedveil.training.server.optimizers import ServerSgd
+from fedveil.training.steps import LocalDpSgd, LocalGradient, check_computed
 
 
 def uldp_naive(
@@ -149,7 +149,7 @@ def uldp_sgd(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None)
 
     The guarantee is that of uldp-avg.
     """
-    return streamed(pairs, correlated, rounds)
+    return with_correlated_noise(pairs, correlated, rounds)
 
 
 @variant_of(uldp_sgd)
@@ -168,7 +168,7 @@ def uldp_avg(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None)
     Guarantees one user a Gaussian mechanism of multiplier sigma in each round (Theorem 3), Poisson-subsampled if
     ``user_sampling_rate`` is below 1; docs/theory/uldp-methods.md.
     """
-    return streamed(pairs, correlated, rounds)
+    return with_correlated_noise(pairs, correlated, rounds)
 
 
 @variant_of(uldp_avg)

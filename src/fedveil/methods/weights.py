@@ -13,17 +13,17 @@ from jaxtyping import Float64, Int64
 from pydantic import Field
 from torch import Tensor
 
+from fedveil.data.main_silos import MainSilos, MainSilosError
+from fedveil.data.records import Groups, Population
 from fedveil.errors import CompositionError
-from fedveil.population.main_silos import MainSilos, MainSilosError
-from fedveil.population.records import Groups, Population
 from fedveil.privacy.claims import Role, Sent
-from fedveil.protection.letter_parts import LARGEST_SCORE, Counts, Totals
+from fedveil.protocols.session_messages import LARGEST_SCORE, UserCounts, UserTotals
 from fedveil.stage import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredMain:
-    """The main silo that a file names which all silos share (:mod:`fedveil.population.main_silos`).
+    """The main silo that a file names which all silos share (:mod:`fedveil.data.main_silos`).
 
     Attributes:
         main_silos: the file's SHA-256, in hexadecimal: a silo with another file takes no part.
@@ -99,7 +99,7 @@ class Weights(Stage):
         return math.isinf(self.power)
 
     @property
-    def totalled(self) -> bool:
+    def supports_user_totals(self) -> bool:
         """Whether totals of whole scores are enough to compute it (:meth:`scores`)."""
         return not self.main and self.power == int(self.power)
 
@@ -129,9 +129,9 @@ class Weights(Stage):
         """Return the messages by which silos learn the weights in the open: scores go up, totals come back."""
         if not self.by_records:
             return ()
-        return Sent(Counts, Role.SERVER), Sent(Totals, Role.SILO)
+        return Sent(UserCounts, Role.SERVER), Sent(UserTotals, Role.SILO)
 
-    def uncovered(self, method: Any) -> tuple[str, ...]:
+    def uncovered_facts(self, method: Any) -> tuple[str, ...]:
         """Return what a file of main silos rests on, and tells."""
         if self.law != "declared":
             return ()
@@ -141,7 +141,7 @@ class Weights(Stage):
             "main silo",
         )
 
-    def within(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
+    def for_population(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
         """Return the weight of each contribution of a population, or of the share of it that one party has.
 
         Where all records are here, as in a simulation, main silos follow from them and from no file. A party that does
@@ -149,7 +149,7 @@ class Weights(Stage):
         """
         found = population.main_silos
         if self.law != "declared" or population.complete:
-            return self.of(groups, population.n_silos, population.n_users)
+            return self.for_groups(groups, population.n_silos, population.n_users)
         if found is None or found.digest != self.digest:
             return torch.zeros(len(groups), dtype=torch.float64)
         return torch.from_numpy((found.silo[groups.user] == groups.silo).astype(np.float64))
@@ -166,7 +166,7 @@ class Weights(Stage):
                 + ("none (main_silos)" if found is None else f"one that has {found.digest}")
             )
 
-    def of(self, groups: Groups, n_silos: int, n_users: int) -> Float64[Tensor, " m"]:
+    def for_groups(self, groups: Groups, n_silos: int, n_users: int) -> Float64[Tensor, " m"]:
         """Return the weight of each contribution, of those of all silos."""
         if not self.by_records and not self.main:
             weight = 1.0 if self.law == "one" else 1.0 / n_silos
@@ -188,13 +188,13 @@ class Weights(Stage):
         """Return n^p for whole p, as whole numbers: what weights are computed from where no party has all counts.
 
         A count above ((2^32 - 1) / |S|)^(1/p) counts as the whole number below that, so that a user's scores of all
-        silos sum to what :class:`~fedveil.protection.letter_parts.Totals` hold, however many records that is; the
-        weights still sum to 1. The limit is a function of public numbers.
+        silos sum to what :class:`~fedveil.protocols.session_messages.UserTotals` hold, however many records that is;
+        the weights still sum to 1. The limit is a function of public numbers.
 
         Raises:
             CompositionError: a power that is not whole.
         """
-        if not self.totalled:
+        if not self.supports_user_totals:
             raise CompositionError(f"weights {self.description}: {NOT_WHOLE}")
         power, largest = int(self.power), LARGEST_SCORE // n_silos
         most = round(largest ** (1 / max(1, power)))

@@ -4,7 +4,7 @@
     mechanisms              ``noise/``: exact samplers; ``sampling``: who takes part in a round
     what was released       ``events``; ``claims``: who learns it, and which event bounds it against them
     what it costs           ``accounting``: ``loss_distributions`` (pld), ``renyi`` (rdp); ``calibration``: the inverse
-    what is recorded        ``ledger`` before every release, ``statement`` at the end; ``together`` for several runs
+    what is recorded        ``ledger`` before every release, ``statement`` at the end; ``joint_cost`` for several runs
 
 How a statement follows: docs/theory/claims.md.
 """

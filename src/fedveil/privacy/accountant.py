@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.events import Adjacency, Event, apart, atoms, off_grid
+from fedveil.privacy.events import Adjacency, Event, atoms, split_distance, split_grid_loss
 
 
 class Accountant(ABC):
@@ -31,7 +31,7 @@ class Accountant(ABC):
 
     def supports(self, event: Event) -> bool:
         """Whether the accountant has a valid bound for the event under its adjacency."""
-        return all(self._supported(release) for release in atoms(off_grid(event)[0]))
+        return all(self._supported(release) for release in atoms(split_grid_loss(event)[0]))
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Return the smallest epsilon that this accountant can show for a delta (infinite without a guarantee).
@@ -40,11 +40,11 @@ class Accountant(ABC):
             PrivacyError: delta is not in (0, 1), or next to 0; a release without a bound; a limit of the accountant.
         """
         _check_delta(delta)
-        event, loss = off_grid(event)
+        event, loss = split_grid_loss(event)
         if loss:
             left = delta * math.exp(-loss)
             return self.epsilon(event, left) + loss if left >= _LEAST_DELTA else math.inf
-        event, distance = apart(event)
+        event, distance = split_distance(event)
         return (
             self._apart(event, delta, distance) if distance else self._epsilon(self._released(event), delta)
         )
@@ -57,10 +57,10 @@ class Accountant(ABC):
         """
         if not epsilon >= 0:
             raise PrivacyError(f"epsilon = {epsilon}: must not be negative")
-        event, loss = off_grid(event)
+        event, loss = split_grid_loss(event)
         if loss:
             return min(1.0, math.exp(loss) * self.delta(event, epsilon - loss)) if epsilon >= loss else 1.0
-        event, distance = apart(event)
+        event, distance = split_distance(event)
         shown = self._delta(self._released(event), epsilon)
         return min(1.0, shown + _seen_apart(epsilon, distance)) if distance else shown
 

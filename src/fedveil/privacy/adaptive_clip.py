@@ -31,13 +31,8 @@ from jaxtyping import Float32, Float64
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
-from fedveil.keys import check_ranges
-from fedveil.privacy.rows import (
-    EXACT_FLOAT32_ROWS,
-    UNITS_BITS,
-    Shortening,
-    contribution_norms,
-)
+from fedveil.config_keys import check_ranges
+from fedveil.privacy.row_norms import EXACT_FLOAT32_ROWS, UNITS_BITS, ScalingBound, contribution_norms
 from fedveil.privacy.statement import show_at_most
 
 _UNLIMITED: Final = 2.0**40
@@ -45,7 +40,7 @@ _Length = Annotated[float, Field(ge=2.0**-40, le=2.0**40)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveClip(Shortening):
+class AdaptiveClip(ScalingBound):
     """Scale a contribution down to C_t and divide it by C_t, where C_t follows a quantile of the lengths.
 
     Guarantee: for every float32 row, every weight w in [0, 1] and every C_t, what is stored of a contribution, update
@@ -146,11 +141,11 @@ class AdaptiveClip(Shortening):
         """Return whether the round of this number may have this C_t: C_1 is given, and later ones have limits."""
         return unit == self.start if number == 1 else self.least <= unit <= self.most
 
-    def at(self, state: Mapping[str, Tensor]) -> AdaptiveClip:
+    def at_state(self, state: Mapping[str, Tensor]) -> AdaptiveClip:
         """Return the bound of the next round, which starts at C_t."""
         return self.measured_in(float(state["norm"])) if state else self
 
-    def moved(
+    def next_state(
         self, marks: Float64[Tensor, " extra"], users: float, state: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Return C_{t+1} = C_t exp(-h_t v / (kappa q |U|)) within its limits, and the number of rounds."""

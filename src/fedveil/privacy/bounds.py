@@ -30,13 +30,13 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
+from fedveil.config_keys import is_number, make_plain
 from fedveil.errors import CompositionError, PrivacyError
-from fedveil.keys import is_number, make_plain
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.privacy.rows import (
+from fedveil.privacy.row_norms import (
     EXACT_FLOAT32_ROWS,
     UNITS_BITS,
-    Shortening,
+    ScalingBound,
     check_weights,
     contribution_norms,
     drop_nonfinite_,
@@ -51,7 +51,7 @@ _SMALLEST_NORM, _LARGEST_NORM = 2.0**-100, 2.0**100
 
 
 @dataclass(frozen=True, kw_only=True)
-class _NormClip(Shortening):
+class _NormClip(ScalingBound):
     """What both clips share; see :class:`Clip` for the guarantee and the edge cases.
 
     Attributes:
@@ -272,7 +272,7 @@ class Unbounded(SteadyBound):
         """Return 1 for every contribution, 0 where the norm is not finite."""
         return torch.isfinite(norms).double()
 
-    def clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
+    def is_clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
         """Return False for every contribution."""
         return torch.zeros_like(norms, dtype=torch.bool)
 

@@ -19,7 +19,7 @@ from enum import Enum, Flag, auto
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from fedveil.privacy.events import Event, NoGuarantee, near
+from fedveil.privacy.events import Event, NoGuarantee, at_distance
 
 _T = TypeVar("_T")
 
@@ -36,7 +36,7 @@ class Role(Flag):
     SILO = auto()
 
 
-class Tells(Enum):
+class Reveals(Enum):
     """What a field tells of private records; the value is how statements say it."""
 
     NOTHING = "nothing about any record"
@@ -68,11 +68,11 @@ class Key(Enum):
     NOBODY = Role(0)  # pairwise masks: what they leave of a sum, the message that removes them tells
 
 
-_MADE: Final = {Tells.MODEL: Tells.MODEL, Tells.DRAWN: Tells.DRAWN, Tells.OWN_DRAW: Tells.DRAWN}
+_MADE: Final = {Reveals.MODEL: Reveals.MODEL, Reveals.DRAWN: Reveals.DRAWN, Reveals.OWN_DRAW: Reveals.DRAWN}
 """What the server knows because it makes what it sends: a model, and who was drawn."""
 
 
-def tells(what: Tells, under: Key | None = None, besides: Tells | None = None) -> Mapping[str, object]:
+def reveals(what: Reveals, under: Key | None = None, besides: Reveals | None = None) -> Mapping[str, object]:
     """Return the metadata of a field that tells something.
 
     Args:
@@ -83,7 +83,7 @@ def tells(what: Tells, under: Key | None = None, besides: Tells | None = None) -
     return {"tells": what, "under": under, "besides": besides}
 
 
-def telling(kind: type[_T]) -> type[_T]:
+def check_reveals(kind: type[_T]) -> type[_T]:
     """Return a message's class, every field of which says what it tells.
 
     Raises:
@@ -110,24 +110,24 @@ class Sent:
 
     kind: type[Any]
     to: Role
-    instead: Mapping[Tells, Tells] = field(default_factory=dict)
+    instead: Mapping[Reveals, Reveals] = field(default_factory=dict)
 
-    def opened(self, party: Role) -> frozenset[Tells]:
+    def revealed_to(self, party: Role) -> frozenset[Reveals]:
         """Return what the message tells a party with its keys."""
         opened = _opened(self.kind, party)  # type: ignore[arg-type]  # a class is hashable
         return frozenset(self.instead.get(what, what) for what in opened) if self.instead else opened
 
 
 @cache
-def _opened(kind: type[Any], party: Role) -> frozenset[Tells]:
+def _opened(kind: type[Any], party: Role) -> frozenset[Reveals]:
     """Return what the fields of a class tell a party with its keys."""
     if not dataclasses.is_dataclass(kind):
-        return frozenset({Tells.UNDECLARED})
+        return frozenset({Reveals.UNDECLARED})
     found = set()
     for one in dataclasses.fields(kind):
         under, besides = one.metadata.get("under"), one.metadata.get("besides")
         if under is None or party & under.value:
-            found.add(one.metadata.get("tells", Tells.UNDECLARED))
+            found.add(one.metadata.get("tells", Reveals.UNDECLARED))
         if besides is not None:
             found.add(besides)
     return frozenset(found)
@@ -147,34 +147,34 @@ class Claim:
             release; 0 where a proof says that there is none. Sampling makes it no smaller.
     """
 
-    covers: frozenset[Tells]
+    covers: frozenset[Reveals]
     event: Event
     but: tuple[str, ...] = ()
     amplified: bool = True
     distance: float = 0.0
 
     @property
-    def charged(self) -> Event:
+    def charged_event(self) -> Event:
         """What accountants are asked about: the event, and the distance at which it is seen."""
-        return near(self.event, self.distance)
+        return at_distance(self.event, self.distance)
 
 
-def covering(*known: Tells) -> frozenset[Tells]:
+def covered_knowledge(*known: Reveals) -> frozenset[Reveals]:
     """Return what a claim covers; the models are post-processing of every release."""
-    return frozenset((Tells.MODEL, *known))
+    return frozenset((Reveals.MODEL, *known))
 
 
-def unprotected(reason: str, *, unless: Tells = Tells.UNDECLARED) -> Claim:
+def no_guarantee(reason: str, *, unless: Reveals = Reveals.UNDECLARED) -> Claim:
     """Return the claim that nothing is guaranteed, whatever declared knowledge a party has.
 
     Args:
         reason: why.
         unless: what has a reason of its own for those who know it.
     """
-    return Claim(frozenset(Tells) - {Tells.UNDECLARED, unless}, NoGuarantee(reason=reason))
+    return Claim(frozenset(Reveals) - {Reveals.UNDECLARED, unless}, NoGuarantee(reason=reason))
 
 
-def knowledge(party: Role, sent: Iterable[Sent], content: Tells) -> frozenset[Tells]:
+def knowledge(party: Role, sent: Iterable[Sent], content: Reveals) -> frozenset[Reveals]:
     """Return what a party or coalition knows of a round.
 
     Args:
@@ -182,35 +182,35 @@ def knowledge(party: Role, sent: Iterable[Sent], content: Tells) -> frozenset[Te
         sent: every message of a round and of its setup.
         content: what the channel's payload tells whoever opens it.
     """
-    known = {Tells.OWN} if party & Role.SILO else set[Tells]()
+    known = {Reveals.OWN} if party & Role.SILO else set[Reveals]()
     if party & Role.READER:
-        known.add(Tells.MODEL)
+        known.add(Reveals.MODEL)
     serves = bool(party & Role.SERVER)
     for one in sent:
-        opened = one.opened(party)
+        opened = one.revealed_to(party)
         if party.value & one.to.value:
             known |= opened
         elif serves and one.to.value & Role.SILO.value:
             known |= {_MADE[what] for what in opened if what in _MADE}
-    if serves and Tells.OWN_DRAW in known:  # what each was told of itself is together all draws
-        known.add(Tells.DRAWN)
-    if Tells.CONTENT in known:
-        known = (known - {Tells.CONTENT}) | {content}
-    return frozenset(known - {Tells.NOTHING})
+    if serves and Reveals.OWN_DRAW in known:  # what each was told of itself is together all draws
+        known.add(Reveals.DRAWN)
+    if Reveals.CONTENT in known:
+        known = (known - {Reveals.CONTENT}) | {content}
+    return frozenset(known - {Reveals.NOTHING})
 
 
-def against(known: frozenset[Tells], claims: Iterable[Claim]) -> Claim:
+def least_covering_claim(known: frozenset[Reveals], claims: Iterable[Claim]) -> Claim:
     """Return the least claim that covers all that is known; one of no guarantee, with the reason, if none does."""
     claims = tuple(claims)
     fitting = [claim for claim in claims if known <= claim.covers]
     if fitting:
         return min(fitting, key=lambda claim: len(claim.covers))
     nearest = max((claim.covers & known for claim in claims), key=len, default=frozenset())
-    left = ", ".join(what.value for what in Tells if what in known - nearest)
+    left = ", ".join(what.value for what in Reveals if what in known - nearest)
     return Claim(known, NoGuarantee(reason=f"no noise covers what is sent: {left}"))
 
 
-def also(claims: Iterable[Claim], known: Tells, but: str) -> tuple[Claim, ...]:
+def with_side_knowledge(claims: Iterable[Claim], known: Reveals, but: str) -> tuple[Claim, ...]:
     """Return claims, and each of them again for whoever learns one thing more that no epsilon covers."""
     claims = tuple(claims)
     more = (replace(claim, covers=claim.covers | {known}, but=(*claim.but, but)) for claim in claims)

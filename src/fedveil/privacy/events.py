@@ -247,7 +247,7 @@ class GridEvent(Event, type="grid"):
             raise PrivacyError(f"GridEvent.loss = {self.loss}: must be positive and finite")
 
 
-def near(event: Event, distance: float) -> Event:
+def at_distance(event: Event, distance: float) -> Event:
     """Return an event seen at a statistical distance; at 0, or where nothing is guaranteed, itself."""
     if distance == 0 or isinstance(event, NoGuarantee):
         return event
@@ -261,12 +261,12 @@ def on_grid(event: Event, loss: float) -> Event:
     return ComposedEvent(events=(event, GridEvent(loss=loss)))
 
 
-def apart(event: Event) -> tuple[Event, float]:
-    """Return an event without statistical distances, and their sum, rounded up: the inverse of :func:`near`."""
+def split_distance(event: Event) -> tuple[Event, float]:
+    """Return an event without statistical distances, and their sum, rounded up: the inverse of :func:`at_distance`."""
     return _without(event, NearbyEvent, "distance")
 
 
-def off_grid(event: Event) -> tuple[Event, float]:
+def split_grid_loss(event: Event) -> tuple[Event, float]:
     """Return an event without the losses of grids, and their sum, rounded up: the inverse of :func:`on_grid`."""
     return _without(event, GridEvent, "loss")
 

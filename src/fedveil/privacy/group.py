@@ -12,7 +12,7 @@ way                  bound                                                      
                      alpha >= 2^{c+1}
 :func:`lemma5`       (epsilon, delta) -> (k epsilon, k e^{(k-1) epsilon} delta)      every k
                      (Lemma 5 of ULDP-FL)
-:func:`published`    Lemma 6 as the authors evaluate it, with orders below 2^{c+1}   nothing: a figure to
+:func:`published_group_epsilon`    Lemma 6 as the authors evaluate it, with orders below 2^{c+1}   nothing: a figure to
                      and the power of two BELOW k                                    compare with
 ===================  ==============================================================  ========================
 
@@ -161,7 +161,7 @@ def lemma6(*, group_size: int, noise_multiplier: float, silos: Silos, delta: flo
     return _lemma6(power, noise_multiplier, silos, delta, orders)
 
 
-def published(*, group_size: int, noise_multiplier: float, silos: Silos, delta: float) -> float:
+def published_group_epsilon(*, group_size: int, noise_multiplier: float, silos: Silos, delta: float) -> float:
     """Return the figure the authors of ULDP-FL print: NOT a guarantee for k >= 16, nor where k is no power
     of two.
 

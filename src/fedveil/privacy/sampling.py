@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from jaxtyping import Bool
 
+from fedveil.config_keys import is_number, make_plain
 from fedveil.errors import PrivacyError
-from fedveil.keys import is_number, make_plain
-from fedveil.privacy.claims import Claim, Tells
+from fedveil.privacy.claims import Claim, Reveals
 from fedveil.privacy.events import (
     Adjacency,
     Event,
@@ -77,7 +77,7 @@ class Sampler(ABC):
         """Return who of ``n`` users takes part."""
 
     @abstractmethod
-    def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
         """Return what the claims for a release over everybody are for one over those who take part."""
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class Everyone(Sampler):
         _check_count(n)
         return np.ones(n, dtype=np.bool_)
 
-    def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
         """Return the claims, also for whoever is told that everyone takes part."""
         return tuple(replace(claim, covers=claim.covers | _DRAWS) for claim in claims)
 
@@ -165,7 +165,7 @@ class PoissonUsers(Sampler):
         """Return ``base`` amplified by Poisson sampling at the rate; ``base`` itself at rate 1."""
         return base if self.rate == 1.0 else PoissonSampledEvent(rate=self.rate, event=base)
 
-    def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
         """Return the claims over the sample (:func:`over_sample`); draws are independent: one's own tells nothing."""
         return over_sample(claims, unknowing=self.event, knowing_own=self.event)
 
@@ -241,14 +241,14 @@ class UniformClients(Sampler):
             return base
         return SampledWithoutReplacementEvent(population=self.population, sample=self.sample, event=base)
 
-    def over(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
         """Return the claims over the sample (:func:`over_sample`).
 
         One who knows of its own draw knows that m or m - 1 of the other n - 1 are drawn: the amplification of m of n
         - 1 covers both.
         """
         if self.sample == self.population:
-            return Everyone().over(claims)
+            return Everyone().amplify(claims)
         others = UniformClients(population=self.population - 1, sample=self.sample)
         return over_sample(claims, unknowing=self.event, knowing_own=others.event)
 
@@ -257,7 +257,7 @@ class UniformClients(Sampler):
         return (f"{drawn} take part in each round, sampled uniformly without replacement",)
 
 
-_DRAWS: Final = frozenset({Tells.OWN_DRAW, Tells.DRAWN})
+_DRAWS: Final = frozenset({Reveals.OWN_DRAW, Reveals.DRAWN})
 
 
 def over_sample(
@@ -276,7 +276,7 @@ def over_sample(
     for claim in claims:
         # of other events no accountant has a bound
         amplified = claim.amplified and isinstance(claim.event, GaussianEvent | LaplaceEvent)
-        own = claim.covers | {Tells.OWN_DRAW}
+        own = claim.covers | {Reveals.OWN_DRAW}
         found += [
             replace(claim, event=unknowing(claim.event) if amplified else claim.event),
             replace(claim, covers=own, event=knowing_own(claim.event) if amplified else claim.event),

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Integer
 from pydantic import Field
 
-from fedveil.keys import check_ranges
+from fedveil.config_keys import check_ranges
 from fedveil.privacy.sampling import Everyone
 
 
@@ -54,12 +54,12 @@ class Scheduled(Everyone):
         )
 
 
-def due(
+def is_due(
     owner: Integer[np.ndarray, " m"], silo: Int32[np.ndarray, " m"], period: int, number: int
 ) -> Bool[np.ndarray, " m"]:
     """Return which contributions take part in a round of this number, by their owner and silo.
 
-    >>> [bool(due(np.array([5]), np.array([0], dtype=np.int32), 3, number)[0]) for number in (1, 2, 3, 4, 5)]
+    >>> [bool(is_due(np.array([5]), np.array([0], dtype=np.int32), 3, number)[0]) for number in (1, 2, 3, 4, 5)]
     [False, True, False, False, True]
     """
     found: np.ndarray = (owner % period + silo - number) % period == 0

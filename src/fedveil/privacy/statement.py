@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from functools import partial
 from typing import Annotated, Final, Literal, get_args
 
 from pydantic import (
@@ -23,14 +25,16 @@ from pydantic import (
     with_config,
 )
 
-from fedveil.errors import PrivacyError, RunFolderError
-from fedveil.files import of_version, reading
-from fedveil.foreign import one_line
+from fedveil.checks import Check, run_check
+from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
+from fedveil.files import check_schema_version, reading
 from fedveil.privacy.accountant import epsilon_on_grid, is_large_delta
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Adjacency, AnEvent, Event, Json
-from fedveil.validation import explained
+from fedveil.privacy.events import Adjacency, AnEvent, Event, Json, atoms
+from fedveil.privacy.ledger import Entry
+from fedveil.sanitize import one_line, sanitize
+from fedveil.validation import explain_errors
 
 SCHEMA_VERSION = 2
 
@@ -204,7 +208,7 @@ class Statement:
         large = " (not below 1 / units)" if self.has_large_delta else ""
         return f"{bound}, delta={show_delta(self.delta)}{large} for one {self.unit}, released={self.released}"
 
-    def against(self, role: Role) -> float | None:
+    def line_for(self, role: Role) -> float | None:
         """Return the epsilon against a party that has a line, and against readers (None: nothing is guaranteed).
 
         Raises:
@@ -284,13 +288,13 @@ class Statement:
         Raises:
             RunFolderError: another version, or no statement; names the place and the key.
         """
-        document = of_version(data, place, SCHEMA_VERSION)
+        document = check_schema_version(data, place, SCHEMA_VERSION)
         values = {key: value for key, value in document.items() if key not in ("schema_version", "sentences")}
         with reading(place, RunFolderError):
             try:
                 statement = _VALUES.validate_python(values)
             except ValidationError as error:
-                raise RunFolderError(f"{place} is damaged: {explained(error, cls)}") from None
+                raise RunFolderError(f"{place} is damaged: {explain_errors(error, cls)}") from None
             except PrivacyError as error:
                 raise RunFolderError(f"{place} is damaged: {error}") from error
             if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(document, sort_keys=True):
@@ -309,7 +313,7 @@ def show_epsilon(epsilon: float | None) -> str:
     """
     if epsilon is None or epsilon == math.inf:
         return _NOTHING
-    return str(rounded(epsilon, 2 if epsilon >= 0.1 or epsilon == 0 else 4, ROUND_CEILING))
+    return str(round_exactly(epsilon, 2 if epsilon >= 0.1 or epsilon == 0 else 4, ROUND_CEILING))
 
 
 def show_delta(delta: float) -> str:
@@ -365,13 +369,13 @@ def show_lower_bound(epsilon: float) -> str:
     >>> show_lower_bound(2.8093), show_lower_bound(0.01239)
     ('2.80', '0.0123')
     """
-    return str(rounded(epsilon, 2 if epsilon >= 0.1 or epsilon == 0 else 4, ROUND_FLOOR))
+    return str(round_exactly(epsilon, 2 if epsilon >= 0.1 or epsilon == 0 else 4, ROUND_FLOOR))
 
 
-def rounded(value: float, decimals: int, rounding: str) -> Decimal:
+def round_exactly(value: float, decimals: int, rounding: str) -> Decimal:
     """Return a finite number to so many decimals, rounded by the exact value of the double.
 
-    >>> rounded(2.5000000000001, 2, ROUND_CEILING), rounded(2.5, 2, ROUND_CEILING)
+    >>> round_exactly(2.5000000000001, 2, ROUND_CEILING), round_exactly(2.5, 2, ROUND_CEILING)
     (Decimal('2.51'), Decimal('2.50'))
     """
     return Decimal(value).quantize(Decimal(1).scaleb(-decimals), rounding=rounding, context=_EXACT)
@@ -399,3 +403,92 @@ def epsilons_by_accountant(
             epsilon = epsilon_on_grid(accountant, event, delta, loss)
             found.append((name, epsilon if math.isfinite(epsilon) else None))
     return tuple(found)
+
+
+# --- statement checks ----------------------------------------------------------------------------------------------
+# Check a statement against ledger and experiment: the same events and delta, no smaller epsilon than they cost.
+
+
+def same_events(statement: Statement, entries: Sequence[Entry]) -> str:
+    """Return in words that a statement's event is the composition of a ledger's charges.
+
+    Raises:
+        IntegrityError: it is not.
+    """
+    for entry in entries:
+        if (entry.unit, entry.adjacency) != (statement.unit, statement.adjacency):
+            raise IntegrityError(
+                f"charge {entry.index + 1} is for one {entry.unit} under {entry.adjacency.value}, the statement for "
+                f"one {statement.unit} under {statement.adjacency.value}"
+            )
+    charged: Counter[Event] = sum((atoms(entry.event) for entry in entries), Counter())
+    if charged != atoms(statement.event):
+        raise IntegrityError("the statement's event is not the composition of what the ledger charged")
+    return "its event is the composition of all charges"
+
+
+def same_privacy(statement: Statement, *, delta: object, accountant: object, seed: object) -> str:
+    """Return in words that a statement is of what an experiment, or a document of releases, asked for.
+
+    Args:
+        statement: of the run.
+        delta, accountant: that were asked for.
+        seed: ``privacy.insecure_seed``; None: the noise could not be predicted.
+
+    Raises:
+        IntegrityError: its noise came from a known seed, and it says not; or it has another delta or accountant.
+    """
+    if seed is not None and statement.secure_randomness:
+        raise IntegrityError(
+            "the noise came from a known seed (privacy.insecure_seed), and the statement says that nobody could "
+            "predict it"
+        )
+    if (delta, accountant) != (statement.delta, statement.accountant):
+        raise IntegrityError(
+            f"the statement is for delta {statement.delta:g} by accountant '{sanitize(statement.accountant)}', and "
+            "another was asked for"
+        )
+    return f"delta {statement.delta:g} and accountant {statement.accountant}, as was asked for"
+
+
+def check_epsilons(statement: Statement) -> Iterator[Check]:
+    """Recompute epsilon by every accountant: what is stated must not be smaller."""
+    if statement.epsilon is None:
+        yield Check(
+            name="epsilon",
+            outcome="unchecked",
+            detail=f"nothing is guaranteed: {'; '.join(statement.reasons)}",
+        )
+        return
+    stated = dict(statement.epsilons)
+    if stated.get(statement.accountant) is None:
+        yield Check(
+            name="epsilon",
+            outcome="fails",
+            detail=f"no figure of {statement.accountant}, which is said to bound it",
+        )
+        return
+    lines = [
+        (f"a line for {line.party}", line.epsilon) for line in statement.trust if line.role is Role.READER
+    ]
+    for words, value in lines:
+        if value is None or value < statement.epsilon:
+            yield Check(
+                name="epsilon", outcome="fails", detail=f"{words} promises less than the statement's epsilon"
+            )
+    for name, value in dict.fromkeys((*stated.items(), (statement.accountant, statement.epsilon))):
+        yield run_check(f"epsilon by {name}", partial(_epsilon, statement, name, value))
+
+
+def _epsilon(statement: Statement, name: str, stated: float | None) -> str:
+    if name not in ACCOUNTANTS:
+        raise IntegrityError(f"there is no accountant '{name}'")
+    with reading("the recorded event", IntegrityError):
+        found = make_accountant(name, statement.adjacency).epsilon(statement.event, statement.delta)
+    claimed = math.inf if stated is None else stated
+    if found > claimed * (1 + 1e-9):
+        raise IntegrityError(
+            f"the recorded events cost {show_epsilon(found)} at delta {statement.delta:g}, more than the "
+            f"{show_epsilon(stated)} that is stated"
+        )
+    return f"recomputed {show_epsilon(found)}, stated {show_epsilon(stated)}"

@@ -46,11 +46,11 @@ class SteadyBound:
         """Return whether messages of the round of this number may be in this unit."""
         return unit == self.unit
 
-    def at(self: _Bound, state: Mapping[str, Tensor]) -> _Bound:
+    def at_state(self: _Bound, state: Mapping[str, Tensor]) -> _Bound:
         """Return the bound of the next round."""
         return self
 
-    def moved(
+    def next_state(
         self, marks: Float64[Tensor, " extra"], users: float, state: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Return what is remembered after a round.

@@ -253,7 +253,7 @@ def _encode_block(
     quantizer, scalar = place.quantizer, _scalar(place.quantizer)
     code = _spread_code(x, quantizer.law.scale)
     if plan >= MIN_ORDER:
-        selection = select(x, place.over(scalar), plan, search)
+        selection = select(x, place.with_quantizer(scalar), plan, search)
         if selection.worthwhile:
             writer.field(plan, _PLAN_BITS)
             writer.field(code, 16)
@@ -285,7 +285,9 @@ def _decode_block(
     if plan >= MIN_ORDER:
         if plan > MAX_ORDER or 1 << (plan - 1) >= max(length, 2):
             raise MessageError(f"the message sends {length} parameters in rows of 2^{plan}")
-        return read_selection(reader, length, place.over(_scalar(quantizer)), plan, spread, checksum)
+        return read_selection(
+            reader, length, place.with_quantizer(_scalar(quantizer)), plan, spread, checksum
+        )
     if plan > _SCALAR:
         raise MessageError(f"the message sends a block in an unknown way ({plan})")
     if plan == _SCALAR:

@@ -144,7 +144,7 @@ class Contexts:
     shift: Int64[np.ndarray, " m"] | None
 
     @classmethod
-    def of(cls, offset: Float64[np.ndarray, " m"], deviation: Float64[np.ndarray, " m"]) -> Contexts:
+    def choose(cls, offset: Float64[np.ndarray, " m"], deviation: Float64[np.ndarray, " m"]) -> Contexts:
         """Choose the contexts of rounded Gaussians.
 
         Args:
@@ -174,7 +174,7 @@ class Contexts:
         mirror[large] = 0
         return cls(context=context, mirror=mirror, shift=shift)
 
-    def turned(self, symbols: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
+    def flip_mirrored(self, symbols: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
         """Turn the sign of the mirrored ones; its own inverse."""
         turned: Int64[np.ndarray, " m"] = symbols ^ self.mirror
         turned -= self.mirror

@@ -159,7 +159,7 @@ class Block:
     quantizer: LayeredQuantizer
     streams: SharedStreams
 
-    def over(self, quantizer: LayeredQuantizer) -> Block:
+    def with_quantizer(self, quantizer: LayeredQuantizer) -> Block:
         """Return the block under another quantiser."""
         return replace(self, quantizer=quantizer)
 

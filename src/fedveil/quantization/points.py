@@ -42,7 +42,7 @@ def write_points(
 ) -> None:
     """Write lattice points; ``ratio`` is s / beta of each sub-vector."""
     if _cubic(lattice):
-        contexts = Contexts.of(dithers.ravel(), np.repeat(ratio, lattice.dimension))
+        contexts = Contexts.choose(dithers.ravel(), np.repeat(ratio, lattice.dimension))
         writer.integers(points.ravel().astype(np.int64), contexts)
         return
     integers = lattice.integers(points)
@@ -51,7 +51,7 @@ def write_points(
         row = lattice.generator[i]
         mean = rest[:, i] / row[i]
         centre = np.rint(mean)
-        contexts = Contexts.of(centre - mean, _deviation(lattice, ratio, i))
+        contexts = Contexts.choose(centre - mean, _deviation(lattice, ratio, i))
         writer.integers(integers[:, i] - centre.astype(np.int64), contexts)
         rest -= integers[:, i, None] * row
 
@@ -68,7 +68,7 @@ def read_points(
         MessageError: a point too far away for any sender.
     """
     if _cubic(lattice):
-        contexts = Contexts.of(dithers.ravel(), np.repeat(ratio, lattice.dimension))
+        contexts = Contexts.choose(dithers.ravel(), np.repeat(ratio, lattice.dimension))
         return reader.integers(contexts).astype(np.float64).reshape(dithers.shape)
     integers = np.empty(dithers.shape, dtype=np.int64)
     rest = -dithers
@@ -76,7 +76,7 @@ def read_points(
         row = lattice.generator[i]
         mean = rest[:, i] / row[i]
         centre = np.rint(mean)
-        contexts = Contexts.of(centre - mean, _deviation(lattice, ratio, i))
+        contexts = Contexts.choose(centre - mean, _deviation(lattice, ratio, i))
         integers[:, i] = centre.astype(np.int64) + reader.integers(contexts)
         rest -= integers[:, i, None] * row
         if np.abs(rest).max(initial=0) > 2.0**58:

@@ -95,7 +95,7 @@ class SymbolWriter:
 
     def integers(self, distances: Int64[np.ndarray, " m"], contexts: Contexts) -> None:
         """Write integers less their centres; whatever a table does not reach follows as 64 bits."""
-        symbols = contexts.turned(distances)
+        symbols = contexts.flip_mirrored(distances)
         high = symbols if contexts.shift is None else symbols >> contexts.shift
         reach = _reaches()[contexts.context]
         index = high + reach
@@ -204,7 +204,7 @@ class SymbolReader:
         if contexts.shift is not None:
             high <<= contexts.shift
             high |= self._low_bits(contexts.shift)
-        return contexts.turned(high)
+        return contexts.flip_mirrored(high)
 
     def _long(self, count: int) -> Int64[np.ndarray, " count"]:
         folded = np.zeros(count, dtype=np.uint64)

@@ -12,13 +12,22 @@ from typing import Final
 
 from markupsafe import Markup
 
-from fedveil.engine.run_folder.documents import SCHEMA_VERSION, JsonObject, JsonValue
 from fedveil.errors import RunFolderError
 from fedveil.report import comparison_plots
-from fedveil.report.document import PRIVATE, Section, document, figures, joined, notice, table, write_document
+from fedveil.report.document import (
+    PRIVATE,
+    Section,
+    document,
+    figures,
+    join_parts,
+    notice,
+    table,
+    write_document,
+)
 from fedveil.report.drawing import Curve, show, show_delta, show_epsilon, words
 from fedveil.report.run_data import RunData, load_run
 from fedveil.report.variant import ComparisonRow, Spread, Variant, settings_of
+from fedveil.run.folder.documents import SCHEMA_VERSION, JsonObject, JsonValue
 
 _OF_ONE_RUN: Final = (
     "ε is that of one run (one seed) of the variant, whose privacy.json has the whole statement. All these runs on the "
@@ -84,7 +93,7 @@ class Comparison:
             ]
             for row in self.rows
         ]
-        warnings = joined([notice(warning, kind="warning") for warning in self.warnings])
+        warnings = join_parts([notice(warning, kind="warning") for warning in self.warnings])
         return warnings + table(header, rows, caption=_OF_ONE_RUN)
 
     def _results(self) -> Markup:

@@ -9,8 +9,8 @@ from fedveil.report.drawing import (
     Curve,
     Plot,
     band,
-    blank,
     dash_of,
+    empty_figure,
     endings,
     label_text,
     line,
@@ -22,7 +22,7 @@ from fedveil.report.drawing import (
 
 def compared_by_round(curves: Sequence[Curve], metric: str) -> Plot:
     """A test metric over rounds, one curve a variant, with a band of one standard deviation over seeds."""
-    figure = blank(x="round", y=f"test {words(metric)}")
+    figure = empty_figure(x="round", y=f"test {words(metric)}")
     for curve in curves:
         band(figure, curve)
     return Plot(
@@ -60,7 +60,7 @@ def compared_by_epsilon(
 
 def _against_cost(curves: Sequence[Curve], *, x: str, y: str) -> go.Figure:
     """Curves over a cost, whose axis starts out logarithmic where one ends at 20 times the cost of another."""
-    figure = blank(x=x, y=y)
+    figure = empty_figure(x=x, y=y)
     figure.update_layout(hovermode="closest")
     for curve in curves:
         band(figure, curve)
@@ -82,9 +82,9 @@ def compared_by_communication(curves: Sequence[Curve], metric: str) -> Plot:
     )
 
 
-def planned(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", "log"]) -> Plot:
+def plan_curves(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", "log"]) -> Plot:
     """Epsilon against one planned quantity, one curve for every setting of the others."""
-    figure = blank(x=axis, y="ε")
+    figure = empty_figure(x=axis, y="ε")
     figure.update_layout(hovermode="closest")
     figure.update_xaxes(type=scale, dtick="D2" if scale == "log" else None)
     log_y(figure, [mean for curve in curves for mean in curve.mean if mean > 0])
@@ -110,7 +110,7 @@ def against_key(
         key: the swept key.
         y: what is measured.
     """
-    figure = blank(x=key, y=y)
+    figure = empty_figure(x=key, y=y)
     drawn = [(index, label, points) for index, (label, points) in enumerate(lines.items()) if points]
     for index, label, points in drawn:
         shown = [(label_text(value), mean) for value, mean in points]
@@ -132,7 +132,7 @@ def against_key(
 
 def pareto(points: Sequence[tuple[float, float, str, bool]], *, x: str, y: str) -> Plot:
     """Every run by cost and result (cost, result, label, whether no other beats it), with the front joined."""
-    figure, best = blank(x=x, y=y), sorted(point for point in points if point[3])
+    figure, best = empty_figure(x=x, y=y), sorted(point for point in points if point[3])
     for index, shown in enumerate((best, [point for point in points if not point[3]])):
         name, labels = ("no run beats it", "beaten")[index], [label_text(point[2]) for point in shown]
         line(figure, index, name=name, points=[point[:2] for point in shown], text=labels)

@@ -12,7 +12,7 @@ from fedveil.report.document import Section, document, notice, table, write_docu
 from fedveil.report.drawing import show
 
 if TYPE_CHECKING:  # a page needs the figures of a report, and nothing that reads tables
-    from fedveil.population.data_report import DataReport
+    from fedveil.data.data_report import DataReport
 
 FOR_WHOM = (
     "These figures are exact and as private as the records: no guarantee covers them, so show them only to those who "

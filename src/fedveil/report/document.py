@@ -19,12 +19,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from markupsafe import escape as escaped
 
-from fedveil.engine.run_folder.documents import JsonValue
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import replace_file, writing
-from fedveil.foreign import inert
 from fedveil.privacy.statement import Statement
 from fedveil.report.drawing import Plot, show, show_delta, show_epsilon
+from fedveil.run.folder.documents import JsonValue
+from fedveil.sanitize import strip_control_characters
 
 _HERE: Final = Path(__file__).parent
 EMPTY: Final = Markup()
@@ -47,10 +47,10 @@ class Section:
 
 def escape(text: object) -> Markup:
     """Text as HTML shows it as it stands, in elements and in quoted attributes."""
-    return escaped(inert(str(text)))
+    return escaped(strip_control_characters(str(text)))
 
 
-def joined(parts: Sequence[Markup]) -> Markup:
+def join_parts(parts: Sequence[Markup]) -> Markup:
     """Parts of a page, one after the other."""
     return EMPTY.join(parts)
 
@@ -112,7 +112,7 @@ def source(text: str) -> Markup:
     return _part("source", text)
 
 
-def folded(summary: str, body: Markup) -> Markup:
+def collapsible(summary: str, body: Markup) -> Markup:
     """A part that opens on demand."""
     return _part("folded", summary, body)
 
@@ -174,7 +174,7 @@ def _engine() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markup) else inert(str(value)),
+        finalize=lambda value: value if isinstance(value, Markup) else strip_control_characters(str(value)),
     )
     engine.tests["numeric"] = lambda text: text[:1].isdigit() or text[:1] in ("-", "∞", "±")
     engine.tests["empty"] = lambda value: isinstance(value, Mapping | list | tuple) and not value

@@ -13,9 +13,9 @@ from decimal import ROUND_CEILING, Decimal
 
 import plotly.graph_objects as go
 
-from fedveil.foreign import inert
 from fedveil.privacy import statement
-from fedveil.privacy.statement import rounded
+from fedveil.privacy.statement import round_exactly
+from fedveil.sanitize import strip_control_characters
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -103,7 +103,7 @@ def show_epsilon(epsilon: float | None) -> str:
     if not math.isfinite(epsilon) or epsilon == 0:
         return show(epsilon)
     decimals = 2 if epsilon >= 0.1 else 2 - Decimal(epsilon).adjusted()
-    return f"{rounded(epsilon, decimals, ROUND_CEILING):,f}"
+    return f"{round_exactly(epsilon, decimals, ROUND_CEILING):,f}"
 
 
 def show_delta(delta: float) -> str:
@@ -123,10 +123,10 @@ def words(name: str) -> str:
 
 def label_text(text: str) -> str:
     """Text as it must be given to plotly, which reads a little HTML in labels, to be shown as it stands."""
-    return html.escape(inert(text), quote=False)
+    return html.escape(strip_control_characters(text), quote=False)
 
 
-def blank(*, x: str, y: str) -> go.Figure:
+def empty_figure(*, x: str, y: str) -> go.Figure:
     """An empty figure in the house's template, its axes named."""
     titles = {axis: {"title": {"text": label_text(text)}} for axis, text in (("xaxis", x), ("yaxis", y))}
     return go.Figure(layout={"template": _TEMPLATE, **titles})

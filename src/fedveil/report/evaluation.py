@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedveil.report.document import Section, figures, notice, table
-from fedveil.report.drawing import Plot, blank, line
+from fedveil.report.drawing import Plot, empty_figure, line
 from fedveil.report.run_data import RunData
 from fedveil.report.statistics import HEAD, row_cells
-from fedveil.statistics.evaluation.evaluated import Evaluated
+from fedveil.statistics.evaluation.result import ReleasedEvaluation
 
 
 def evaluation_section(run: RunData) -> Section | None:
@@ -32,9 +32,9 @@ def evaluation_section(run: RunData) -> Section | None:
     )
 
 
-def _plots(found: Evaluated) -> Iterator[Plot]:
+def _plots(found: ReleasedEvaluation) -> Iterator[Plot]:
     for one in found.drawings:
-        figure = blank(x=one.x, y=one.y)
+        figure = empty_figure(x=one.x, y=one.y)
         line(figure, 0, name=one.line_name, points=list(one.line))
         line(figure, 1, name="model", points=list(one.points))
         yield Plot(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedveil.engine.run_folder.documents import read_statement
 from fedveil.report.document import EMPTY, Section, document, figures, notice, table, write_document
-from fedveil.report.drawing import PALETTE, Plot, blank, label_text, show
+from fedveil.report.drawing import PALETTE, Plot, empty_figure, label_text, show
 from fedveil.report.statistics import promise
+from fedveil.run.folder.documents import read_statement
 from fedveil.statistics.inference.covariance import Effect
-from fedveil.statistics.inference.fitted import TOO_FEW_HERE, Fitted, read_fitted
+from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted
 
 _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "survival": "hazard ratio"}
 
@@ -40,11 +40,13 @@ def p_text(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
-def _found(fitted: Fitted) -> Section:
+def _found(fitted: FittedRegression) -> Section:
     family = fitted.family.name
     title = f"{family} regression of {', '.join(fitted.family.columns)}"
-    if fitted.hidden is not None:
-        return Section(identifier="coefficients", title=title, body=notice(fitted.hidden, kind="warning"))
+    if fitted.hidden_reason is not None:
+        return Section(
+            identifier="coefficients", title=title, body=notice(fitted.hidden_reason, kind="warning")
+        )
     ratio = _RATIOS.get(family)
     head = ["", "coefficient", "95 % interval", *([ratio, "95 % interval"] if ratio else [])]
     body = [_cells(one) for one in fitted.effects]
@@ -80,7 +82,7 @@ def _forest(effects: Sequence[Effect], ratio: str | None) -> Iterator[Plot]:
         return
     ends = [(one.estimate, one.low, one.high) if one.ratio is None else one.ratio for one in effects]
     label = ratio or "coefficient"
-    figure = blank(x=label, y="")
+    figure = empty_figure(x=label, y="")
     figure.add_scatter(
         x=[value for value, _, _ in ends],
         y=[label_text(one.name) for one in effects],

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from fedveil.engine.advice import advice
-from fedveil.engine.run_folder.documents import JsonValue, RoundRow
 from fedveil.privacy.audit import unlike_records
 from fedveil.privacy.statement import Statement, show_lower_bound
 from fedveil.report import plots
@@ -16,11 +14,11 @@ from fedveil.report.document import (
     EMPTY,
     PRIVATE,
     Section,
+    collapsible,
     document,
     fields,
     figures,
-    folded,
-    joined,
+    join_parts,
     notice,
     parties,
     source,
@@ -31,6 +29,8 @@ from fedveil.report.document import (
 from fedveil.report.drawing import Plot, show, show_epsilon, words
 from fedveil.report.evaluation import evaluation_section
 from fedveil.report.run_data import RunData, load_run
+from fedveil.run.advice import advice
+from fedveil.run.folder.documents import JsonValue, RoundRow
 
 
 def write_report(run_folder: Path) -> Path:
@@ -62,7 +62,7 @@ def statement_section(run: RunData) -> Section | None:
     return Section(
         identifier="statement",
         title="Privacy statement",
-        body=joined(
+        body=join_parts(
             (
                 statement_claim(statement),
                 parties(statement),
@@ -132,7 +132,7 @@ def curves_section(run: RunData) -> Section | None:
     return Section(
         identifier="curves",
         title="Round by round",
-        body=figures(shown) + folded("Every round as a table", _rounds_table(run)),
+        body=figures(shown) + collapsible("Every round as a table", _rounds_table(run)),
     )
 
 
@@ -282,7 +282,7 @@ def _published(statement: Statement) -> Markup:
 def _event(statement: Statement) -> Markup:
     """What the ledger was charged with; epsilon can be computed again from it."""
     event = json.dumps(statement.event.to_json(), indent=2)
-    return folded("The event that epsilon was computed from", source(event))
+    return collapsible("The event that epsilon was computed from", source(event))
 
 
 def _first(rows: Sequence[RoundRow], metric: str, expected: RoundRow) -> str:

@@ -7,11 +7,11 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from fedveil.engine.run_folder.documents import JsonValue
 from fedveil.privacy.statement import show_noise
 from fedveil.report import comparison_plots
 from fedveil.report.document import Section, document, figures, table, write_document
 from fedveil.report.drawing import Curve, Plot, show, show_epsilon
+from fedveil.run.folder.documents import JsonValue
 
 PlanRow = Mapping[str, JsonValue]
 """Keys `method`, `noise_multiplier`, `rounds`, `users`, `sampling_rate`, `epsilon` and `accountant`; a
@@ -96,7 +96,7 @@ def _plot(rows: Sequence[PlanRow], axis: str, scale: Literal["linear", "log"]) -
         )
         for colour, (setting, points) in enumerate(merged.items())
     ]
-    return comparison_plots.planned(curves, axis=_COLUMNS[axis], scale=scale)
+    return comparison_plots.plan_curves(curves, axis=_COLUMNS[axis], scale=scale)
 
 
 def _merged(lines: Mapping[tuple[str, ...], dict[float, float]]) -> dict[tuple[str, ...], dict[float, float]]:

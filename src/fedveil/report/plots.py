@@ -2,11 +2,10 @@
 
 import math
 
-from fedveil.engine.run_folder.documents import NORM_LEVELS, Diagnostics, Spectrum
 from fedveil.report.drawing import (
     PALETTE,
     Plot,
-    blank,
+    empty_figure,
     label_text,
     line,
     log_y,
@@ -17,6 +16,7 @@ from fedveil.report.drawing import (
     words,
 )
 from fedveil.report.run_data import RunData
+from fedveil.run.folder.documents import NORM_LEVELS, Diagnostics, Spectrum
 
 _SILO_NAMES_SHOWN = 40
 _LONGEST_LABEL = 18
@@ -25,7 +25,7 @@ _LONGEST_LABEL = 18
 def metric_curve(run: RunData, metric: str) -> Plot:
     """A test metric over rounds."""
     points = [(row.round, row.test[metric]) for row in run.rounds if metric in row.test]
-    figure = blank(x="round", y=f"test {words(metric)}")
+    figure = empty_figure(x="round", y=f"test {words(metric)}")
     line(figure, 0, name=words(metric), points=points)
     (first, start), (last, end) = points[0], points[-1]
     if all(
@@ -44,7 +44,7 @@ def metric_curve(run: RunData, metric: str) -> Plot:
 def epsilon_curve(run: RunData) -> Plot:
     """The privacy spent up to each round."""
     rows = [row for row in run.rounds if math.isfinite(row.epsilon)]
-    figure = blank(x="round", y="ε spent")
+    figure = empty_figure(x="round", y="ε spent")
     figure.update_yaxes(rangemode="tozero")
     line(figure, 1, name="ε", points=[(row.round, row.epsilon) for row in rows])
     end = f"ε = {show_epsilon(rows[-1].epsilon)}{_delta(run)} after {rows[-1].round} rounds"
@@ -59,7 +59,7 @@ def epsilon_curve(run: RunData) -> Plot:
 def privacy_utility(run: RunData, metric: str) -> Plot:
     """A test metric against the privacy spent when it was reached."""
     rows = [row for row in run.rounds if metric in row.test and math.isfinite(row.epsilon)]
-    figure = blank(x="ε spent", y=f"test {words(metric)}")
+    figure = empty_figure(x="ε spent", y=f"test {words(metric)}")
     figure.update_layout(hovermode="closest")
     line(
         figure,
@@ -80,7 +80,7 @@ def privacy_utility(run: RunData, metric: str) -> Plot:
 
 def spectrum(data: Spectrum) -> Plot:
     """Magnitude by frequency of the model's move over the whole run, both axes logarithmic."""
-    figure = blank(x="frequency (cycles over the parameter vector)", y="magnitude")
+    figure = empty_figure(x="frequency (cycles over the parameter vector)", y="magnitude")
     shown = [
         (x, y) for x, y in zip(data.frequencies, data.magnitudes, strict=True) if math.isfinite(y) and y > 0
     ]
@@ -103,7 +103,7 @@ def records_per_user(diagnostics: Diagnostics) -> Plot:
     users = diagnostics.records_per_user
     quantiles = users.quantiles
     share = [10 * decile for decile in range(len(quantiles))]
-    figure = blank(x="users with at most this many records (%)", y="records")
+    figure = empty_figure(x="users with at most this many records (%)", y="records")
     line(figure, 0, name="records of a user", points=zip(share, quantiles, strict=True))
     figure.update_traces(mode="lines+markers")
     figure.update_yaxes(rangemode="tozero")
@@ -121,7 +121,7 @@ def records_per_silo(diagnostics: Diagnostics) -> Plot:
     """The number of records each silo holds; silos are numbered where there are too many to name."""
     counts = diagnostics.records_per_silo
     named = len(counts) <= _SILO_NAMES_SHOWN
-    figure = blank(x="silo", y="records")
+    figure = empty_figure(x="silo", y="records")
     figure.update_layout(hovermode="closest", showlegend=False)
     figure.add_bar(
         x=list(range(len(counts))),
@@ -148,7 +148,7 @@ def contribution_norms(run: RunData) -> Plot:
     levels = {
         level: [row.norms[i] for row in rows if row.norms is not None] for i, level in enumerate(NORM_LEVELS)
     }
-    figure = blank(x="round", y="l2 norm of a contribution")
+    figure = empty_figure(x="round", y="l2 norm of a contribution")
     for low, high, opacity in ((0.0, 1.0, 0.10), (0.1, 0.9, 0.16), (0.25, 0.75, 0.28)):
         name = "all" if low == 0 else f"{low:.0%} to {high:.0%}"
         ribbon(
@@ -175,7 +175,7 @@ def contribution_norms(run: RunData) -> Plot:
 def clipped_fraction(run: RunData) -> Plot:
     """The fraction of contributions that the clip bound shortened, over rounds."""
     points = [(row.round, row.clipped) for row in run.rounds if row.clipped is not None]
-    figure = blank(x="round", y="fraction clipped")
+    figure = empty_figure(x="round", y="fraction clipped")
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     line(figure, 1, name="clipped", points=points)
     ending = f"{points[-1][1]:.0%} of the contributions met the bound at round {points[-1][0]}"
@@ -192,7 +192,7 @@ def bits_a_parameter(run: RunData) -> Plot:
     sent = [(row.round, row.communication_cost) for row in run.rounds if row.communication_cost is not None]
     bits = [(number, cost.bits_per_parameter) for number, cost in sent]
     limits = [(number, cost.limit) for number, cost in sent if cost.limit is not None]
-    figure = blank(x="round", y="bits per parameter")
+    figure = empty_figure(x="round", y="bits per parameter")
     line(figure, 0, name="messages", points=bits)
     ending = f"{show(bits[-1][1])} bits per parameter at round {bits[-1][0]}"
     if limits:
@@ -217,7 +217,7 @@ def acceptance(run: RunData) -> Plot:
         for row in run.rounds
         if row.communication_cost is not None and row.communication_cost.acceptance is not None
     ]
-    figure = blank(x="round", y="share of draws accepted")
+    figure = empty_figure(x="round", y="share of draws accepted")
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     line(figure, 2, name="accepted", points=points)
     ending = f"{points[-1][1]:.1%} of the draws were accepted at round {points[-1][0]}"

@@ -1,7 +1,7 @@
 """A run folder, read back: the only way a report learns anything about a run.
 
 Nothing here prepares an experiment: a report can be made on another machine, long after the run, from the files alone.
-What each file holds is told by :mod:`fedveil.engine.run_folder.documents`.
+What each file holds is told by :mod:`fedveil.run.folder.documents`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fedveil.engine.run_folder.documents import (
+from fedveil.errors import RunFolderError
+from fedveil.files import LARGEST_FILE, check_schema_version, folders_with, parse_toml, read_text
+from fedveil.privacy.statement import Statement
+from fedveil.run.folder.documents import (
     SCHEMA_VERSION,
     AuditRecord,
     Diagnostics,
@@ -25,10 +28,7 @@ from fedveil.engine.run_folder.documents import (
     read_object,
     read_statement,
 )
-from fedveil.errors import RunFolderError
-from fedveil.files import LARGEST_FILE, folders_with, of_version, parse_toml, read_text
-from fedveil.privacy.statement import Statement
-from fedveil.statistics.evaluation.evaluated import Evaluated, read_evaluated
+from fedveil.statistics.evaluation.result import ReleasedEvaluation, read_evaluated
 
 _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 EVEN = 0.7
@@ -58,7 +58,7 @@ class RunData:
     environment: JsonObject | None
     spectrum: Spectrum | None
     audit: AuditRecord | None
-    evaluated: Evaluated | None
+    evaluated: ReleasedEvaluation | None
     interrupted_line: bool
 
     @property
@@ -125,7 +125,7 @@ def load_run(folder: Path) -> RunData:
     environment = folder / "environment.json"
     return RunData(
         folder=folder,
-        experiment=of_version(parse_toml(text, toml, RunFolderError), toml, SCHEMA_VERSION),
+        experiment=check_schema_version(parse_toml(text, toml, RunFolderError), toml, SCHEMA_VERSION),
         experiment_toml=text,
         statement=_statement(folder / "privacy.json"),
         rounds=rounds,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.engine.run_folder.documents import read_statement
 from fedveil.privacy.statement import Statement
 from fedveil.report.document import (
     EMPTY,
@@ -19,11 +18,12 @@ from fedveil.report.document import (
     table,
     write_document,
 )
-from fedveil.report.drawing import Plot, blank, label_text, line, ribbon, show
+from fedveil.report.drawing import Plot, empty_figure, label_text, line, ribbon, show
+from fedveil.run.folder.documents import read_statement
 from fedveil.statistics.figures import ALL, Row, curves, rows
 from fedveil.statistics.intervals import Interval
 from fedveil.statistics.limits import TOO_FEW
-from fedveil.statistics.released import Released, read_released
+from fedveil.statistics.result import ReleasedStatistics, read_released
 
 HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")
 
@@ -40,13 +40,14 @@ def write_statistics(folder: Path) -> Path:
     )
 
 
-def statistics_page(released: Released, statement: Statement) -> str:
+def statistics_page(released: ReleasedStatistics, statement: Statement) -> str:
     """Return the page as one HTML text."""
     found = rows(released)
     return document(
         title=released.name,
         kicker="fedveil · statistics",
-        lead=f"What is counted is {released.counted}. What was promised comes first; what was found comes after it.",
+        lead=f"What is counted is {released.counted_unit}. What was promised comes first; what was found comes "
+        "after it.",
         sections=[promise(statement), *_releases(released, found)],
     )
 
@@ -60,7 +61,7 @@ def promise(statement: Statement) -> Section:
     )
 
 
-def _releases(released: Released, found: Sequence[Row]) -> Iterator[Section]:
+def _releases(released: ReleasedStatistics, found: Sequence[Row]) -> Iterator[Section]:
     for place, name in enumerate(released.request.release):
         own = [row for row in found if row.release == name]
         drawn = list(_plots(released, name, own))
@@ -82,7 +83,7 @@ def row_cells(row: Row) -> list[str]:
     return [
         label,
         row.group,
-        interval.told(show(interval.estimate)),
+        interval.in_words(show(interval.estimate)),
         _ends(interval.low, interval.high),
         here,
         f"{interval.privacy:.0%}",
@@ -93,18 +94,18 @@ def _ends(low: float | None, high: float | None) -> str:
     return f"{'open' if low is None else show(low)} to {'open' if high is None else show(high)}"
 
 
-def _plots(released: Released, name: str, own: Sequence[Row]) -> Iterator[Plot]:
+def _plots(released: ReleasedStatistics, name: str, own: Sequence[Row]) -> Iterator[Plot]:
     if released.request.release[name].kind == "survival":
         yield from _survival(released, name)
     counts = [row for row in own if row.figure == "count" and row.group == ALL]
     known = [(row.cell, row.interval) for row in counts if row.interval is not None]
     if len(known) > 1:
-        yield _bars(name, released.counted, known)
+        yield _bars(name, released.counted_unit, known)
 
 
 def _bars(name: str, counted: str, known: Sequence[tuple[str, Interval]]) -> Plot:
     """Counts of cells with their intervals."""
-    figure = blank(x=name, y=counted)
+    figure = empty_figure(x=name, y=counted)
     figure.add_bar(
         x=[label_text(cell) for cell, _ in known],
         y=[interval.estimate for _, interval in known],
@@ -125,8 +126,8 @@ def _bars(name: str, counted: str, known: Sequence[tuple[str, Interval]]) -> Plo
     )
 
 
-def _survival(released: Released, name: str) -> Iterator[Plot]:
-    figure = blank(x="time", y="surviving")
+def _survival(released: ReleasedStatistics, name: str) -> Iterator[Plot]:
+    figure = empty_figure(x="time", y="surviving")
     figure.update_yaxes(range=[0, 1])
     told = []
     for place, (group, curve) in enumerate(curves(released, name).items()):

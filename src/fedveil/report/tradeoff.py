@@ -43,7 +43,7 @@ class Traded:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def traded(folder: Path, key: str) -> Traded:
+def tradeoff_point(folder: Path, key: str) -> Traded:
     """Return what a run folder says about a key.
 
     Raises:
@@ -90,12 +90,13 @@ def write_tradeoff(folders: Sequence[Path], key: str, path: Path, *, spent: str 
     """Write the page of a swept key; ``spent`` says what all runs together have spent.
 
     Raises:
-        RunFolderError: what :func:`traded` raises, no folder, no experiment that has the key, or a file that cannot be
+        RunFolderError: what :func:`tradeoff_point` raises, no folder, no experiment that has the key, or a file that
+        cannot be
             written.
     """
     if not folders:
         raise RunFolderError("There is nothing to compare: give at least one run folder.")
-    runs = [traded(folder, key) for folder in dict.fromkeys(folders)]
+    runs = [tradeoff_point(folder, key) for folder in dict.fromkeys(folders)]
     if all(run.value == _LEFT_OUT for run in runs):
         raise RunFolderError(f"{folders[0]}: its experiment has no key {key}, and no other run given has it")
     return write_document(path, page(runs, key, spent))

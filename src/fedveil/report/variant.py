@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from fedveil.engine.run_folder.documents import JsonObject, RoundRow
 from fedveil.privacy.claims import Role
 from fedveil.privacy.statement import Statement
 from fedveil.report.drawing import Curve, show
 from fedveil.report.run_data import RunData
+from fedveil.run.folder.documents import JsonObject, RoundRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Spread:
     std: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def from_values(cls, values: Sequence[float]) -> "Spread":
         """The spread of at least one value."""
         return cls(mean=statistics.fmean(values), std=statistics.stdev(values) if len(values) > 1 else None)
 
@@ -88,7 +88,7 @@ class Variant:
         return max(row.epsilon for row in self.rounds[number])
 
     @cached_property
-    def sent(self) -> dict[int, float]:
+    def sent_mebibytes(self) -> dict[int, float]:
         """The MiB of all messages up to each round with any, mean over seeds; empty where they were not counted."""
         cumulative, total = {}, 0.0
         for number, rows in self.rounds.items():
@@ -111,17 +111,17 @@ class Variant:
             if not plain:
                 return None
             of_seeds.append(32 * sum(row.bytes_up or 0 for row in counted) / plain)
-        return Spread.of(of_seeds)
+        return Spread.from_values(of_seeds)
 
     def curve(self, metric: str, *, over: Literal["rounds", "epsilon", "communication_cost"]) -> Curve | None:
         """The metric over rounds, over the epsilon of rounds that have spent any, or over what was sent until then."""
         places = {
             "rounds": {number: float(number) for number in self.rounds},
             "epsilon": {number: spent for number in self.rounds if (spent := self.epsilon(number)) > 0},
-            "communication_cost": self.sent,
+            "communication_cost": self.sent_mebibytes,
         }[over]
         points = [
-            (places[number], Spread.of(values))
+            (places[number], Spread.from_values(values))
             for number, values in self.values(metric).items()
             if number in places
         ]
@@ -146,9 +146,11 @@ class Variant:
             seeds=len(self.runs),
             round=last,
             metrics={
-                metric: Spread.of(values[last]) for metric, values in measured.items() if last in values
+                metric: Spread.from_values(values[last])
+                for metric, values in measured.items()
+                if last in values
             },
-            seconds=Spread.of(
+            seconds=Spread.from_values(
                 [sum(row.seconds for row in run.rounds if row.round <= last) for run in self.runs]
             ),
             bits=self.bits(last),

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import sparse
 
+from fedveil.data.columns import ColumnTable, State
 from fedveil.errors import ConfigError
-from fedveil.population.columns import ColumnTable, State
 from fedveil.statistics.cells import Everybody, Partition
 from fedveil.statistics.strategy import Kind, Strategy
 
@@ -42,12 +42,12 @@ class Encoder(ABC):
         return False
 
     @property
-    def ordered(self) -> int:
+    def ordered_cells(self) -> int:
         """None is, unless an encoder says so."""
         return 0
 
     @property
-    def spread(self) -> int:
+    def n_expected_cells(self) -> int:
         """One, unless an encoder says so."""
         return 1
 
@@ -89,20 +89,20 @@ class OneHot(Encoder):
         return self.cells.covers
 
     @property
-    def ordered(self) -> int:
-        return self.cells.ordered
+    def ordered_cells(self) -> int:
+        return self.cells.ordered_cells
 
     @property
-    def spread(self) -> int:
+    def n_expected_cells(self) -> int:
         """The cells that are not there for what is missing."""
-        return self.cells.spread
+        return self.cells.n_expected_cells
 
     @property
     def width(self) -> int:
         return self.cells.size
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
-        place = self.cells.of(table)
+        place = self.cells.assign(table)
         return _csr(np.where(place >= 0, 1.0, 0.0), np.maximum(place, 0), len(table), self.width)
 
 
@@ -186,7 +186,7 @@ class Block:
     @cached_property
     def strategy(self) -> Strategy:
         """What is sent of every group; cells that are in no order are sent as they are."""
-        ordered = 0 if self.kind == "flat" else self.encoder.ordered
+        ordered = 0 if self.kind == "flat" else self.encoder.ordered_cells
         return Strategy(self.kind, ordered, self.encoder.width - ordered)
 
     @property
@@ -197,7 +197,7 @@ class Block:
     @property
     def length(self) -> int:
         """How many numbers are sent."""
-        return self.groups.size * self.strategy.sent
+        return self.groups.size * self.strategy.n_sent
 
     @property
     def norm(self) -> float:
@@ -212,12 +212,12 @@ class Block:
         rows = self.encoder.rows(table)
         if self.groups.size == 1:
             return rows
-        group = self.groups.of(table)
+        group = self.groups.assign(table)
         shift = np.repeat(group * self.encoder.width, np.diff(rows.indptr))
         shape = (len(table), self.groups.size * self.encoder.width)
         return sparse.csr_array((rows.data, rows.indices + shift, rows.indptr), shape=shape)
 
-    def coded(self, cells: sparse.csr_array) -> Float64[np.ndarray, "m length"]:
+    def encode(self, cells: sparse.csr_array) -> Float64[np.ndarray, "m length"]:
         """Return what is sent of vectors in cells: the strategy, group by group."""
         width, n_groups = self.encoder.width, self.groups.size
         entries = cells.tocoo()

@@ -16,9 +16,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from fedveil.data.columns import ColumnTable, State, categories_of
+from fedveil.data.schema import Schema
 from fedveil.errors import ConfigError
-from fedveil.population.columns import ColumnTable, State, categories_of
-from fedveil.population.schema import Schema
 
 MISSING, UNREADABLE, UNDECLARED, OTHER = "missing", "unreadable", "undeclared", "missing or undeclared"
 NO_CELL = -1
@@ -47,7 +47,7 @@ class Partition(ABC):
         """Names of the cells, in their order."""
 
     @property
-    def ordered(self) -> int:
+    def ordered_cells(self) -> int:
         """None is, unless a partition says so."""
         return 0
 
@@ -57,12 +57,12 @@ class Partition(ABC):
         return len(self.labels)
 
     @property
-    def spread(self) -> int:
+    def n_expected_cells(self) -> int:
         """How many cells people are expected to spread over, for predictions alone."""
         return self.size
 
     @abstractmethod
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         """Return the cell of every record; NO_CELL where it has none."""
 
 
@@ -82,9 +82,9 @@ class States(_OfColumn):
     """Whether a column has a value: valid, missing, unreadable."""
 
     labels: ClassVar[tuple[str, ...]] = ("with a value", MISSING, UNREADABLE)
-    spread: ClassVar[int] = 1  # most have a value
+    n_expected_cells: ClassVar[int] = 1  # most have a value
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         return table.columns[self.column].state.astype(np.int64)
 
 
@@ -101,20 +101,20 @@ class Bins(_OfColumn):
         return (f"below {edges[0]}", *inner, f"above {edges[-1]}", MISSING, UNREADABLE)
 
     @property
-    def ordered(self) -> int:
+    def ordered_cells(self) -> int:
         """All but missing and unreadable."""
         return len(self.edges) + 1
 
     @property
-    def spread(self) -> int:
+    def n_expected_cells(self) -> int:
         return len(self.edges) - 1
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         column = table.numbers(self.column)
         edges = np.array(self.edges)
         place = np.searchsorted(edges, column.values, side="right")
         place[column.values == edges[-1]] = len(edges) - 1
-        return _or_state(place, column.state, self.ordered)
+        return _or_state(place, column.state, self.ordered_cells)
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,10 @@ class Categories(_OfColumn):
         return (*self.categories, *((OTHER,) if self.pooled else (MISSING, UNDECLARED)))
 
     @property
-    def spread(self) -> int:
+    def n_expected_cells(self) -> int:
         return len(self.categories)
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         column = table.places(self.column)
         if self.pooled:
             return np.where(column.state == State.VALID, column.values, len(self.categories))
@@ -170,7 +170,7 @@ class Silos(Partition):
     def labels(self) -> tuple[str, ...]:
         return self.names
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         return table.silo.astype(np.int64)
 
 
@@ -181,7 +181,7 @@ class Everybody(Partition):
     columns: ClassVar[tuple[str, ...]] = ()
     labels: ClassVar[tuple[str, ...]] = ("all",)
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         return np.zeros(len(table), dtype=np.int64)
 
 
@@ -200,8 +200,8 @@ class Product(Partition):
         return math.prod(part.size for part in self.parts)
 
     @property
-    def spread(self) -> int:
-        return math.prod(part.spread for part in self.parts)
+    def n_expected_cells(self) -> int:
+        return math.prod(part.n_expected_cells for part in self.parts)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -210,10 +210,10 @@ class Product(Partition):
             found = [f"{before}, {label}" if before else label for before in found for label in part.labels]
         return tuple(found)
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         place = np.zeros(len(table), dtype=np.int64)
         for part in self.parts:
-            place = place * part.size + part.of(table)
+            place = place * part.size + part.assign(table)
         return place
 
 
@@ -259,11 +259,11 @@ class Exits(_Followed):
         return (f"beyond {self.grid[-1]:g}", *reversed(self._intervals()), UNREADABLE)
 
     @property
-    def ordered(self) -> int:
+    def ordered_cells(self) -> int:
         """All but the unreadable."""
         return len(self.grid)
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         interval, readable = self._left(table)
         return np.where(readable, len(self.grid) - 1 - interval, len(self.grid))
 
@@ -278,7 +278,7 @@ class Events(_Followed):
     def labels(self) -> tuple[str, ...]:
         return tuple(self._intervals())
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         interval, readable = self._left(table)
         happened = readable & (table.places(self.event).values == 1) & (interval < len(self.grid) - 1)
         return np.where(happened, interval, NO_CELL)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedveil.data.columns import categories_of
+from fedveil.data.schema import Number, Schema, Survival
 from fedveil.errors import ConfigError
-from fedveil.population.columns import categories_of
-from fedveil.population.schema import Number, Schema, Survival
 from fedveil.statistics.blocks import Block, Encoder, OneHot, Powers
 from fedveil.statistics.cells import (
     Bins,
@@ -23,7 +23,7 @@ from fedveil.statistics.cells import (
     declared_groups,
 )
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.local import LocalStatistic
+from fedveil.statistics.local_vectors import LocalStatistic
 from fedveil.statistics.request import (
     ColumnRelease,
     CorrelationRelease,

@@ -36,7 +36,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from fedveil.statistics.intervals import Interval, between, mean_within, positive_ratio, share
+from fedveil.statistics.intervals import Interval, interval_between, mean_within, positive_ratio, share
 
 _Z_SLOPE: Final = 2.807033768343811
 """Of 99.5 %."""
@@ -99,7 +99,7 @@ def nearest_correlation(matrix: Float64[np.ndarray, "m m"]) -> Float64[np.ndarra
     return nearest
 
 
-def displayed(rows: list[list[Interval]]) -> list[list[Interval]]:
+def display_correlations(rows: list[list[Interval]]) -> list[list[Interval]]:
     """Return correlations as they are shown: estimates of one correlation matrix, the nearest to those given.
 
     The ends are those of what was released.
@@ -158,7 +158,7 @@ class _Pair:
             float(self._noise(weights)[0, 0]),
             float(self._people(np.array([r]), self.per_person)[0]),
         )
-        return between(r, self._ends(self.per_person), self._ends(0.0), share(noise, people))
+        return interval_between(r, self._ends(self.per_person), self._ends(0.0), share(noise, people))
 
     @property
     def _clear(self) -> Float64[np.ndarray, " 3"]:

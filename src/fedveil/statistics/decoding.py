@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.statistics.cells import Partition
-from fedveil.statistics.layout import Layout, Slot
+from fedveil.statistics.layout import Layout, LayoutSlot
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +52,7 @@ def decode(
     found = {}
     for slot in layout.slots:
         found[_key(slot)] = _linear(slot, noisy, noise_std / unit, unit)
-    totals: dict[Partition, list[Slot]] = {}
+    totals: dict[Partition, list[LayoutSlot]] = {}
     for slot in layout.slots:
         if slot.block.encoder.covers:
             totals.setdefault(slot.block.groups, []).append(slot)
@@ -81,13 +81,13 @@ def consistent(blocks: Sequence[Cells]) -> tuple[Cells, ...]:
     return tuple(found)
 
 
-def _linear(slot: Slot, noisy: Float64[np.ndarray, " d"], noise_std: float, unit: float) -> Cells:
+def _linear(slot: LayoutSlot, noisy: Float64[np.ndarray, " d"], noise_std: float, unit: float) -> Cells:
     strategy = slot.block.strategy
-    sent = noisy[slot.place].reshape(slot.block.groups.size, strategy.sent) / (slot.scale * unit)
+    sent = noisy[slot.place].reshape(slot.block.groups.size, strategy.n_sent) / (slot.scale * unit)
     return Cells(
         values=sent @ strategy.decoder.T, covariance=(noise_std / slot.scale) ** 2 * strategy.covariance
     )
 
 
-def _key(slot: Slot) -> tuple[str, str]:
+def _key(slot: LayoutSlot) -> tuple[str, str]:
     return slot.block.release, slot.block.part

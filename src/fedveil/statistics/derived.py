@@ -12,11 +12,11 @@ from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import Bins, Partition, Product
 from fedveil.statistics.compose import CELLS
 from fedveil.statistics.decoding import Cells
-from fedveil.statistics.figures import ALL, Group, Row, count, groups_of, quantile_rows, shown
-from fedveil.statistics.released import Released
+from fedveil.statistics.figures import ALL, Group, Row, count, groups_of, quantile_rows, suppress_small_count
+from fedveil.statistics.result import ReleasedStatistics
 
 
-def cross(released: Released, columns: Sequence[str]) -> tuple[Row, ...]:
+def cross(released: ReleasedStatistics, columns: Sequence[str]) -> tuple[Row, ...]:
     """Return the cross table of columns that some release has together, groups included, with the least noise.
 
     Raises:
@@ -34,7 +34,7 @@ def cross(released: Released, columns: Sequence[str]) -> tuple[Row, ...]:
     return tuple(_crossed(released, name, block, columns))
 
 
-def quantiles(released: Released, column: str, levels: Sequence[float]) -> tuple[Row, ...]:
+def quantiles(released: ReleasedStatistics, column: str, levels: Sequence[float]) -> tuple[Row, ...]:
     """Return quantiles of a number that some release has bins of.
 
     Raises:
@@ -52,7 +52,7 @@ def quantiles(released: Released, column: str, levels: Sequence[float]) -> tuple
     raise ConfigError(f"--quantile {column}: no release has bins of it")
 
 
-def _tables(released: Released) -> Iterator[tuple[str, Block]]:
+def _tables(released: ReleasedStatistics) -> Iterator[tuple[str, Block]]:
     """Yield the one-hot blocks that every record has a cell of, and not the parts of a survival curve."""
     for slot in released.layout.slots:
         if slot.block.part == CELLS:
@@ -79,7 +79,7 @@ def _noise(cells: Cells, block: Block, columns: Sequence[str]) -> float:
     return float(np.trace(cells.covariance)) * block.groups.size / float(asked)
 
 
-def _crossed(released: Released, name: str, block: Block, columns: Sequence[str]) -> Iterator[Row]:
+def _crossed(released: ReleasedStatistics, name: str, block: Block, columns: Sequence[str]) -> Iterator[Row]:
     """Yield the rows of a table, summed over the axes that are not asked for."""
     axes = _axes(block)
     cells = released.cells[name, CELLS]
@@ -107,5 +107,5 @@ def _crossed(released: Released, name: str, block: Block, columns: Sequence[str]
             figure="count",
             group=ALL,
             cell=label,
-            interval=shown(interval, released.request.floor),
+            interval=suppress_small_count(interval, released.request.floor),
         )

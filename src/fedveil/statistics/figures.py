@@ -19,18 +19,18 @@ from fedveil.statistics import moments
 from fedveil.statistics.blocks import Block, OneHot, Powers
 from fedveil.statistics.cells import Bins, Exits
 from fedveil.statistics.compose import CELLS, COMPLETE, EVENTS, EXITS, FIRSTS, MOMENTS, SECONDS
-from fedveil.statistics.correlations import Sums, correlations, displayed
+from fedveil.statistics.correlations import Sums, correlations, display_correlations
 from fedveil.statistics.decoding import Cells
 from fedveil.statistics.intervals import Interval, at_the_ends, normal, ratio
 from fedveil.statistics.limits import TOO_FEW
 from fedveil.statistics.quantiles import quantile
-from fedveil.statistics.released import Released
 from fedveil.statistics.request import (
     ColumnRelease,
     CorrelationRelease,
     CrossRelease,
     SurvivalRelease,
 )
+from fedveil.statistics.result import ReleasedStatistics
 from fedveil.statistics.survival import Curve, curve
 
 ALL: Final = "all"
@@ -126,7 +126,7 @@ def part_of(group: Group, weights: Float64[np.ndarray, " width"], people_per_uni
     return ratio(above, below, (of_above, of_below, joint), people)
 
 
-def rows(released: Released) -> tuple[Row, ...]:
+def rows(released: ReleasedStatistics) -> tuple[Row, ...]:
     """Return every row of a release, in the order in which it was asked for."""
     found: list[Row] = []
     for name, release in released.request.release.items():
@@ -134,13 +134,13 @@ def rows(released: Released) -> tuple[Row, ...]:
     return tuple(found)
 
 
-def shown(interval: Interval | None, floor: float) -> Interval | None:
+def suppress_small_count(interval: Interval | None, floor: float) -> Interval | None:
     """Return a count unless its interval reaches below the floor."""
     return interval if interval is not None and interval.low is not None and interval.low >= floor else None
 
 
-def _column(released: Released, name: str, release: ColumnRelease) -> Iterator[Row]:
-    parts = {slot.block.part: slot.block for slot in released.layout.of(name)}
+def _column(released: ReleasedStatistics, name: str, release: ColumnRelease) -> Iterator[Row]:
+    parts = {slot.block.part: slot.block for slot in released.layout.slots_of(name)}
     if CELLS in parts:
         block = parts[CELLS]
         for group in groups_of(block, released.cells[name, CELLS]):
@@ -150,7 +150,7 @@ def _column(released: Released, name: str, release: ColumnRelease) -> Iterator[R
 
 
 def _one_hot(
-    released: Released, release: ColumnRelease, block: Block, group: Group, name: str
+    released: ReleasedStatistics, release: ColumnRelease, block: Block, group: Group, name: str
 ) -> Iterator[Row]:
     encoder, per_unit, floor = block.encoder, released.people_per_unit, released.request.floor
     assert isinstance(encoder, OneHot)
@@ -161,10 +161,10 @@ def _one_hot(
         return Row(release=name, figure=figure, group=group.name, cell=cell, interval=interval)
 
     def counted(chosen: Sequence[int]) -> Interval | None:
-        return shown(count(group, _indicator(width, chosen), per_unit), floor)
+        return suppress_small_count(count(group, _indicator(width, chosen), per_unit), floor)
 
     if "count" in release.show:
-        yield row(released.counted, counted(range(width)))
+        yield row(released.counted_unit, counted(range(width)))
         yield row("with a value", counted(range(width - 2)))
     if "missing" in release.show:
         for place in (width - 2, width - 1):
@@ -181,49 +181,49 @@ def _one_hot(
 
 
 def quantile_rows(
-    released: Released, name: str, group: Group, edges: tuple[float, ...], levels: Sequence[float]
+    released: ReleasedStatistics, name: str, group: Group, edges: tuple[float, ...], levels: Sequence[float]
 ) -> Iterator[Row]:
     """Yield quantiles of a group's bins, shown where those with a value are more than the floor."""
     values, covariance, per_unit = group.values[:-2], group.covariance[:-2, :-2], released.people_per_unit
     valued = _indicator(len(group.values), range(len(values)))
-    enough = shown(count(group, valued, per_unit), released.request.floor) is not None
+    enough = suppress_small_count(count(group, valued, per_unit), released.request.floor) is not None
     for level in levels:
         found = quantile(values, covariance, edges, level, per_unit) if enough else None
         yield Row(release=name, figure="quantile", group=group.name, cell=f"{level:g}", interval=found)
 
 
-def _moments(released: Released, release: ColumnRelease, block: Block, name: str) -> Iterator[Row]:
+def _moments(released: ReleasedStatistics, release: ColumnRelease, block: Block, name: str) -> Iterator[Row]:
     encoder = block.encoder
     assert isinstance(encoder, Powers)
     ((_, lower, upper),) = encoder.ranges
     half, middle = (upper - lower) / 2, (upper + lower) / 2
     for group in groups_of(block, released.cells[name, MOMENTS]):
         people = normal(float(group.values[0]), float(group.covariance[0, 0]), 0.0)
-        enough = shown(people, released.request.floor) is not None
+        enough = suppress_small_count(people, released.request.floor) is not None
         for figure, of, factor, shift in (
             ("mean", moments.mean, half, middle),
             ("variance", moments.variance, half**2, 0.0),
         ):
             if figure in release.show:
                 found = of(group.values, group.covariance, released.people_per_unit) if enough else None
-                interval = None if found is None else found.shifted(factor, shift)
+                interval = None if found is None else found.affine(factor, shift)
                 yield Row(release=name, figure=figure, group=group.name, interval=interval)
 
 
-def _cross(released: Released, name: str, release: CrossRelease) -> Iterator[Row]:
-    ((block),) = (slot.block for slot in released.layout.of(name))
+def _cross(released: ReleasedStatistics, name: str, release: CrossRelease) -> Iterator[Row]:
+    ((block),) = (slot.block for slot in released.layout.slots_of(name))
     encoder = block.encoder
     assert isinstance(encoder, OneHot)
     for group in groups_of(block, released.cells[name, CELLS]):
         for place, label in enumerate(encoder.cells.labels):
             found = count(group, _indicator(encoder.width, [place]), released.people_per_unit)
-            interval = shown(found, released.request.floor)
+            interval = suppress_small_count(found, released.request.floor)
             yield Row(release=name, figure="count", group=group.name, cell=label, interval=interval)
 
 
-def curves(released: Released, name: str) -> Mapping[str, Curve]:
+def curves(released: ReleasedStatistics, name: str) -> Mapping[str, Curve]:
     """Return the survival curve of every group of a release."""
-    parts = {slot.block.part: slot.block for slot in released.layout.of(name)}
+    parts = {slot.block.part: slot.block for slot in released.layout.slots_of(name)}
     encoder = parts[EXITS].encoder
     assert isinstance(encoder, OneHot)
     assert isinstance(encoder.cells, Exits)
@@ -240,16 +240,16 @@ def curves(released: Released, name: str) -> Mapping[str, Curve]:
     }
 
 
-def _survival(released: Released, name: str, release: SurvivalRelease) -> Iterator[Row]:
+def _survival(released: ReleasedStatistics, name: str, release: SurvivalRelease) -> Iterator[Row]:
     for group, found in curves(released, name).items():
         for place, time in enumerate(release.grid[1:]):
             interval = found.point(place) if place < len(found.grid) else None
             yield Row(release=name, figure="survival", group=group, cell=f"{time:g}", interval=interval)
 
 
-def _correlation(released: Released, name: str, release: CorrelationRelease) -> Iterator[Row]:
+def _correlation(released: ReleasedStatistics, name: str, release: CorrelationRelease) -> Iterator[Row]:
     columns = release.columns
-    blocks = {slot.block.part: slot.block for slot in released.layout.of(name)}
+    blocks = {slot.block.part: slot.block for slot in released.layout.slots_of(name)}
     complete, firsts, seconds = (
         groups_of(blocks[part], released.cells[name, part]) for part in (COMPLETE, FIRSTS, SECONDS)
     )
@@ -265,8 +265,12 @@ def _correlation(released: Released, name: str, release: CorrelationRelease) -> 
             variances=(of_n, of_first, of_second),
             people_per_unit=released.people_per_unit,
         )
-        enough = shown(normal(sums.n, of_n, 0.0), released.request.floor) is not None
-        found = [one for row in displayed(correlations(sums)) for one in row] if enough else repeat(None)
+        enough = suppress_small_count(normal(sums.n, of_n, 0.0), released.request.floor) is not None
+        found = (
+            [one for row in display_correlations(correlations(sums)) for one in row]
+            if enough
+            else repeat(None)
+        )
         for (one, other), interval in zip(combinations(columns, 2), found, strict=False):
             cell = f"{one}, {other}"
             yield Row(release=name, figure="correlation", group=n.name, cell=cell, interval=interval)

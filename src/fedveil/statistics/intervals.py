@@ -39,11 +39,11 @@ class Interval:
     privacy: float
     beyond: Literal["below", "above"] | None = None
 
-    def told(self, estimate: str) -> str:
+    def in_words(self, estimate: str) -> str:
         """Return the estimate in words, given its number in words; a bound that the figure lies beyond is so called."""
         return estimate if self.beyond is None else f"{self.beyond} {estimate}"
 
-    def shifted(self, factor: float, shift: float) -> Interval:
+    def affine(self, factor: float, shift: float) -> Interval:
         """Return the interval of factor x + shift, factor above 0."""
 
         def moved(value: float | None) -> float | None:
@@ -85,7 +85,7 @@ class Interval:
         )
 
 
-def between(estimate: float, ends: Ends, here: Ends, privacy: float) -> Interval:
+def interval_between(estimate: float, ends: Ends, here: Ends, privacy: float) -> Interval:
     """Return the interval of a figure, given its ends for the population and for these people."""
     (low, high), (low_here, high_here) = ends, here
     return Interval(
@@ -103,7 +103,7 @@ def normal(estimate: float, noise: float, people: float) -> Interval:
     """
     both, here = NORMAL_95 * math.sqrt(noise + people), NORMAL_95 * math.sqrt(noise)
     ends, ends_here = (estimate - both, estimate + both), (estimate - here, estimate + here)
-    return between(estimate, ends, ends_here, share(noise, people))
+    return interval_between(estimate, ends, ends_here, share(noise, people))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def ratio(above: float, below: float, noise: tuple[float, float, float], people:
     of_above, of_below, joint = noise
     ends = _fieller(above, below, (of_above + people, of_below, joint))
     at = max(0.0, of_above - 2 * estimate * joint + estimate**2 * of_below)
-    return between(estimate, ends, _fieller(above, below, noise), share(at, people))
+    return interval_between(estimate, ends, _fieller(above, below, noise), share(at, people))
 
 
 def at_the_ends(lowest: float, highest: float) -> float:

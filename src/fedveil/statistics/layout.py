@@ -24,7 +24,7 @@ MOST_NUMBERS: Final = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slot:
+class LayoutSlot:
     """A block's place in the vector.
 
     Attributes:
@@ -73,12 +73,12 @@ class Layout:
                 raise ConfigError(f"statistics.release.{block.release}.weight: must be above 0")
 
     @cached_property
-    def slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[LayoutSlot, ...]:
         """The blocks with their places and shares, in order."""
         demand = [block.norm * math.sqrt(block.weight * block.length) for block in self.blocks]
         total, start, found = math.fsum(demand), 0, []
         for block, wanted in zip(self.blocks, demand, strict=True):
-            found.append(Slot(block=block, start=start, share=wanted / total))
+            found.append(LayoutSlot(block=block, start=start, share=wanted / total))
             start += block.length
         return tuple(found)
 
@@ -97,6 +97,6 @@ class Layout:
         """The columns that are read, each once."""
         return tuple(dict.fromkeys(name for block in self.blocks for name in block.columns))
 
-    def of(self, release: str) -> Sequence[Slot]:
+    def slots_of(self, release: str) -> Sequence[LayoutSlot]:
         """Return the parts of one release."""
         return tuple(slot for slot in self.slots if slot.block.release == release)

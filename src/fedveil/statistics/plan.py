@@ -15,7 +15,7 @@ from fedveil.errors import ConfigError
 from fedveil.statistics.blocks import Block
 from fedveil.statistics.compose import COMPLETE, FIRSTS, SECONDS
 from fedveil.statistics.intervals import NORMAL_95
-from fedveil.statistics.layout import Layout, Slot
+from fedveil.statistics.layout import Layout, LayoutSlot
 from fedveil.statistics.request import Request
 
 _SPREAD: Final = 1 / 3
@@ -50,7 +50,7 @@ class Planned:
     allowed: float
 
 
-def planned(
+def predict_errors(
     request: Request, layout: Layout, *, n_users: int, noise_std: float, unit: float
 ) -> tuple[Planned, ...]:
     """Return what is predicted of every block.
@@ -91,18 +91,18 @@ def _refusals(
             cells = f"about {fewer} cells, " if fewer > 1 else ""
             yield (
                 f"statistics.release.{one.release}: epsilon is too small for its {one.cells} cells: the noise would "
-                f"have a standard deviation of {one.noise:.3g}, and {one.allowed:.3g} is allowed (largest_error); "
+                f"have a standard deviation of {one.noise:.3g}, and {one.allowed:.3g} is allowed (max_standard_error); "
                 f"epsilon = {needed:.2g}, {cells}fewer groups or releases, or a larger weight would do"
             )
 
 
-def _planned(request: Request, slot: Slot, n_users: int, unit_noise: float) -> Planned:
+def _planned(request: Request, slot: LayoutSlot, n_users: int, unit_noise: float) -> Planned:
     block = slot.block
-    groups, coded = block.groups.spread, block.strategy.kind == "prefix"
-    cells = _QUARTERS if coded else block.encoder.spread
+    groups, coded = block.groups.n_expected_cells, block.strategy.kind == "prefix"
+    cells = _QUARTERS if coded else block.encoder.n_expected_cells
     noise = unit_noise * (block.strategy.leading_noise if coded else block.strategy.cell_noise)
     total, people = groups * cells, n_users / (groups * cells)
-    allowed = request.largest_error or _ALLOWED_SHARE * people
+    allowed = request.max_standard_error or _ALLOWED_SHARE * people
     error = NORMAL_95 * math.sqrt(noise**2 + people * (1 - 1 / total))
     if block.part in (COMPLETE, FIRSTS, SECONDS):
         noise, error, allowed = _correlation(block, noise, n_users / groups)

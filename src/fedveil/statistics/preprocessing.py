@@ -30,15 +30,15 @@ import numpy as np
 from jaxtyping import Float64
 from pydantic import ConfigDict, Field
 
+from fedveil.data.schema import Category, Number, Schema
 from fedveil.errors import ConfigError
-from fedveil.population.schema import Category, Number, Schema
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import Bins, Categories
 from fedveil.statistics.decoding import Cells, decode
 from fedveil.statistics.intervals import NORMAL_95
+from fedveil.statistics.isotonic import isotonic_regression
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import SiloWeights, unit_of
-from fedveil.statistics.rising import isotonic_regression
 from fedveil.statistics.strategy import largest_leading
 from fedveil.validation import DocumentTable
 
@@ -55,7 +55,7 @@ _POWERS: Final = range(-10, 21)
 _HALF_POWERS: Final = range(-8, 9)
 
 
-class Wanted(DocumentTable):
+class PreprocessingRequest(DocumentTable):
     """What a preprocessing is of: public, and fixed before a record is looked at.
 
     Attributes:
@@ -139,7 +139,9 @@ class Wanted(DocumentTable):
         return Block(release=name, part=_CELLS, encoder=encoder)
 
 
-def refined(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise_std: float) -> Schema:
+def refine_schema(
+    wanted: PreprocessingRequest, vector: Float64[np.ndarray, " d"], noise_std: float
+) -> Schema:
     """Return the schema as the release refines it: a function of the release and public things.
 
     Args:
@@ -150,7 +152,7 @@ def refined(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise_std: float)
     cells = decode(wanted.layout, vector, noise_std, wanted.unit)
     document = wanted.schema_.model_dump(mode="json", exclude_none=True)
     for name in wanted.numbers:
-        found = _Distribution.of(wanted.edges(name), cells[name, _CELLS])
+        found = _Distribution.from_cells(wanted.edges(name), cells[name, _CELLS])
         feature = document["features"][name]
         if found is None:
             continue
@@ -163,7 +165,9 @@ def refined(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise_std: float)
     return Schema.model_validate(document)
 
 
-def quantile_of_lengths(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise_std: float) -> float:
+def quantile_of_lengths(
+    wanted: PreprocessingRequest, vector: Float64[np.ndarray, " d"], noise_std: float
+) -> float:
     """Return the bound of an update that a release of lengths gives: their quantile; as declared where nobody is.
 
     Args:
@@ -173,7 +177,7 @@ def quantile_of_lengths(wanted: Wanted, vector: Float64[np.ndarray, " d"], noise
     """
     assert wanted.clip is not None
     cells = decode(Layout((_lengths(wanted.clip),)), vector, noise_std, wanted.unit)
-    found = _Distribution.of(_length_edges(wanted.clip), cells[LENGTH, _CELLS])
+    found = _Distribution.from_cells(_length_edges(wanted.clip), cells[LENGTH, _CELLS])
     return wanted.clip if found is None else found.quantile(CLIP_QUANTILE)
 
 
@@ -213,7 +217,7 @@ class _Distribution:
     noise: float
 
     @classmethod
-    def of(cls, edges: tuple[float, ...], cells: Cells) -> _Distribution | None:
+    def from_cells(cls, edges: tuple[float, ...], cells: Cells) -> _Distribution | None:
         """Return the distribution of decoded cells; None where there is nobody."""
         ordered = len(edges) + 1
         sums = np.cumsum(cells.values[0, :ordered])

@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.statistics.intervals import NORMAL_95, Interval, between, share
-from fedveil.statistics.rising import isotonic_regression
+from fedveil.statistics.intervals import NORMAL_95, Interval, interval_between, share
+from fedveil.statistics.isotonic import isotonic_regression
 
 
 def cumulative(
@@ -58,7 +58,7 @@ def quantile(
     shares = isotonic_regression(np.cumsum(values) / total, y_min=0.0, y_max=1.0)
     place = int(np.argmin(np.abs(distance)))
     estimate, beyond = _interpolated(shares[:-1], edges, level)
-    return replace(between(estimate, ends, here, share(float(noise[place]), people)), beyond=beyond)
+    return replace(interval_between(estimate, ends, here, share(float(noise[place]), people)), beyond=beyond)
 
 
 def _ends(

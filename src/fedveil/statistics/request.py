@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from fedveil.errors import meant
+from fedveil.errors import did_you_mean
 from fedveil.statistics.limits import MOST_GROUPINGS, Columns, SiloWeights
 from fedveil.statistics.strategy import MOST_ORDERED
 from fedveil.validation import DocumentTable
@@ -80,7 +80,9 @@ class ColumnRelease(_Part):
             if name in _REFUSED:
                 raise ValueError(f"'{name}' is refused: {_REFUSED[name]}")
             if name not in SHOWN:
-                raise ValueError(f"no figure '{name}'; there are: {', '.join(SHOWN)}{meant(name, SHOWN)}")
+                raise ValueError(
+                    f"no figure '{name}'; there are: {', '.join(SHOWN)}{did_you_mean(name, SHOWN)}"
+                )
         return show
 
     @model_validator(mode="after")
@@ -179,7 +181,7 @@ class Request(_Part):
     by: Annotated[Columns, Field(max_length=8)] = Field(
         (), description='at most two columns of declared categories that groups are made of; "silo" is one'
     )
-    largest_error: _Positive | None = Field(
+    max_standard_error: _Positive | None = Field(
         None,
         description="people: a cell whose noise has a larger standard deviation is refused; default: a quarter of "
         "n_users over the number of cells",

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from pydantic import ValidationError
 
 from fedveil.errors import ConfigError, DataError, RunFolderError
-from fedveil.files import of_version, reading
+from fedveil.files import check_schema_version, reading
 
 SCHEMA_VERSION: Final = 1
 _MOST: Final = 2.0**53
@@ -75,7 +75,7 @@ def restoring(data: Any, origin: object) -> Iterator[None]:
     Raises:
         RunFolderError: another version, something that is missing, or a request that none could be.
     """
-    of_version(data, origin, SCHEMA_VERSION)
+    check_schema_version(data, origin, SCHEMA_VERSION)
     with reading(origin, RunFolderError):
         try:
             yield

@@ -89,7 +89,7 @@ class Strategy:
         return self.ordered + self.free
 
     @property
-    def sent(self) -> int:
+    def n_sent(self) -> int:
         """How many numbers are sent."""
         return self.width + (self.ordered if self.kind == "stacked" else 0)
 

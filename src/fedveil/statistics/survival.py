@@ -31,8 +31,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.statistics.intervals import NORMAL_95, Interval, between
-from fedveil.statistics.rising import isotonic_regression
+from fedveil.statistics.intervals import NORMAL_95, Interval, interval_between
+from fedveil.statistics.isotonic import isotonic_regression
 
 LEAST_AT_RISK: Final = 10.0
 """People at risk that an interval has an estimate from, by the lower end of what noise leaves open.
@@ -88,7 +88,7 @@ class Curve:
         )
         if ends[1] - ends[0] > MOST_WIDTH:
             return None
-        return between(estimate, ends, ends_here, here / both if both > 0 else 1.0)
+        return interval_between(estimate, ends, ends_here, here / both if both > 0 else 1.0)
 
     def band(self) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
         """Return the ends of the simultaneous 95 % band: S (1 ± c sd of log S), within [0, 1], as S falls.

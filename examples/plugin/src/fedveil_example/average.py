@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedveil.keys import Fraction
-from fedveil.server.averages import Average
-from fedveil.server.optimizers import State
+from fedveil.config_keys import Fraction
+from fedveil.training.server.averages import Average
+from fedveil.training.server.optimizers import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,6 @@ class Halfway(Average):
         """Return the last two models."""
         return {"before": state["last"], "last": model.clone()}
 
-    def released(self, model: Tensor, state: State) -> Tensor:
+    def released_model(self, model: Tensor, state: State) -> Tensor:
         """Return the model between them."""
         return state["before"] + self.part * (state["last"] - state["before"])

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedveil.keys import filled
+from fedveil.config_keys import composed_field
 from fedveil.methods.channels import Channel
-from fedveil.methods.sending import Sender, Sending
-from fedveil.privacy.claims import Claim, Tells
-from fedveil.stage import Moves
+from fedveil.methods.message_encoding import EncodedMessage, Sender
+from fedveil.privacy.claims import Claim, Reveals
+from fedveil.stage import Sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +23,13 @@ class Coarse(Channel):
         digits: binary digits that are kept of every number.
     """
 
-    shares: Annotated[Channel, filled()]
+    shares: Annotated[Channel, composed_field()]
     digits: Annotated[int, Field(ge=1, le=52)] = 10
 
     @property
-    def content(self) -> Tells:
+    def content(self) -> Reveals:
         """What a message tells: one with its share of the noise."""
-        return Tells.MESSAGE
+        return Reveals.MESSAGE
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse what the shares refuse, and channels without shares: rounding makes nothing safer."""
@@ -37,19 +37,20 @@ class Coarse(Channel):
             yield "coarse rounds silos' shares of a noise, and this method has none"
         yield from self.shares.refuses(method)
 
-    def claims(self, moves: Moves) -> tuple[Claim, ...]:
+    def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
         """Claim what the shares claim."""
-        return self.shares.claims(moves)
+        return self.shares.claims(sensitivity)
 
-    def grid_loss(self, moves: Moves) -> float:
+    def grid_loss(self, sensitivity: Sensitivity) -> float:
         """Return what the grid of the shares costs."""
-        return self.shares.grid_loss(moves)
+        return self.shares.grid_loss(sensitivity)
 
-    def mechanisms(self, moves: Moves) -> tuple[str, ...]:
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         """Return the noise and the rounding, in words."""
-        return (*self.shares.mechanisms(moves), f"messages are rounded to {self.digits} binary digits")
+        return (*self.shares.mechanisms(sensitivity), f"messages are rounded to {self.digits} binary digits")
 
-    def send(self, total: np.ndarray, at: Sender) -> Sending:
+    def send(self, total: np.ndarray, at: Sender) -> EncodedMessage:
         """Return the sum with its share of the noise, rounded."""
         mantissa, exponent = np.frexp(self.shares.send(total, at).numbers)
-        return Sending(values=np.ldexp(np.rint(np.ldexp(mantissa, self.digits)), exponent - self.digits))
+        rounded = np.rint(np.ldexp(mantissa, self.digits))
+        return EncodedMessage(values=np.ldexp(rounded, exponent - self.digits))

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from fedveil.population.catalogue.data_set import DataSet, Request
-from fedveil.population.records import Population, Records
+from fedveil.data.catalogue.data_set import DataSet, Request
+from fedveil.data.records import Population, Records
 
 
 def _build(request: Request, source: object, files: object) -> Population:
     random = request.randomness.numpy("two-blobs")
     labels = random.integers(0, 2, 600)
     features = (random.normal(size=(600, 2)) + 2.0 * labels[:, None]).astype(np.float32)
-    user, silo, names = request.hand_out(labels[:400])
+    user, silo, names = request.allocate(labels[:400])
     return Population(
         name="two-blobs",
         train=Records(features=features[:400], targets=labels[:400], silo=silo, user=user),

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedveil.keys import Fraction
-from fedveil.server.denoise import Denoiser, Shapes
+from fedveil.config_keys import Fraction
+from fedveil.training.server.denoise import Denoiser, Shapes
 
 
 @dataclass(frozen=True, kw_only=True)

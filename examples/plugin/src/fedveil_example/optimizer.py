@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedveil.keys import Fraction, Positive
-from fedveil.server.optimizers import Optimizer, State
+from fedveil.config_keys import Fraction, Positive
+from fedveil.training.server.optimizers import Optimizer, State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
 from fedveil.privacy.claims import Role, Sent
-from fedveil.protection.open_sums import OpenSums, OpenVector
+from fedveil.protocols.plaintext_sums import PlaintextSums, PlaintextVector
 
 
 @dataclass(frozen=True)
@@ -15,13 +15,13 @@ class Witnessed(ProtectionStage):
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse clients, and messages that are bytes: open sums add up what silos send."""
-        if method.contribution.per == "client" or method.channel.coded:
+        if method.contribution.per == "client" or method.channel.sends_bytes:
             yield "witnessed sums are those of silos that send numbers"
 
     def sends(self, method: Any) -> Sends:
         """Return the messages of a round, and who reads each: nothing is hidden from the server."""
-        return (*plain_round(method), Sent(OpenVector, Role.SERVER))
+        return (*plain_round(method), Sent(PlaintextVector, Role.SERVER))
 
-    def agree(self, method: Any, public: Any, own: Any, rounds: int) -> OpenSums:
+    def make_protocol_spec(self, method: Any, public: Any, own: Any, rounds: int) -> PlaintextSums:
         """Return what the parties agree on: the protocol, what silos put into a round of it, and what comes of that."""
-        return OpenSums(clients=public.n_silos, length=public.length)
+        return PlaintextSums(clients=public.n_silos, length=public.length)

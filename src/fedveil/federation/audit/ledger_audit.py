@@ -16,24 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_checkable, tried
+from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_checkable, run_check
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import FedveilError, IntegrityError, RunFolderError
 from fedveil.federation.audit.run_record import RoundPlace
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
-from fedveil.federation.policy import counted
+from fedveil.federation.policy import counted_sentence
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import TERMS
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file, writing
-from fedveil.foreign import foreign
 from fedveil.privacy.events import Adjacency, all_of
-from fedveil.privacy.ledger_lines import Entry, Line, Note, now, parse_lines
+from fedveil.privacy.ledger import Entry, Line, Note, now, parse_lines
 from fedveil.privacy.statement import epsilons_by_accountant, show_epsilon
-from fedveil.protection.letter_parts import Terms, only
-from fedveil.protection.messages import SERVER
+from fedveil.protocols.messages import SERVER
+from fedveil.protocols.session_messages import Terms, single_message
+from fedveil.sanitize import sanitize
 
 _SIGNED_AS: Final = b"fedveil/2/ledger export"
 NOT_CHECKABLE: Final = {
@@ -134,7 +134,7 @@ class LedgerExport:
                 return [place for place, _ in self._charged(run, self.lines[number:])]
         return []
 
-    def charged(self, run: str, place: RoundPlace, terms: str, head: str) -> bool:
+    def has_charge(self, run: str, place: RoundPlace, terms: str, head: str) -> bool:
         """Return whether a round of a run was charged, under these terms, when the ledger ended with a head."""
         if head not in self.digests:
             return False
@@ -179,7 +179,7 @@ def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | No
             "adopted": lambda: _adopted(lines),
         }
         # who signed the file may have written anything into it
-        found += [tried(name, reading(path, IntegrityError)(check)) for name, check in checks.items()]
+        found += [run_check(name, reading(path, IntegrityError)(check)) for name, check in checks.items()]
     return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
 
 
@@ -228,7 +228,7 @@ def _member(path: Path, document: dict[str, Any], membership: Path | None) -> st
         )
     known = Membership.read(membership)
     if silo not in known.silos or known.roster[known.silos.index(silo)].raw.hex() != public:
-        raise IntegrityError(f"{membership}: its silo '{foreign(silo)}' has another key, or there is none")
+        raise IntegrityError(f"{membership}: its silo '{sanitize(silo)}' has another key, or there is none")
     revoked = {one.identity.raw.hex() for one in known.revoked}
     if known.coordinator.raw.hex() != coordinator or not revoked.issuperset(document["before"]):
         raise IntegrityError(f"{path}: names another coordinator than {membership}")
@@ -259,7 +259,7 @@ def _counted(path: Path, lines: Sequence[Line]) -> str:
         if isinstance(line, Entry):
             views[view] += 1
         elif line.kind == "policy":
-            view = counted(parse_json(line.text, path, IntegrityError))
+            view = counted_sentence(parse_json(line.text, path, IntegrityError))
     found = "; ".join(f"{many} charges count {seen}" for (seen, _), many in views.items())
     left = "; ".join(dict.fromkeys(but for _, but in views if but))
     if left:
@@ -286,7 +286,7 @@ def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
             recipient=int(document["number"]),
             largest=LARGEST_LETTER,
         )
-        if only(letter.parts, Terms, SERVER).digest.hex() != origin.terms:
+        if single_message(letter.parts, Terms, SERVER).digest.hex() != origin.terms:
             raise IntegrityError(f"{path}: line {entry.index + 1} names other terms than its letter has")
         asked.add(origin.terms)
     silent = sum(entry.origin is None for entry in charges)
@@ -299,6 +299,6 @@ def _adopted(lines: Sequence[Line]) -> str:
     if adopted:
         raise Unchecked(
             f"lines are missing, and more was spent than is told: adopted on {adopted[0].time} "
-            f"({foreign(adopted[0].text)})"
+            f"({sanitize(adopted[0].text)})"
         )
     return "no line is known to be missing"

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.checks import Check, Unchecked, tried
+from fedveil.checks import Check, Unchecked, run_check
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import PublicIdentity
-from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA
 from fedveil.errors import IntegrityError
-from fedveil.federation.attendance import Attendance, but_trainer
 from fedveil.federation.audit.ledger_audit import LedgerExport
 from fedveil.federation.audit.released_files import FILES, Ended, check_releases, check_schema
 from fedveil.federation.audit.run_record import (
@@ -29,23 +27,24 @@ from fedveil.federation.audit.run_record import (
     TERMS,
     RoundPlace,
     arrays_of,
-    attested,
-    by_coordinator,
     canonical,
-    concluded,
+    coordinator_attestation,
     digests_of,
+    final_attestation,
     read_terms,
+    round_attestation,
 )
+from fedveil.federation.canonical_document import DOCUMENTS, EXPERIMENT, parse_terms, public_text
 from fedveil.federation.charter import Charter
-from fedveil.federation.document import DOCUMENTS, EXPERIMENT, as_silos_see, asked_in
 from fedveil.federation.membership import Membership
-from fedveil.federation.rounds import STATE
+from fedveil.federation.run_rules import RunRules, without_trainer
+from fedveil.federation.training_rounds import STATE
 from fedveil.files import as_text, parse_json, parse_toml, reading
-from fedveil.foreign import foreign
-from fedveil.privacy.ledger_lines import Entry, parse_lines
-from fedveil.privacy.statement import Statement
-from fedveil.privacy.statement_checks import same_events, same_privacy
-from fedveil.protection.letter_parts import Closing
+from fedveil.privacy.ledger import Entry, parse_lines
+from fedveil.privacy.statement import Statement, same_events, same_privacy
+from fedveil.protocols.session_messages import Finalize
+from fedveil.run.folder.run_folder import PREPROCESSED, SCHEMA
+from fedveil.sanitize import sanitize
 
 LEDGER: Final = "ledger.jsonl"
 CHECKPOINT: Final = "checkpoint/state.safetensors"
@@ -81,7 +80,7 @@ class RecordedRun:
     # --- what any run has --------------------------------------------------------------------------------------
 
     @property
-    def stated(self) -> Statement:
+    def read_statement(self) -> Statement:
         """The statement.
 
         Raises:
@@ -109,36 +108,36 @@ class RecordedRun:
         """Check that the statement is of what the ledger charged."""
         if STATEMENT not in self._files:
             raise Unchecked("the run has not ended: it has no statement")
-        return same_events(self.stated, self.charges)
+        return same_events(self.read_statement, self.charges)
 
     # --- what the parties of a federation signed -----------------------------------------------------------------
 
     @property
-    def federated(self) -> bool:
+    def is_federated(self) -> bool:
         """Whether it is the run of a federation."""
         return bool({STATE, ROUNDS, AGREED} & self._files.keys())
 
-    def signed(self, charter: Path | None, *, whole: bool) -> Sequence[Check]:
+    def check_signatures(self, charter: Path | None, *, whole: bool) -> Sequence[Check]:
         """Check all signatures; of a run in one process there are none, and so no founder's seal that was asked for.
 
         Args:
             charter: of the federation, None: the seal is not checked.
             whole: whether all files of the run are here.
         """
-        if not self.federated:
+        if not self.is_federated:
             sealed = charter is not None
             detail = "a run in one process: nobody signed it" + ", under no charter" * sealed
             return (Check(name="signatures", outcome="fails" if sealed else "unchecked", detail=detail),)
         found = [
-            tried("membership", lambda: self._memberships(charter)),
-            tried("rounds", self._rounds),
-            tried("end", lambda: self._end(whole)),
+            run_check("membership", lambda: self._memberships(charter)),
+            run_check("rounds", self._rounds),
+            run_check("end", lambda: self._end(whole)),
         ]
         if SCHEMA in self._files and PREPROCESSED not in self._files:
-            found.append(tried("schema", lambda: check_schema(self._files[SCHEMA], self._terms.values())))
+            found.append(run_check("schema", lambda: check_schema(self._files[SCHEMA], self._terms.values())))
         record = [self._ended(line.data) for line in self._lines]
         if any(one.part for one in record) or self._files.keys() & FILES:
-            found.append(tried("releases", lambda: check_releases(self._files, record, whole=whole)))
+            found.append(run_check("releases", lambda: check_releases(self._files, record, whole=whole)))
         return found
 
     def _ended(self, data: Mapping[str, Any]) -> Ended:
@@ -166,13 +165,15 @@ class RecordedRun:
         document = DOCUMENTS[place](parse_toml(text, place, IntegrityError), place)
         if STATEMENT in self._files:
             wish = document.privacy
-            same_privacy(self.stated, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed)
-        if not self.federated:
+            same_privacy(
+                self.read_statement, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed
+            )
+        if not self.is_federated:
             raise Unchecked(f"{document.name}: nobody else holds a copy of it")
         for membership, asked in read_terms(self._file(TERMS)).values():
-            if but_trainer(as_silos_see(document, membership.silos, asked_in(asked)[1])) != but_trainer(
-                asked
-            ):
+            if without_trainer(
+                public_text(document, membership.silos, parse_terms(asked)[1])
+            ) != without_trainer(asked):
                 raise IntegrityError(f"{place}: another one than the silos were asked for")
         return f"{document.name}: the one that the silos were asked for"
 
@@ -199,8 +200,8 @@ class RecordedRun:
                         f"{place}: begins with another model than the round before it ended with"
                     )
                 membership, experiment = self._terms_of(place, data)
-                attendance = Attendance.of(experiment, len(membership.silos))
-                if fault := attendance.misplaced(data["part"], parts, data["model"], model):
+                attendance = RunRules.from_terms(experiment, len(membership.silos))
+                if fault := attendance.position_error(data["part"], parts, data["model"], model):
                     raise IntegrityError(f"{place}: {fault}")
                 if data["released"] != (released.digest() if releases else NOTHING).hex():
                     raise IntegrityError(f"{place}: silos were told other releases than those before it")
@@ -225,20 +226,25 @@ class RecordedRun:
         known = bytes.fromhex(data["model"]) + bytes.fromhex(data["released"])
         if run.hex() != self._run():
             raise IntegrityError(f"{place}: of another run")
-        _verify(f"{place}: the coordinator", membership.coordinator, by_coordinator(data), data["signature"])
+        _verify(
+            f"{place}: the coordinator",
+            membership.coordinator,
+            coordinator_attestation(data),
+            data["signature"],
+        )
         if not _DIGEST.fullmatch(str(data.get("next"))):
             raise IntegrityError(f"{place}: the coordinator signed next, what it ended with, as no digest")
         numbers = [one["silo"] for one in data["silos"]]
         silos = len(membership.silos)
         if not numbers or numbers != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] < silos:
             raise IntegrityError(f"{place}: signed by no silo, twice by one, or by none of the {silos}")
-        least = Attendance.of(experiment, silos).least
+        least = RunRules.from_terms(experiment, silos).quorum
         if len(numbers) < least:
             raise IntegrityError(f"{place}: signed by {len(numbers)} silos, and a round needs {least}")
         for one in data["silos"]:
             name = membership.silos[one["silo"]]
             head = bytes.fromhex(one["head"])
-            content = attested(run, terms, (data["part"], data["round"]), asked, known, head)
+            content = round_attestation(run, terms, (data["part"], data["round"]), asked, known, head)
             _verify(f"{place}: silo {name}", membership.roster[one["silo"]], content, one["signature"])
 
     def _end(self, whole: bool) -> str:
@@ -251,20 +257,23 @@ class RecordedRun:
                 raise IntegrityError(f"{AGREED}: not as it was written, or of another run")
             membership, _ = self._terms_of(AGREED, data)
             _verify(
-                f"{AGREED}: the coordinator", membership.coordinator, by_coordinator(data), data["signature"]
+                f"{AGREED}: the coordinator",
+                membership.coordinator,
+                coordinator_attestation(data),
+                data["signature"],
             )
             last = hashlib.sha256(self._lines[-1].content).hexdigest() if self._lines else NOTHING.hex()
             if (data["round"], data["line"]) != (len(self._trained), last):
                 raise IntegrityError(f"{AGREED}: the record of rounds does not end where it says")
             if missing := sorted(part for part, _ in self._unplayed if part):
                 raise IntegrityError(
-                    f"{ROUNDS}: no line for release {foreign(missing[0])}, which was charged"
+                    f"{ROUNDS}: no line for release {sanitize(missing[0])}, which was charged"
                 )
             if hashlib.sha256(self._file(STATEMENT)).hexdigest() != data["statement"]:
                 raise IntegrityError(f"{STATEMENT}: not the statement that was signed")
             files = self._contents(data["contents"]) if whole else frozenset[str]()
             self._same_tensors(data["tensors"])
-            closing = Closing(
+            closing = Finalize(
                 round=data["round"],
                 charges=data["charges"],
                 line=bytes.fromhex(data["line"]),
@@ -272,7 +281,7 @@ class RecordedRun:
             )
             for one in data["silos"]:
                 name = membership.silos[one["silo"]]
-                told = concluded(bytes.fromhex(data["run"]), bytes.fromhex(data["terms"]), closing)
+                told = final_attestation(bytes.fromhex(data["run"]), bytes.fromhex(data["terms"]), closing)
                 _verify(f"{AGREED}: silo {name}", membership.roster[one["silo"]], told, one["signature"])
             signed = {one["silo"] for one in data["silos"]}
             if not signed <= set(range(len(membership.silos))):
@@ -333,13 +342,15 @@ class RecordedRun:
             for one in line.data["silos"]:
                 if membership.roster[one["silo"]] != export.public:
                     continue
-                if not export.charged(line.data["run"], place, line.data["terms"], one["head"]):
+                if not export.has_charge(line.data["run"], place, line.data["terms"], one["head"]):
                     raise IntegrityError(
                         f"{path}: does not charge {_named(place)} before the head that was signed"
                     )
                 rounds += 1
         for membership, experiment in self._terms.values():
-            owed = Attendance.of(experiment, len(membership.silos)).owed(export.rounds_of(self._run()))
+            owed = RunRules.from_terms(experiment, len(membership.silos)).required_charges(
+                export.rounds_of(self._run())
+            )
             if more := owed - Counter(self._place(entry) for entry in self.charges):
                 raise IntegrityError(
                     f"{path}: charges {_named(min(more))} of this run more often than {LEDGER}: the run went on, or "
@@ -361,7 +372,7 @@ class RecordedRun:
     def _place(self, entry: Entry) -> RoundPlace:
         """Return which round a charge is of; all terms of a run name it alike."""
         for membership, experiment in self._terms.values():
-            return Attendance.of(experiment, len(membership.silos)).place(entry)
+            return RunRules.from_terms(experiment, len(membership.silos)).place(entry)
         raise IntegrityError(f"{TERMS}: the terms of the run are missing")
 
     # --- what is there ------------------------------------------------------------------------------------------
@@ -386,7 +397,7 @@ class RecordedRun:
 
 def _named(place: RoundPlace) -> str:
     part, number = place
-    return f"release {foreign(part)}" if part else f"round {number}"
+    return f"release {sanitize(part)}" if part else f"round {number}"
 
 
 def _verify(who: str, identity: PublicIdentity, content: bytes, signature: str) -> None:

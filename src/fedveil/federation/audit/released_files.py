@@ -16,33 +16,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from fedveil.checks import Unchecked, same_but_rounded
-from fedveil.engine.experiments.declared import Declared
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.experiments.release_document import kind_in
-from fedveil.engine.releases.evaluation import plan_evaluation
-from fedveil.engine.releases.kinds import prepare_document
-from fedveil.engine.releases.preprocessing import Preprocessed, plan_preprocessing
-from fedveil.engine.releases.release import Release
-from fedveil.engine.run_folder.documents import SCHEMA_VERSION
-from fedveil.engine.run_folder.folder import PREPROCESSED, SCHEMA
+from fedveil.checks import Unchecked, equal_up_to_rounding
+from fedveil.data.schema import Schema
 from fedveil.errors import IntegrityError
 from fedveil.federation.audit.released_sums import EVALUATING, Numbers, digest_of_release
-from fedveil.federation.document import asked_in
+from fedveil.federation.canonical_document import parse_terms
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
-from fedveil.federation.own.release import sums_of
+from fedveil.federation.silo_session.release_task import earlier_sums
 from fedveil.files import as_text, parse_json, parse_toml, reading
-from fedveil.foreign import foreign
-from fedveil.population.schema import Schema
-from fedveil.statistics.evaluation.evaluated import FILE as EVALUATED
-from fedveil.statistics.inference.fitted import FILE as FITTED
-from fedveil.statistics.released import FILE as COUNTED
+from fedveil.run.config.declared_tables import DeclaredTables
+from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.config.release_document import kind_in
+from fedveil.run.folder.documents import SCHEMA_VERSION
+from fedveil.run.folder.run_folder import PREPROCESSED, SCHEMA
+from fedveil.run.releases.evaluation import plan_evaluation
+from fedveil.run.releases.preprocessing import ReleasedPreprocessing, plan_preprocessing
+from fedveil.run.releases.release import Release
+from fedveil.run.releases.requests import prepare_document
+from fedveil.sanitize import sanitize
+from fedveil.statistics.evaluation.result import FILE as EVALUATED
+from fedveil.statistics.inference.result import FILE as FITTED
+from fedveil.statistics.result import FILE as COUNTED
 from fedveil.statistics.stored import NoisySum, NoisySums
-from fedveil.validation import validated
+from fedveil.validation import validate_document
 
 _TERMS: Final = "the experiment of the terms"
-DECLARED: Final = "declared.toml"
+DECLARED: Final = "declared_schema.toml"
 """In the run folder: the schema on which its members agreed, byte by byte, as its digest stands in the membership."""
 
 FILES: Final = {PREPROCESSED: "prep/", EVALUATED: "eval/", EVALUATING: "eval/", COUNTED: "", FITTED: ""}
@@ -88,7 +88,7 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole
     for line, (name, digest) in zip(released, digests, strict=False):
         if line.digest != digest.hex() or not line.part.startswith(FILES[name]):
             raise IntegrityError(
-                f"{name}: not the numbers of release {foreign(line.part)} that the record has"
+                f"{name}: not the numbers of release {sanitize(line.part)} that the record has"
             )
     if len(digests) > len(released) or (whole and len(digests) < len(released)):
         raise IntegrityError(
@@ -99,12 +99,12 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole
             f"numbers of {len(digests)} releases are here, as the record has them, of {len(released)}"
         )
     _check_meaning(files, {name: data for name, (data, _) in found.items()}, numbers, record)
-    told = ", ".join(foreign(one.part) for one in record[:-1] if one.part)
+    told = ", ".join(sanitize(one.part) for one in record[:-1] if one.part)
     words = f"the numbers of {len(released)} releases are those of the record; what they are of follows from the terms"
     if told:
         words += f"; the silos of the next round were told, and signed, {told}"
     if record[-1].part:
-        words += f"; the coordinator alone signed {foreign(record[-1].part)}: no silo sees a sum"
+        words += f"; the coordinator alone signed {sanitize(record[-1].part)}: no silo sees a sum"
     return words
 
 
@@ -116,7 +116,7 @@ def check_schema(schema: bytes, terms: Iterable[tuple[Membership, str]]) -> str:
         Unchecked: the schema was refined by releases that are not here.
     """
     for membership, experiment in terms:
-        if "preprocessing" in asked_in(experiment)[0]:
+        if "preprocessing" in parse_terms(experiment)[0]:
             raise Unchecked("refined by releases, whose numbers are in the run folder")
         if hashlib.sha256(schema).digest() != membership.schema_digest:
             raise IntegrityError(f"{SCHEMA}: not the schema on which the members agreed")
@@ -159,7 +159,7 @@ def _check_meaning(
     with reading(_TERMS, IntegrityError):
         meant = _meant(numbers, record, _file(files, DECLARED))
     for name in sorted(said.keys() | meant.keys() - {EVALUATING}):
-        if not same_but_rounded(said.get(name), meant.get(name)):
+        if not equal_up_to_rounding(said.get(name), meant.get(name)):
             raise IntegrityError(
                 f"{name}: not what follows from its released numbers and what the silos were asked for"
             )
@@ -176,11 +176,11 @@ def _meant(
         record: lines of the run, of which some are releases.
         document: of the schema on which the members agreed.
     """
-    last, (experiment, _) = record[-1], asked_in(record[-1].experiment)
-    of = Declared(schema=_agreed(document, last.membership), silos=last.membership.silos)
+    last, (experiment, _) = record[-1], parse_terms(record[-1].experiment)
+    of = DeclaredTables(schema=_agreed(document, last.membership), silos=last.membership.silos)
     kind = kind_in(experiment)
     if kind is not None:
-        prepared = prepare_document(validated(kind, experiment, _TERMS), of)
+        prepared = prepare_document(validate_document(kind, experiment, _TERMS), of)
         made = _sums(prepared.file, numbers, prepared.release)
         return {prepared.file: prepared.to_json(made)}
     asked, meant = parse(experiment, _TERMS), dict[str, Any]()
@@ -189,22 +189,24 @@ def _meant(
         refined = _preprocessed(asked, replace(of, silos=line.membership.silos), numbers)
         schema = refined.schema.model_dump(mode="json", exclude_none=True)
         meant = {PREPROCESSED: refined.to_json(), SCHEMA: schema}
-        of = of.refined(refined.schema, refined.clip)
+        of = of.with_refined_schema(refined.schema, refined.clip)
     for name in numbers.keys() & {EVALUATED, EVALUATING}:
         planned = _asked_for(name, plan_evaluation(asked, of))
         made = _sums(name, numbers, planned.release)
         if name == EVALUATED:
             trained = sum(not one.part for one in record)
-            meant[EVALUATED] = planned.evaluated(asked.name, trained, made).to_json()
+            meant[EVALUATED] = planned.combine_releases(asked.name, trained, made).to_json()
             made = made[:-1]  # what was there when the last was made stays beside it
         releases = [one.to_json() for one in made]
         meant[EVALUATING] = {"schema_version": SCHEMA_VERSION, "releases": releases}
     return meant
 
 
-def _preprocessed(asked: Experiment, of: Declared, numbers: Mapping[str, Sequence[Numbers]]) -> Preprocessed:
+def _preprocessed(
+    asked: Experiment, of: DeclaredTables, numbers: Mapping[str, Sequence[Numbers]]
+) -> ReleasedPreprocessing:
     planned = _asked_for(PREPROCESSED, plan_preprocessing(asked, of))
-    return planned.preprocessed(asked, _sums(PREPROCESSED, numbers, planned.release))
+    return planned.combine_releases(asked, _sums(PREPROCESSED, numbers, planned.release))
 
 
 _T = TypeVar("_T")
@@ -221,7 +223,7 @@ def _sums(
 ) -> NoisySums:
     """Return the numbers of a file, if such releases may have ended with them."""
     try:
-        return sums_of(numbers.get(name, ()), release)
+        return earlier_sums(numbers.get(name, ()), release)
     except RefusalError:
         raise IntegrityError(
             f"{name}: numbers of another length, or with other noise, than was asked for"
@@ -233,7 +235,7 @@ def _agreed(document: bytes, membership: Membership) -> Schema:
     if hashlib.sha256(document).digest() != membership.schema_digest:
         raise IntegrityError(f"{DECLARED}: not the schema on which the members agreed")
     tables = parse_toml(as_text(document, DECLARED, IntegrityError), DECLARED, IntegrityError)
-    return validated(Schema, tables, f"{DECLARED}: no schema", IntegrityError)
+    return validate_document(Schema, tables, f"{DECLARED}: no schema", IntegrityError)
 
 
 def _file(files: Mapping[str, bytes], name: str) -> bytes:

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from fedveil.checks import Check, Verification, not_checkable, tried
+from fedveil.checks import Check, Verification, not_checkable, run_check
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.federation.audit.run_record import files_of
-from fedveil.federation.document import EXPERIMENT
-from fedveil.privacy.statement_checks import recomputed
+from fedveil.federation.canonical_document import EXPERIMENT
+from fedveil.privacy.statement import check_epsilons
 
 NOT_CHECKABLE: Final = {
     "training": "that each silo trained as the method says, drew its noise, and sent what it signed for",
@@ -56,20 +56,20 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
         found.append(Check(name="files", outcome="fails", detail=str(error)))
     else:
         run = RecordedRun(files)
-        found.append(tried("experiment", run.same_document))
-        found.append(tried("ledger", run.ledger))
-        found.append(tried("statement", run.statement))
+        found.append(run_check("experiment", run.same_document))
+        found.append(run_check("ledger", run.ledger))
+        found.append(run_check("statement", run.statement))
         found.extend(epsilons(run))
-        found.extend(run.signed(charter, whole=True))
+        found.extend(run.check_signatures(charter, whole=True))
         if EXPERIMENT in files:
-            found.append(tried("model", run.model))
-        found.extend(tried(f"ledger {one}", lambda one=one: run.in_ledger(one)) for one in ledgers)  # type: ignore[misc]
+            found.append(run_check("model", run.model))
+        found.extend(run_check(f"ledger {one}", lambda one=one: run.in_ledger(one)) for one in ledgers)  # type: ignore[misc]
     return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
 
 
 def epsilons(run: RecordedRun) -> Sequence[Check]:
     """Compute the epsilons of a statement again; nothing where there is none."""
     try:
-        return tuple(recomputed(run.stated))
+        return tuple(check_epsilons(run.read_statement))
     except FedveilError:  # said already
         return ()

@@ -2,7 +2,7 @@
 
     terms.jsonl     one line for each terms that sessions were begun on: membership and experiment, with digest T
     rounds.jsonl    one line a round of any part: what every silo signed of it; the whole line signed by the coordinator
-    agreed.json     at the end: digests of statement, model and contents, signed by the coordinator and the silos
+    silo_signatures.json     at the end: digests of statement, model and contents, signed by coordinator and silos
     checkpoint/contents.json    the digests of all files of the folder, with a random number: it stays in the folder
 
     silo, a round:  Ed25519 of "fedveil/3/attested" | run 16 | T 32 | round 4 | X 32 | M 32 | R 32 | ledger head 32
@@ -10,10 +10,10 @@
     silo, the end:  Ed25519 of "fedveil/3/statement" | run 16 | T 32 | round 4 | last line 32 | statement 32
 
 A part is a release (``prep/1``, ``eval/1``; ``1``, ``2``, ... of a document of releases), which is one round, or the
-training, whose name is empty. X binds everything that the silo was asked (:mod:`~fedveil.federation.binding`), M is
-SHA-256 of the round's model, zeros where there is none or the silos alone have it; R of all that was released before it
-(:mod:`~fedveil.federation.audit.released_sums`). Each line holds the digest of the one before it, and that of what its
-round ended with: the next model, or the release.
+training, whose name is empty. X binds everything that the silo was asked
+(:mod:`~fedveil.federation.transcript_binding`), M is SHA-256 of the round's model, zeros where there is none or the
+silos alone have it; R of all that was released before it (:mod:`~fedveil.federation.audit.released_sums`). Each line
+holds the digest of the one before it, and that of what its round ended with: the next model, or the release.
 
 Claim: who has none of the keys cannot change what a silo or the coordinator signed, take a round out, or put one in
 (:mod:`~fedveil.federation.audit.run_audit` looks, and says what the coordinator itself can). Nothing of it depends on a
@@ -39,20 +39,29 @@ from safetensors.numpy import load as load_arrays
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.engine.run_folder.folder import RunFolder
 from fedveil.errors import RunFolderError
 from fedveil.federation.audit.released_sums import digest_of_all, digest_of_release
 from fedveil.federation.exchange import Answers
 from fedveil.federation.membership import Membership
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
-from fedveil.foreign import quiet_log
-from fedveil.protection.errors import ProtocolError
-from fedveil.protection.letter_parts import Attested, Closing, Model, Part, Phase, Refused, Terms, only
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.session_messages import (
+    Attestation,
+    Declined,
+    Finalize,
+    GlobalModel,
+    RunPart,
+    SessionMessage,
+    Terms,
+    single_message,
+)
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.sanitize import quiet_log
 
 _log = quiet_log("fedveil.coordinator")
 
 ROUNDS: Final = "rounds.jsonl"
-AGREED: Final = "agreed.json"
+AGREED: Final = "silo_signatures.json"
 TERMS: Final = "terms.jsonl"
 CONTENTS: Final = "checkpoint/contents.json"
 """Digests of files with private numbers (times, who was drawn) could be tried out: the number in it hides them."""
@@ -61,13 +70,13 @@ STATEMENT: Final = "privacy.json"
 NOTHING: Final = bytes(32)
 """Stands for the digest of what is not there: a line before the first, a model that the silos alone have."""
 
-MADE_LATER: Final = frozenset({AGREED, CONTENTS, "end.json", "report.html", "audit.json"})
+MADE_LATER: Final = frozenset({AGREED, CONTENTS, "run_end.json", "report.html", "audit.json"})
 """Files of a run folder that are written once the run is signed, from what is signed: they are not."""
 
 
-def known_before(told: Sequence[Part], phase: Phase | None) -> bytes:
+def known_before(told: Sequence[SessionMessage], phase: RunPart | None) -> bytes:
     """Return M and R of a round, by the letter that begins it and what the part that it is of began with."""
-    model = (hashlib.sha256(part.encode()).digest() for part in told if isinstance(part, Model))
+    model = (hashlib.sha256(part.encode()).digest() for part in told if isinstance(part, GlobalModel))
     released = () if phase is None else phase.released
     return next(model, NOTHING) + digest_of_all(map(digest_of_release, released))
 
@@ -76,20 +85,22 @@ RoundPlace = tuple[str, int]
 """A round by the name of its part and its number in it."""
 
 
-def attested(run: bytes, terms: bytes, place: RoundPlace, context: bytes, known: bytes, head: bytes) -> bytes:
+def round_attestation(
+    run: bytes, terms: bytes, place: RoundPlace, context: bytes, known: bytes, head: bytes
+) -> bytes:
     """Return what a silo signs at the end of a round: T, X, M and R, and the end of its ledger."""
     part, number = place
     signed = run + terms + struct.pack(">I", number) + context + known + head
     return b"fedveil/3/attested" + signed + part.encode()
 
 
-def concluded(run: bytes, terms: bytes, closing: Closing) -> bytes:
+def final_attestation(run: bytes, terms: bytes, closing: Finalize) -> bytes:
     """Return what a silo signs at the end of a run."""
     told = hashlib.sha256(closing.statement.encode()).digest()
     return b"fedveil/3/statement" + run + terms + struct.pack(">I", closing.round) + closing.line + told
 
 
-def by_coordinator(document: Mapping[str, Any]) -> bytes:
+def coordinator_attestation(document: Mapping[str, Any]) -> bytes:
     """Return what the coordinator signs of a line, or of the end: all but signatures of the end's silos."""
     content = {key: value for key, value in document.items() if key != "signature"}
     if "statement" in content:
@@ -167,7 +178,7 @@ class RunRecord:
         self._terms = b""
         self._seen: _Seen | None = None
         self._agreed: dict[str, Any] = {}
-        self._closing: Closing | None = None
+        self._closing: Finalize | None = None
         path = folder / ROUNDS
         if path.exists():
             self._lines = read_content(path, RunFolderError, largest=LARGEST_FILE).splitlines()
@@ -214,8 +225,10 @@ class RunRecord:
         seen, (context, known) = [], asked
         for silo, parts in answers.items():
             head = heads[self.membership.silos[silo]]
-            signature = only(parts, Attested, silo).signature
-            self._check(silo, attested(self.run, self._terms, place, context, known, head), signature)
+            signature = single_message(parts, Attestation, silo).signature
+            self._check(
+                silo, round_attestation(self.run, self._terms, place, context, known, head), signature
+            )
             seen.append({"silo": silo, "head": head.hex(), "signature": signature.hex()})
         self._seen = _Seen(place=place, context=context, known=known, silos=tuple(seen))
 
@@ -250,7 +263,7 @@ class RunRecord:
         self.folder.append(ROUNDS, line)
         self._lines.append(canonical(line))
 
-    def close(self, rounds: int, charges: int) -> list[Part]:
+    def close(self, rounds: int, charges: int) -> list[SessionMessage]:
         """Sign what the run has left in its folder; return what the silos are asked to sign, nothing without terms.
 
         Args:
@@ -277,12 +290,12 @@ class RunRecord:
             "contents": hashlib.sha256(contents).hexdigest(),
         }
         self._agreed["signature"] = self._sign(self._agreed)
-        self._closing = Closing(round=rounds, charges=charges, line=self._last, statement=statement.decode())
+        self._closing = Finalize(round=rounds, charges=charges, line=self._last, statement=statement.decode())
         self._agreed["silos"] = self._signed_before(self._closing)
         self._write()
         return [self._closing]
 
-    def agree(self, silo: int, answer: Sequence[Part]) -> bool:
+    def agree(self, silo: int, answer: Sequence[SessionMessage]) -> bool:
         """Add a silo's signature of the end, if its answer to the last letter is one; return whether it is.
 
         The run has ended either way.
@@ -290,11 +303,11 @@ class RunRecord:
         name = self.membership.silos[silo]
         closing = self._closing
         for part in answer:
-            if isinstance(part, Refused):
+            if isinstance(part, Declined):
                 _log.warning("silo %s does not sign the statement: %s", name, part.why.sentence)
-            if isinstance(part, Attested) and closing is not None:
+            if isinstance(part, Attestation) and closing is not None:
                 try:
-                    self._check(silo, concluded(self.run, self._terms, closing), part.signature)
+                    self._check(silo, final_attestation(self.run, self._terms, closing), part.signature)
                 except ProtocolError as error:
                     _log.warning("silo %s: %s", name, error.reason)
                     return False
@@ -305,9 +318,9 @@ class RunRecord:
                 return True
         return False
 
-    def _signed_before(self, closing: Closing) -> list[dict[str, Any]]:
+    def _signed_before(self, closing: Finalize) -> list[dict[str, Any]]:
         """Return the silos' signatures that an earlier session has left of the same end."""
-        content, found = concluded(self.run, self._terms, closing), []
+        content, found = final_attestation(self.run, self._terms, closing), []
         for one in signed_end(self.folder.path):
             with suppress(ProtocolError):
                 self._check(int(one["silo"]), content, bytes.fromhex(one["signature"]))
@@ -329,7 +342,7 @@ class RunRecord:
         self.folder.write(AGREED, canonical(self._agreed))
 
     def _sign(self, document: Mapping[str, Any]) -> str:
-        return self.identity.sign(by_coordinator(document)).hex()
+        return self.identity.sign(coordinator_attestation(document)).hex()
 
     def _check(self, silo: int, content: bytes, signature: bytes) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Final
 from fedveil.crypto.errors import CryptoError
 from fedveil.errors import ConfigError
 from fedveil.files import read_text
-from fedveil.flower.child import Child, ProcessError
+from fedveil.flower.child_process import ChildProcess, ProcessError
 from fedveil.flower.folders import CoordinatorFolder
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, address, check_closed
 
@@ -38,12 +38,12 @@ class AttachedLink:
         self._running = folder / "run"
         self.door = self._running / DOOR
         self._group = folder.group
-        self._child: Child | None = None
-        if home.settings.starts_link:
+        self._child: ChildProcess | None = None
+        if home.settings.start_link:
             folder.check_certificate()
             environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder / "flower")}
             settings = {"folder": str(folder.path), "party": str(home.path)}
-            self._child = Child("fedveil.flower.coordinator_host.link", settings, environment)
+            self._child = ChildProcess("fedveil.flower.coordinator_host.link", settings, environment)
         try:
             self._wait()
             for path in (self._running, self.door, self._running / SECRET):

@@ -9,7 +9,7 @@ SuperLink would start is started, no SuperExec, no gRPC server, no process: so n
 Claim: a stranger with host, port and the authority's certificate can neither start a run nor hold a task's token.
 Whoever breaks into the link, a process of another user than the coordinator, has neither identity key nor run folders.
 Conditions: who can open the private socket is the coordinator; who can read the TLS key can stand in for the link.
-Enforced by :class:`~.door.Door` (before Flower sees a request), :class:`_NothingStarted`, isolation
+Enforced by :class:`~.gateway.Gateway` (before Flower sees a request), :class:`_NothingStarted`, isolation
 "process" under a secret that is new at every start, and the modes of socket and secret, which both sides check. Broken
 in ``tests/test_flower_strangers.py``.
 """
@@ -45,14 +45,14 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from fedveil.crypto.keys import read_private_file, write_private_file
 from fedveil.errors import FedveilError
 from fedveil.federation.limits import LARGEST_LETTER
-from fedveil.flower.child import settings_of_parent
-from fedveil.flower.coordinator_host.bell import App, Bell, Scope, Waiting
-from fedveil.flower.coordinator_host.door import CAME_BY_DOOR, SMALL_BODY, Door, Hurried
+from fedveil.flower.child_process import settings_of_parent
+from fedveil.flower.coordinator_host.gateway import CAME_BY_DOOR, SMALL_BODY, DeadlineProtocol, Gateway
 from fedveil.flower.coordinator_host.link_folder import LinkFolder
-from fedveil.flower.coordinator_host.link_objects import PUSH_OBJECT, ROUTES_OF_SUPERNODES, give_objects
+from fedveil.flower.coordinator_host.link_objects import PUSH_OBJECT, ROUTES_OF_SUPERNODES, patch_object_store
+from fedveil.flower.coordinator_host.long_poll import App, LongPollApp, Notifier, Scope
 from fedveil.flower.envelope import letter_end, object_end
 from fedveil.flower.sockets import DOOR, SECRET, RunningFolder, listen
-from fedveil.foreign import quiet_log
+from fedveil.sanitize import quiet_log
 
 ROUTES: Final = frozenset(
     f"/v1/fleet/{name}"
@@ -132,7 +132,7 @@ def make_app(folder: LinkFolder, secret: bytes) -> Any:
     state = app.state.linkstate_factory.state()
     _keep_no_trees(state.object_store)
     if settings.supernodes:
-        give_objects(state)
+        patch_object_store(state)
     _take_answers_alone(state)
     return app
 
@@ -202,12 +202,12 @@ def _public_server(folder: LinkFolder, app: App, largest: Callable[[Scope], int]
     settings = folder.settings
     routes = ROUTES | ROUTES_OF_SUPERNODES if settings.supernodes else ROUTES
     return uvicorn.Config(
-        Door(app, routes, largest, _ENDS),
+        Gateway(app, routes, largest, _ENDS),
         host=settings.host,
         port=settings.port,
         ssl_certfile=folder / "server.crt",
         ssl_keyfile=folder / "server.key",
-        http=Hurried,
+        http=DeadlineProtocol,
         ws="none",
         lifespan="off",
         log_level="warning",
@@ -236,8 +236,8 @@ def serve(folder: LinkFolder, ended: Callable[[float], bool]) -> None:
     try:
         secret = secrets.token_bytes(32)
         app = make_app(folder, secret)
-        to_silos, to_coordinator = Bell(), Bell()
-        behind_public = Waiting(
+        to_silos, to_coordinator = Notifier(), Notifier()
+        behind_public = LongPollApp(
             app,
             pull="/v1/fleet/pull-messages",
             heard=to_silos,
@@ -245,7 +245,7 @@ def serve(folder: LinkFolder, ended: Callable[[float], bool]) -> None:
             push=PUSH,
             rung=to_coordinator,
         )
-        behind_private = Waiting(
+        behind_private = LongPollApp(
             app,
             pull="/v1/runtime/pull-messages",
             heard=to_coordinator,

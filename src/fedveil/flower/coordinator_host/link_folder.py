@@ -10,7 +10,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from fedveil.errors import ConfigError
-from fedveil.flower.founding.certificates import days_left
+from fedveil.flower.enrollment.certificates import days_left
 from fedveil.flower.settings import Settings
 
 _SOON: Final = 30.0

@@ -21,9 +21,9 @@ from flwr.app import Message
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate import LinkState
 
-from fedveil.flower.coordinator_host.door import CAME_BY_DOOR
+from fedveil.flower.coordinator_host.gateway import CAME_BY_DOOR
 from fedveil.flower.envelope import NONCE_BYTES, letter_of, name_of, object_of
-from fedveil.protection.errors import ProtocolError
+from fedveil.protocols.errors import ProtocolError
 
 PUSH_OBJECT: Final = "/v1/fleet/push-object"
 ROUTES_OF_SUPERNODES: Final = frozenset(
@@ -32,7 +32,7 @@ ROUTES_OF_SUPERNODES: Final = frozenset(
 )
 
 
-def give_objects(state: LinkState) -> None:
+def patch_object_store(state: LinkState) -> None:
     """Have a link's state make the object of every message to a silo, and take objects that hold a letter alone.
 
     Args:

@@ -11,40 +11,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.engine.experiments.declared import Declared
-from fedveil.engine.experiments.experiment import Experiment, parse
-from fedveil.engine.experiments.release_document import (
-    KINDS,
-    TableDocument,
-    kind_in,
-    read_releases,
-)
-from fedveil.engine.experiments.task_choice import beginning
-from fedveil.engine.observer import Observer, Unwatched
-from fedveil.engine.populations import FixedPopulation
-from fedveil.engine.releases.kinds import prepare_document
-from fedveil.engine.releases.prepared_releases import PreparedReleases
-from fedveil.engine.releases.preprocessing import read_preprocessed
-from fedveil.engine.run_folder.documents import read_rows
-from fedveil.engine.run_folder.folder import SCHEMA, RunFolder
-from fedveil.engine.setup import Prepared, prepare
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_record import members_at_end, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.heads import HEADS, HeadsSeen
-from fedveil.federation.opening import open_release, open_training, record_of
-from fedveil.federation.parts_due import due_after, due_before, due_of_document, has_trained
+from fedveil.federation.coordinator_setup import open_release, open_run_record, open_training
+from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.release_rounds import DueRelease
-from fedveil.federation.share import public_table
+from fedveil.federation.run_schedule import (
+    has_trained,
+    next_document_release,
+    next_evaluation_release,
+    next_preprocessing_release,
+)
+from fedveil.federation.silo_data import load_public_test_table
 from fedveil.files import read_content, read_toml
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
-from fedveil.flower.silo_host.relay import receive_frame, send_frame
+from fedveil.flower.silo_host.ipc import receive_frame, send_frame
 from fedveil.flower.sockets import address
-from fedveil.protection.errors import ProtocolError
+from fedveil.protocols.errors import ProtocolError
+from fedveil.run.config.declared_tables import DeclaredTables
+from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.config.release_document import KINDS, TableDocument, kind_in, read_releases
+from fedveil.run.config.task_choice import beginning
+from fedveil.run.folder.documents import read_rows
+from fedveil.run.folder.run_folder import SCHEMA, RunFolder
+from fedveil.run.observer import NullObserver, Observer
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.releases.prepared_releases import PreparedReleases
+from fedveil.run.releases.preprocessing import read_preprocessed
+from fedveil.run.releases.requests import prepare_document
+from fedveil.run.setup import Prepared, prepare
 
-END: Final = "end.json"
-"""Written when a run's play ends: an :class:`End`."""
+END: Final = "run_end.json"
+"""Written when a run's play ends: an :class:`RunOutcome`."""
 
 SOCKET: Final = "party"
 """The coordinator's socket for submissions, in its folder ``run``."""
@@ -71,7 +71,7 @@ def read_document(path: Path, home: CoordinatorFolder) -> Experiment | TableDocu
 
 
 def _experiment(content: dict[str, Any], path: Path, home: CoordinatorFolder) -> Experiment:
-    experiment = parse(content, str(path)).anchored(path.parent)
+    experiment = parse(content, str(path)).resolve_paths(path.parent)
     table = experiment.data.table
     if table is None:
         raise ConfigError(f"{path}: data.table: a federation trains on the silos' own tables")
@@ -136,7 +136,7 @@ def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
     if kind is None:
         yield from _training(home, path)
         return
-    declared = Declared(schema=home.schema, silos=home.membership.silos)
+    declared = DeclaredTables(schema=home.schema, silos=home.membership.silos)
     prepared = prepare_document(read_releases(path / kind.file, kind), declared)
     yield from _releases(home, RunFolder(path), prepared)
 
@@ -144,10 +144,10 @@ def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
 def _releases(
     home: CoordinatorFolder, folder: RunFolder, prepared: PreparedReleases
 ) -> Iterator[CoordinatorParty[Any]]:
-    due = due_of_document(prepared, folder, again=_unsigned(home, folder))
+    due = next_document_release(prepared, folder, again=_unsigned(home, folder))
     while due is not None:
         yield _one_release(home, folder, due, prepared.document)
-        due = due_of_document(prepared, folder)
+        due = next_document_release(prepared, folder)
 
 
 def _unsigned(home: CoordinatorFolder, folder: RunFolder) -> bool:
@@ -162,25 +162,25 @@ def _unsigned(home: CoordinatorFolder, folder: RunFolder) -> bool:
 def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
     folder, experiment = RunFolder.open(path)
     prepared = _prepared(home, folder, experiment)
-    while (first := due_before(prepared, folder)) is not None:
+    while (first := next_preprocessing_release(prepared, folder)) is not None:
         yield _one_release(home, folder, first, prepared.experiment)
-        prepared = _prepared(home, folder, folder.refined(experiment))
+        prepared = _prepared(home, folder, folder.with_refined_schema(experiment))
     if not has_trained(prepared, folder):
-        record = record_of(folder, home.membership, home.identity)
-        yield open_training(prepared, record, _heads(home), Unwatched())
-    due = due_after(prepared, folder, again=_unsigned(home, folder))
+        record = open_run_record(folder, home.membership, home.identity)
+        yield open_training(prepared, record, _heads(home), NullObserver())
+    due = next_evaluation_release(prepared, folder, again=_unsigned(home, folder))
     while due is not None:
         yield _one_release(home, folder, due, prepared.experiment)
-        due = due_after(prepared, folder)
+        due = next_evaluation_release(prepared, folder)
 
 
 def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment) -> Prepared:
     table = experiment.data.table
     if table is None or (table.test_file is None and experiment.evaluation is None):
         raise RunFolderError(f"{folder.path}: not a run of a federation")
-    own = public_table(home.schema, table.test_file, home.membership)
+    own = load_public_test_table(home.schema, table.test_file, home.membership)
     found = read_preprocessed(folder.path)
-    own = own if found is None else own.refined(found.schema, found.clip)
+    own = own if found is None else own.with_refined_schema(found.schema, found.clip)
     share = own.share()
     return prepare(experiment, FixedPopulation(share, of=share.declared))
 
@@ -188,15 +188,15 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
 def _one_release(
     home: CoordinatorFolder, folder: RunFolder, due: DueRelease[Any], document: Experiment | TableDocument
 ) -> CoordinatorParty[Any]:
-    return open_release(due, document, record_of(folder, home.membership, home.identity), _heads(home))
+    return open_release(due, document, open_run_record(folder, home.membership, home.identity), _heads(home))
 
 
-def _heads(home: CoordinatorFolder) -> HeadsSeen:
-    return HeadsSeen(home / HEADS, home.membership.charter)
+def _heads(home: CoordinatorFolder) -> SeenHeads:
+    return SeenHeads(home / HEADS, home.membership.charter)
 
 
 @dataclass(frozen=True)
-class End:
+class RunOutcome:
     """How a run's play ended.
 
     Attributes:
@@ -244,7 +244,7 @@ class Submission:
         ended, _, _ = select.select([self._connection], [], [], seconds)
         return not ended
 
-    def end(self) -> End | None:
+    def end(self) -> RunOutcome | None:
         """Return what the coordinator says of the end; None if it is gone without a word.
 
         It says so where its disk is full too, and :data:`END` cannot be written.
@@ -254,10 +254,10 @@ class Submission:
             said = json.loads(receive_frame(self._connection))
         except (OSError, ProtocolError):
             return None
-        return End(error=said["error"], stopped=said["stopped"], silent=tuple(said["silent"]))
+        return RunOutcome(error=said["error"], stopped=said["stopped"], silent=tuple(said["silent"]))
 
 
-def wait(folder: RunFolder, submission: Submission, look: Callable[[], None]) -> End:
+def wait(folder: RunFolder, submission: Submission, look: Callable[[], None]) -> RunOutcome:
     """Wait until a run ends without an error; return how.
 
     Args:
@@ -282,20 +282,22 @@ def wait(folder: RunFolder, submission: Submission, look: Callable[[], None]) ->
     return end
 
 
-def watch(folder: RunFolder, observer: Observer, experiment: Experiment, submission: Submission) -> End:
+def watch(
+    folder: RunFolder, observer: Observer, experiment: Experiment, submission: Submission
+) -> RunOutcome:
     """Tell the observer of every new line of metrics, until the run ends without an error; return how.
 
     Raises:
         RunFolderError: as :func:`wait`.
     """
     done = max(1, len(read_rows(folder / "metrics.jsonl")))
-    observer.started(folder.path, experiment, done - 1)
+    observer.on_run_start(folder.path, experiment, done - 1)
 
     def look() -> None:
         nonlocal done
         rows = read_rows(folder / "metrics.jsonl")
         for row in rows[done:]:
-            observer.completed(row)
+            observer.on_round_end(row)
         done = max(done, len(rows))
 
     return wait(folder, submission, look)

@@ -36,13 +36,13 @@ from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveil.flower.beating import beating
 from fedveil.flower.bundle import Bundle, ForeignBundleError
-from fedveil.flower.child import ProcessError
-from fedveil.flower.envelope import NONCE_BYTES, content_of, letter_of, name_of, object_of
-from fedveil.flower.runtime import VERSION, asking, holding, reaching
+from fedveil.flower.child_process import ProcessError
+from fedveil.flower.envelope import NONCE_BYTES, letter_of, name_of, object_of, pack_message
+from fedveil.flower.flower_api import VERSION, local_client, run_client, task_client
+from fedveil.flower.heartbeat import heartbeat
 from fedveil.flower.sockets import address
-from fedveil.protection.errors import ProtocolError
+from fedveil.protocols.errors import ProtocolError
 
 _PUSHED_BYTES: Final = 1 << 28
 _NO_TASK: Final = 401
@@ -55,7 +55,7 @@ class TaskLostError(Exception):
     """The link took the task of a run of Flower's back, or is too busy to answer: nothing is lost but that run."""
 
 
-class Post:
+class MessageQueue:
     """The messages of one of Flower's runs: what the coordinator sends to nodes, and what they answer.
 
     A letter travels in its message. Flower's own Grid sends what a message holds as three objects, with a request for
@@ -115,13 +115,13 @@ class Post:
             return None
         del self._begun[key]
         with contextlib.suppress(ProtocolError):  # who reads it sees that it holds none
-            answer.content = content_of(letter_of(found.object_content))
+            answer.content = pack_message(letter_of(found.object_content))
         received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
         self._client.ConfirmMessageReceived(received)
         return answer
 
 
-class Tasks:
+class LinkClient:
     """The coordinator's side of its link.
 
     Args:
@@ -132,7 +132,7 @@ class Tasks:
     def __init__(self, socket: Path, secret: bytes) -> None:
         self._socket = socket
         self._control = self._reaching(ControlHttpClient(_LINK, interceptors=[VERSION]))
-        self._executor = self._reaching(asking(_LINK, secret))
+        self._executor = self._reaching(task_client(_LINK, secret))
         self._bundle = Bundle.build()
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Tasks:
             self._control.RegisterNode(RegisterNodeRequest(public_key=key))
 
     @contextlib.contextmanager
-    def playing(self) -> Iterator[Post]:
+    def playing(self) -> Iterator[MessageQueue]:
         """Start a run and hold its task; what is sent within it is forgotten by the link at its end.
 
         Raises:
@@ -163,10 +163,10 @@ class Tasks:
         try:
             with (
                 contextlib.closing(self._holding(self._token(run))) as client,
-                beating(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success, _log),
+                heartbeat(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success, _log),
             ):
                 self._begin(client, run)
-                yield Post(client)
+                yield MessageQueue(client)
         except httpx.TimeoutException as error:
             raise TaskLostError("the link did not answer in time") from error
         except httpx.HTTPStatusError as error:
@@ -203,8 +203,8 @@ class Tasks:
         TaskIdentity.node_id = given.context.node_id
 
     def _holding(self, token: str) -> RuntimeHttpClient:
-        return self._reaching(holding(_LINK, token))
+        return self._reaching(run_client(_LINK, token))
 
     def _reaching(self, client: _Client) -> _Client:
         """Return a client of Flower's whose bytes go through the socket."""
-        return reaching(client, httpx.HTTPTransport(uds=address(self._socket)))
+        return local_client(client, httpx.HTTPTransport(uds=address(self._socket)))

@@ -10,15 +10,15 @@ from typing import Any, Final
 from flwr.app import Message, MessageType
 
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.exchange import Heard
-from fedveil.flower.child import ProcessError
-from fedveil.flower.coordinator_host.tasks import Post
-from fedveil.flower.envelope import content_of, letter_in, reminder_of
+from fedveil.federation.exchange import ReplyKind
+from fedveil.flower.child_process import ProcessError
+from fedveil.flower.coordinator_host.tasks import MessageQueue
+from fedveil.flower.enrollment.certificates import node_key_pem
+from fedveil.flower.envelope import pack_message, pack_reminder, unpack_message
 from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.founding.certificates import node_key_pem
 from fedveil.flower.metrics import Meter
-from fedveil.foreign import foreign, quiet_log
-from fedveil.protection.errors import ProtocolError
+from fedveil.protocols.errors import ProtocolError
+from fedveil.sanitize import quiet_log, sanitize
 
 _LOOK_SECONDS: Final = 0.1
 _NODES_SECONDS: Final = 0.5
@@ -58,15 +58,15 @@ class _UnderWay:
     sent: bool = False
 
 
-class Silence:
+class SilenceTimer:
     """For how long the silos that are waited for have given no sign of life.
 
     Args:
-        longest_work: seconds after which signs of life do not count any more: the letter is to be answered by then.
+        max_work_seconds: seconds after which signs of life do not count any more: the letter is to be answered by then.
     """
 
-    def __init__(self, longest_work: float) -> None:
-        self._longest_work = longest_work
+    def __init__(self, max_work_seconds: float) -> None:
+        self._longest_work = max_work_seconds
         self._asked: dict[int, tuple[bytes, float]] = {}
         self._heard: dict[int, float] = {}
 
@@ -79,20 +79,20 @@ class Silence:
             if silo not in self._asked or self._asked[silo][0] != letter:
                 self._asked[silo], self._heard[silo] = (letter, now), now
 
-    def sign(self, silo: int) -> None:
+    def note_alive(self, silo: int) -> None:
         """Note that a silo is at work, unless it has been for too long."""
         now = time.monotonic()
         if silo in self._asked and now - self._asked[silo][1] < self._longest_work:
             self._heard[silo] = now
 
-    def beyond(self, seconds: float) -> tuple[int, ...]:
+    def silent_for(self, seconds: float) -> tuple[int, ...]:
         """Return the silos that have been silent for longer."""
         now = time.monotonic()
         return tuple(silo for silo in sorted(self._asked) if now - self._heard[silo] > seconds)
 
 
-def carry(
-    post: Post,
+def carry_messages(
+    post: MessageQueue,
     party: CoordinatorParty[Any],
     home: CoordinatorFolder,
     meter: Meter,
@@ -119,11 +119,11 @@ def carry(
     missing: tuple[str, ...] = ()
     settings, silos = home.settings, home.membership.silos
     keys = {node_key_pem(public): number for number, public in enumerate(home.membership.nodes)}
-    enough = min(settings.go_on_after, settings.patience)
+    enough = min(settings.drop_after_seconds, settings.patience)
     under_way: dict[bytes, _UnderWay] = {}
     nodes: _Nodes = {}
-    silence, look_again, pushed = Silence(settings.longest_work), 0.0, 0
-    while not party.finished:
+    silence, look_again, pushed = SilenceTimer(settings.max_work_seconds), 0.0, 0
+    while not party.is_finished:
         if pushed > _MOST_LETTERS:
             return ()
         if ended():
@@ -136,13 +136,13 @@ def carry(
                     sent.silo
                 ):  # what its last carrier was asked may be lost
                     sent.again = now
-            look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after)
-        pushed += _push(post, party, nodes, under_way, settings.resend_after)
-        heard = _pull(post, party, under_way, (silence, meter), settings.resend_after)
-        silence.wait({silo: letter for silo, letter in party.letters() if silo in party.awaited})
-        if left := party.go_on(silence.beyond(enough)):
+            look_again = now + (_NODES_SECONDS if len(nodes) < len(silos) else settings.resend_after_seconds)
+        pushed += _push(post, party, nodes, under_way, settings.resend_after_seconds)
+        heard = _pull(post, party, under_way, (silence, meter), settings.resend_after_seconds)
+        silence.wait({silo: letter for silo, letter in party.messages() if silo in party.awaited_silos})
+        if left := party.drop_missing(silence.silent_for(enough)):
             _log.warning("silo %s: silent for %g s; the others go on", ", ".join(left), enough)
-        elif silent := silence.beyond(settings.patience):
+        elif silent := silence.silent_for(settings.patience):
             missing = tuple(silos[silo] for silo in silent)
             party.stop(f"silo {', '.join(missing)} has not answered for {settings.patience:g} s")
         if not heard:
@@ -151,14 +151,14 @@ def carry(
     return missing
 
 
-def _bid_farewell(post: Post, party: CoordinatorParty[Any], nodes: _Nodes) -> None:
+def _bid_farewell(post: MessageQueue, party: CoordinatorParty[Any], nodes: _Nodes) -> None:
     """Push the last letters, and wait a little for the answers: silos sign the statement with them.
 
     What is lost of them costs others a wait, and the run a signature.
     """
     letters = [(silo, letter) for silo, letter in party.farewells if silo in nodes]
     messages = [
-        Message(content_of(letter), dst_node_id=nodes[silo][0], message_type=MessageType.QUERY)
+        Message(pack_message(letter), dst_node_id=nodes[silo][0], message_type=MessageType.QUERY)
         for silo, letter in letters
     ]
     pushed = post.push_messages(messages) if messages else []
@@ -170,13 +170,13 @@ def _bid_farewell(post: Post, party: CoordinatorParty[Any], nodes: _Nodes) -> No
             if silo is None or reply.has_error():
                 continue
             try:
-                party.receive(silo, letter_in(reply))
+                party.receive(silo, unpack_message(reply))
             except ProtocolError as error:
                 _log.warning("an answer was refused: %s", error)
         time.sleep(_LOOK_SECONDS if silos else 0.0)
 
 
-def _online(post: Post, keys: dict[bytes, int]) -> _Nodes:
+def _online(post: MessageQueue, keys: dict[bytes, int]) -> _Nodes:
     """Return the node of each silo that is online."""
     found = {
         keys[node.public_key]: (node.node_id, node.last_activated_at)
@@ -188,11 +188,11 @@ def _online(post: Post, keys: dict[bytes, int]) -> _Nodes:
 
 
 def _push(
-    post: Post,
+    post: MessageQueue,
     party: CoordinatorParty[Any],
     nodes: _Nodes,
     under_way: dict[bytes, _UnderWay],
-    resend_after: float,
+    resend_after_seconds: float,
 ) -> int:
     """Send what waits for an answer and is not under way, or a reminder of what has been for too long.
 
@@ -202,7 +202,7 @@ def _push(
     Returns:
         How many messages were sent.
     """
-    now, waiting = time.monotonic(), party.letters()
+    now, waiting = time.monotonic(), party.messages()
     for letter in under_way.keys() - {letter for _, letter in waiting}:
         del under_way[letter]
     due = [
@@ -215,7 +215,7 @@ def _push(
     reminded = [letter in under_way and under_way[letter].sent for _, letter in due]
     messages = [
         Message(
-            reminder_of(letter) if reminds else content_of(letter),
+            pack_reminder(letter) if reminds else pack_message(letter),
             dst_node_id=nodes[silo][0],
             message_type=MessageType.QUERY,
         )
@@ -226,21 +226,21 @@ def _push(
         if not key:
             continue
         sent = under_way.get(letter) or _UnderWay(
-            silo=silo, keys={}, first=now, again=0.0, wait=resend_after / 2
+            silo=silo, keys={}, first=now, again=0.0, wait=resend_after_seconds / 2
         )
         sent.keys[key], sent.sent = reminds, True
-        sent.wait = min(2 * sent.wait, max(_LONGEST_WAIT, resend_after))
+        sent.wait = min(2 * sent.wait, max(_LONGEST_WAIT, resend_after_seconds))
         sent.again = now + sent.wait
         under_way[letter] = sent
     return len(due)
 
 
 def _pull(
-    post: Post,
+    post: MessageQueue,
     party: CoordinatorParty[Any],
     under_way: dict[bytes, _UnderWay],
-    noted: tuple[Silence, Meter],
-    resend_after: float,
+    noted: tuple[SilenceTimer, Meter],
+    resend_after_seconds: float,
 ) -> bool:
     """Hand over the answers that have arrived, and note the signs of life among them; return whether any has."""
     silence, meter = noted
@@ -259,24 +259,24 @@ def _pull(
         reminded = sent.keys.pop(key)
         wait = _BUSY_SECONDS  # should it wait for another answer
         if reply.has_error():
-            _log.warning("silo %d: no answer: %s", sent.silo, foreign(str(reply.error.reason)))
-            meter.letter("lost")
+            _log.warning("silo %d: no answer: %s", sent.silo, sanitize(str(reply.error.reason)))
+            meter.count_message("lost")
             sent.sent = False
             if reminded:  # the letter was lost, or its carrier has begun anew
                 wait = 0.0
         else:
             try:
-                heard = party.receive(sent.silo, letter_in(reply))
+                heard = party.receive(sent.silo, unpack_message(reply))
             except ProtocolError as error:
                 _log.warning("an answer was refused: %s", error)
-                meter.letter("refused")
+                meter.count_message("refused")
             else:
-                meter.letter(heard.value)
-                meter.heard(sent.silo)
-                if heard is Heard.SIGN:
-                    silence.sign(sent.silo)
+                meter.count_message(heard.value)
+                meter.note_alive(sent.silo)
+                if heard is ReplyKind.SIGN:
+                    silence.note_alive(sent.silo)
                     wait = _AT_WORK_SECONDS
-                elif heard is Heard.ANSWER:
-                    meter.answered(time.monotonic() - sent.first)
-        sent.again, sent.wait = min(sent.again, time.monotonic() + wait), resend_after / 2
+                elif heard is ReplyKind.ANSWER:
+                    meter.observe_latency(time.monotonic() - sent.first)
+        sent.again, sent.wait = min(sent.again, time.monotonic() + wait), resend_after_seconds / 2
     return bool(replies)

@@ -39,11 +39,11 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedveil.errors import ConfigError
-from fedveil.flower.beating import beating
-from fedveil.flower.child import end_now, settings_of_parent
-from fedveil.flower.envelope import LastLetter, content_of, letter_in
-from fedveil.flower.silo_host.relay import ask
-from fedveil.protection.errors import ProtocolError
+from fedveil.flower.child_process import end_now, settings_of_parent
+from fedveil.flower.envelope import LastMessage, pack_message, unpack_message
+from fedveil.flower.heartbeat import heartbeat
+from fedveil.flower.silo_host.ipc import ask
+from fedveil.protocols.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.1
 _AGAIN_SECONDS: Final = 3.0
@@ -75,10 +75,10 @@ class Node:
     authority: bytes
     key: ec.EllipticCurvePrivateKey
     answer: Answer
-    last: LastLetter = field(default_factory=LastLetter)
+    last: LastMessage = field(default_factory=LastMessage)
 
     @classmethod
-    def of(cls, folder: Path, coordinator: str, answer: Answer) -> Node:
+    def from_folder(cls, folder: Path, coordinator: str, answer: Answer) -> Node:
         """Return the node whose key and authority are in a silo's folder.
 
         Raises:
@@ -107,7 +107,7 @@ class Node:
             node = NodeMessage(node_id=link.ActivateNode(activation).node_id)
             sign_of_life = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
             try:
-                with beating(lambda: link.SendNodeHeartbeat(sign_of_life).success, _log) as lost:
+                with heartbeat(lambda: link.SendNodeHeartbeat(sign_of_life).success, _log) as lost:
                     while not (ended() or lost.is_set()):
                         self._look(link, node)
             finally:
@@ -149,7 +149,7 @@ class Node:
     def _carry(self, link: FleetHttpClient, node: NodeMessage, message: Message) -> None:
         """Answer a letter. An answer that the link does not take is lost: its run is over, or it is asked for again."""
         begun = time.monotonic()
-        reply = message_to_proto(reply_to(message, self.answer, self.last.of))
+        reply = message_to_proto(reply_to(message, self.answer, self.last.resolve))
         reply.metadata.message_id = secrets.token_hex(32)
         answer = PushMessagesRequest(
             node=node,
@@ -165,13 +165,15 @@ class Node:
             link.PushMessages(answer)
 
 
-def reply_to(message: Message, answer: Answer, letter_of: Callable[[Message], bytes] = letter_in) -> Message:
+def reply_to(
+    message: Message, answer: Answer, letter_of: Callable[[Message], bytes] = unpack_message
+) -> Message:
     """Return the message that carries the answer to a message's letter, or says that there is none.
 
     Why there is none stays in the silo's own log.
     """
     try:
-        return Message(content_of(answer(letter_of(message))), reply_to=message)
+        return Message(pack_message(answer(letter_of(message))), reply_to=message)
     except (ProtocolError, OSError) as error:
         _log.warning("a letter was not answered: %s", error)
         reason = Error(
@@ -198,7 +200,9 @@ def main() -> None:
     """Carry letters until the parent ends; a connection that breaks is made again."""
     settings = settings_of_parent(end_now)
     guard = settings["guard"]
-    node = Node.of(Path(settings["folder"]), settings["coordinator"], lambda letter: ask(Path(guard), letter))
+    node = Node.from_folder(
+        Path(settings["folder"]), settings["coordinator"], lambda letter: ask(Path(guard), letter)
+    )
     while True:
         try:
             node.serve(lambda: False)

@@ -27,11 +27,11 @@ import httpx
 from flwr.common.constant import ISOLATION_MODE_PROCESS
 from flwr.supernode.cli import flower_supernode
 
-from fedveil.flower.child import end_now, settings_of_parent
-from fedveil.flower.silo_host.relay import ask
+from fedveil.flower.child_process import end_now, settings_of_parent
+from fedveil.flower.silo_host.ipc import ask
 from fedveil.flower.silo_host.worker import Worker
 from fedveil.flower.sockets import LOOPBACK, free_port
-from fedveil.foreign import quiet_log
+from fedveil.sanitize import quiet_log
 
 _LOOK_SECONDS: Final = 0.2
 _STARTING_SECONDS: Final = 120.0

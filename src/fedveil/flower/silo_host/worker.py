@@ -31,12 +31,12 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.constant import TaskType
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from fedveil.flower.beating import beating
 from fedveil.flower.bundle import Bundle, ForeignBundleError
-from fedveil.flower.envelope import NONCE_BYTES, LastLetter, letter_in, name_of, object_of
-from fedveil.flower.runtime import asking, holding, reaching
+from fedveil.flower.envelope import NONCE_BYTES, LastMessage, name_of, object_of, unpack_message
+from fedveil.flower.flower_api import local_client, run_client, task_client
+from fedveil.flower.heartbeat import heartbeat
 from fedveil.flower.silo_host.node import Answer, reply_to
-from fedveil.protection.errors import ProtocolError
+from fedveil.protocols.errors import ProtocolError
 
 _LOOK_SECONDS: Final = 0.05
 _NO_TASK: Final = 401
@@ -58,8 +58,8 @@ class Worker:
 
     def __init__(self, address: str, secret: bytes, answer: Answer) -> None:
         self._address, self._answer = address, answer
-        self._asking = reaching(asking(address, secret))
-        self._bundle, self._last = Bundle.build(), LastLetter()
+        self._asking = local_client(task_client(address, secret))
+        self._bundle, self._last = Bundle.build(), LastMessage()
 
     def work(self) -> bool:
         """Answer the next message, if there is one; return whether there was.
@@ -72,8 +72,8 @@ class Worker:
             return False
         begun = time.monotonic()
         with (
-            contextlib.closing(reaching(holding(self._address, task.token))) as client,
-            beating(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success, _log),
+            contextlib.closing(local_client(run_client(self._address, task.token))) as client,
+            heartbeat(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success, _log),
         ):
             try:
                 self._hold(client)
@@ -117,9 +117,9 @@ class Worker:
         """Answer a message, by an object that holds the letter."""
         node, run = Node(node_id=given.context.node_id), given.run.run_id
         reply = reply_to(
-            message_from_proto(message), lambda letter: self._answered(given, letter), self._last.of
+            message_from_proto(message), lambda letter: self._answered(given, letter), self._last.resolve
         )
-        letter = letter_in(reply) if reply.has_content() else b""
+        letter = unpack_message(reply) if reply.has_content() else b""
         content = object_of(secrets.token_bytes(NONCE_BYTES), letter)
         made = message_to_proto(reply)
         made.metadata.message_id = name_of(content)

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
 from fedveil.privacy.noise.law import grid_for
-from fedveil.privacy.rows import UNITS_BITS
+from fedveil.privacy.row_norms import UNITS_BITS
 from fedveil.randomness import BitSource
 
 _SUMS_BITS: Final = 52

@@ -36,17 +36,25 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 from scipy import sparse
 
-from fedveil.population.columns import Column, ColumnTable, State
+from fedveil.data.columns import Column, ColumnTable, State
 from fedveil.statistics.blocks import Block, Encoder, OneHot
 from fedveil.statistics.cells import UNREADABLE, Partition
 from fedveil.statistics.evaluation.counts import LEAST_CLASS
-from fedveil.statistics.evaluation.evaluator import SCORE, TARGET, Evaluator, Figure, Group, Placed, numbers
+from fedveil.statistics.evaluation.evaluator import (
+    SCORE,
+    TARGET,
+    Evaluator,
+    Figure,
+    Group,
+    ScoreBins,
+    numbers,
+)
 from fedveil.statistics.intervals import (
     Bounded,
     Estimate,
     Interval,
     at_the_ends,
-    between,
+    interval_between,
     mean_within,
     normal,
     positive_ratio,
@@ -75,7 +83,7 @@ class ErrorStates(_Errors, Partition):
 
     labels: ClassVar[tuple[str, ...]] = ("within", "larger error", UNREADABLE)
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         predicted, target = table.numbers(SCORE), table.numbers(TARGET)
         readable = (predicted.state == State.VALID) & (target.state == State.VALID)
         large = np.abs(predicted.values - target.values) > self.largest
@@ -113,19 +121,19 @@ class Amounts(Evaluator):
         largest: R; larger errors are taken for it.
     """
 
-    measure: ClassVar[str] = "mae / largest_error"
+    measure: ClassVar[str] = "mae / max_standard_error"
 
     lower: float
     upper: float
     largest: float
-    compared: ClassVar[tuple[str, ...]] = ("mae", "rmse", "r2")
+    compared_figures: ClassVar[tuple[str, ...]] = ("mae", "rmse", "r2")
 
     def columns(
         self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]
     ) -> dict[str, Column]:
         return {SCORE: numbers(outputs[:, 0]), TARGET: numbers(targets.astype(np.float64))}
 
-    def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
+    def blocks(self, name: str, groups: Partition, placed: ScoreBins) -> tuple[Block, ...]:
         encoders = {
             _STATES: OneHot(ErrorStates(self.largest)),
             _POWERS: ErrorPowers(self.largest, self.lower, self.upper),
@@ -135,13 +143,13 @@ class Amounts(Evaluator):
             for part, encoder in encoders.items()
         )
 
-    def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
+    def estimates(self, group: Group, placed: ScoreBins) -> Mapping[str, Estimate | None]:
         found = _Moments(self, group)
         return {"mae": found.mae, "rmse": found.rmse, "r2": found.r2}
 
-    def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
+    def figures(self, everybody: Group, placed: ScoreBins) -> Iterator[Figure]:
         found, states = _Moments(self, everybody), everybody.parts[_STATES]
-        yield everybody.counted, "", normal(float(states.values.sum()), 3 * states.variance, 0.0)
+        yield everybody.counted_unit, "", normal(float(states.values.sum()), 3 * states.variance, 0.0)
         for name, estimate in self.estimates(everybody, placed).items():
             yield name, "", None if estimate is None else estimate.interval
         baseline = found.spread
@@ -151,7 +159,7 @@ class Amounts(Evaluator):
         p = float(np.clip(part / total, 0, 1)) if total > 0 else 0.0
         noise = (states.variance, 3 * states.variance, states.variance)
         people = everybody.people_per_unit * (max(total, 0.0) * p * (1 - p) + at_the_ends(-p, 1 - p))
-        yield "share of errors above largest_error", "", ratio(part, total, noise, people)
+        yield "share of errors above max_standard_error", "", ratio(part, total, noise, people)
 
     def predicted_error(self, variance: Mapping[str, float], people: float) -> float:
         """Return what noise alone gives the mean absolute error, as a part of R, where it is half of it."""
@@ -238,5 +246,5 @@ class _Moments:
         value, slope = factor * math.sqrt(inside), factor / (2 * math.sqrt(max(inside, here[1] / 4)))
         people = self._per_person * (top * inside - inside**2)
         low, high = ((factor * math.sqrt(one[0]), factor * math.sqrt(one[1])) for one in (ends, here))
-        found = between(value, low, high, share(noise, people))
+        found = interval_between(value, low, high, share(noise, people))
         return Bounded(value=value, noise=slope**2 * noise, people=slope**2 * people, ends=found)

@@ -27,7 +27,7 @@ from typing import ClassVar, Final
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
-from fedveil.population.columns import Column, ColumnTable, State
+from fedveil.data.columns import Column, ColumnTable, State
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import UNREADABLE, Partition
 from fedveil.statistics.evaluation.counts import Counts, accuracy, against_majority, balanced_accuracy
@@ -38,7 +38,7 @@ from fedveil.statistics.evaluation.evaluator import (
     Evaluator,
     Figure,
     Group,
-    Placed,
+    ScoreBins,
     numbers,
     places,
 )
@@ -49,8 +49,8 @@ from fedveil.statistics.evaluation.scores import (
     variance_of_means,
 )
 from fedveil.statistics.intervals import Estimate, Interval
+from fedveil.statistics.isotonic import isotonic_regression
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.rising import isotonic_regression
 
 THRESHOLD: Final = 0.0
 """The log-odds above which class 1 is predicted."""
@@ -95,7 +95,7 @@ class LabelledBins(Partition):
         found = [f"{label}, bin {place}" for label in (0, 1) for place in range(self.bins)]
         return (*found, UNREADABLE)
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         scores, labels = table.numbers(SCORE), table.places(TARGET)
         place = np.searchsorted(np.array(self.edges), scores.values, side="left")
         readable = (scores.state == State.VALID) & (labels.state == State.VALID)
@@ -114,16 +114,16 @@ class ScoreCounts(Counts):
     edges: tuple[float, ...]
 
     @property
-    def predicted(self) -> Float64[np.ndarray, " B"]:
+    def predicted_classes(self) -> Float64[np.ndarray, " B"]:
         """1 in the bins whose scores predict class 1."""
         return np.where(np.concatenate((self.edges, [np.inf])) > THRESHOLD, 1.0, 0.0)
 
     @property
     def correct(self) -> Float64[np.ndarray, "2 B"]:
-        return np.stack((1 - self.predicted, self.predicted))
+        return np.stack((1 - self.predicted_classes, self.predicted_classes))
 
     @property
-    def tied(self) -> float:
+    def fullest_bin_share(self) -> float:
         """The share of all people who are in the fullest bin."""
         return float(self.cells.sum(axis=0).max() / self.cells.sum())
 
@@ -139,20 +139,20 @@ class TwoClasses(Evaluator):
     measure: ClassVar[str] = "auc"
 
     bins: int
-    compared: ClassVar[tuple[str, ...]] = ("auc", "accuracy", "balanced accuracy")
+    compared_figures: ClassVar[tuple[str, ...]] = ("auc", "accuracy", "balanced accuracy")
 
     @property
     def first(self) -> Layout:
         """The scores of all people, of both classes together."""
         return first_layout()
 
-    def placed(self, cells: Float64[np.ndarray, " cells"]) -> Placed:
+    def score_bins(self, cells: Float64[np.ndarray, " cells"]) -> ScoreBins:
         """Return bins of equal mass, and an edge at the threshold."""
-        return Placed(edges=equal_mass_edges(cells, self.bins, THRESHOLD), cells=cells)
+        return ScoreBins(edges=equal_mass_edges(cells, self.bins, THRESHOLD), cells=cells)
 
     @property
-    def unplaced(self) -> Placed:
-        return Placed(edges=(0.0,) * self.bins, cells=np.zeros(0))
+    def placeholder_bins(self) -> ScoreBins:
+        return ScoreBins(edges=(0.0,) * self.bins, cells=np.zeros(0))
 
     def columns(
         self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]
@@ -161,21 +161,23 @@ class TwoClasses(Evaluator):
         score = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
         return {SCORE: numbers(score), TARGET: places(targets)}
 
-    def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
+    def blocks(self, name: str, groups: Partition, placed: ScoreBins) -> tuple[Block, ...]:
         encoder = OneHot(LabelledBins(placed.edges))
         return (Block(release=name, part=_LABELS, encoder=encoder, groups=groups),)
 
-    def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
+    def estimates(self, group: Group, placed: ScoreBins) -> Mapping[str, Estimate | None]:
         counts = _counts(group, placed)
         return dict(
-            zip(self.compared, (auc(counts), accuracy(counts), balanced_accuracy(counts)), strict=True)
+            zip(
+                self.compared_figures, (auc(counts), accuracy(counts), balanced_accuracy(counts)), strict=True
+            )
         )
 
-    def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
+    def figures(self, everybody: Group, placed: ScoreBins) -> Iterator[Figure]:
         counts, (p, _) = _counts(everybody, placed), probabilities(placed.cells, placed.edges)
         ones = np.ones_like(counts.cells)
         positive = np.stack((np.zeros_like(p), np.ones_like(p)))
-        yield everybody.counted, "", counts.total
+        yield everybody.counted_unit, "", counts.total
         for name, estimate in self.estimates(everybody, placed).items():
             yield name, "", None if estimate is None else estimate.interval
         yield from against_majority(counts)
@@ -194,7 +196,7 @@ class TwoClasses(Evaluator):
         for mean, found in calibration(counts, p):
             yield "observed share of class 1", f"predicted {mean:.3f}", found
 
-    def drawings(self, everybody: Group, placed: Placed) -> tuple[Drawing, ...]:
+    def drawings(self, everybody: Group, placed: ScoreBins) -> tuple[Drawing, ...]:
         """Return the ROC curve and the calibration."""
         counts = _counts(everybody, placed)
         area, found = auc(counts), []
@@ -251,7 +253,7 @@ def enough_bins(bins: int, noise_std: float, people: float) -> bool:
 
 def auc(counts: ScoreCounts) -> Estimate | None:
     """Return the area under the curve with corrected ties; None where a class has too few people or a bin too many."""
-    if not counts.enough or counts.tied > MOST_TIED:
+    if not counts.enough or counts.fullest_bin_share > MOST_TIED:
         return None
     (h0, h1), (n0, n1) = counts.cells, counts.cells.sum(axis=1)
     below, above = (np.cumsum(h0) - h0 / 2) / n0, 1 - (np.cumsum(h1) - h1 / 2) / n1
@@ -274,7 +276,7 @@ def untold_orders(cells: Float64[np.ndarray, "2 B"]) -> float:
     return float((h1 * h0 * (h1 + h0 + 1)).sum() / (12 * (h0.sum() * h1.sum()) ** 2))
 
 
-def observed_minus_predicted(counts: ScoreCounts, placed: Placed) -> Interval | None:
+def observed_minus_predicted(counts: ScoreCounts, placed: ScoreBins) -> Interval | None:
     """Return the share of class 1 less the mean predicted probability, with the noise of both releases."""
     p, _ = probabilities(placed.cells, placed.edges)
     positive = np.stack((np.zeros_like(p), np.ones_like(p)))
@@ -282,7 +284,7 @@ def observed_minus_predicted(counts: ScoreCounts, placed: Placed) -> Interval | 
     return counts.quotient(positive - p, np.ones_like(counts.cells), noise)
 
 
-def brier(counts: ScoreCounts, placed: Placed) -> Interval | None:
+def brier(counts: ScoreCounts, placed: ScoreBins) -> Interval | None:
     """Return the mean of (label - p)^2, with the least interval that holds wherever scores lie in their bins.
 
     The estimate takes probabilities of both classes of a bin for alike. They are not (class 1 has the larger ones, if
@@ -337,7 +339,7 @@ def tilted_ties(cells: Float64[np.ndarray, "2 B"]) -> float:
     return float((h0 * h1 * rise).sum() / (12 * n0 * n1))
 
 
-def _counts(group: Group, placed: Placed) -> ScoreCounts:
+def _counts(group: Group, placed: ScoreBins) -> ScoreCounts:
     """Return the counts without the cell of what is unreadable."""
     sums = group.parts[_LABELS]
     return ScoreCounts(

@@ -14,11 +14,11 @@ from typing import ClassVar, Final
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
-from fedveil.population.columns import Column, ColumnTable, State
+from fedveil.data.columns import Column, ColumnTable, State
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import UNREADABLE, Partition
 from fedveil.statistics.evaluation.counts import Counts, accuracy, against_majority, balanced_accuracy
-from fedveil.statistics.evaluation.evaluator import SCORE, TARGET, Evaluator, Figure, Group, Placed, places
+from fedveil.statistics.evaluation.evaluator import SCORE, TARGET, Evaluator, Figure, Group, ScoreBins, places
 from fedveil.statistics.intervals import Estimate
 
 _MATRIX: Final = "confusion"
@@ -35,7 +35,7 @@ class ConfusionCells(Partition):
     def labels(self) -> tuple[str, ...]:
         return (*(f"{one} taken for {other}" for one in self.classes for other in self.classes), UNREADABLE)
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         predicted, actual, k = table.places(SCORE), table.places(TARGET), len(self.classes)
         readable = (predicted.state == State.VALID) & (actual.state == State.VALID) & (predicted.values < k)
         return np.where(readable, actual.values * k + predicted.values, k * k).astype(np.int64)
@@ -61,7 +61,7 @@ class Classes(Evaluator):
     measure: ClassVar[str] = "balanced accuracy"
 
     names: tuple[str, ...]
-    compared: ClassVar[tuple[str, ...]] = ("accuracy", "balanced accuracy")
+    compared_figures: ClassVar[tuple[str, ...]] = ("accuracy", "balanced accuracy")
 
     def columns(
         self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]
@@ -69,17 +69,17 @@ class Classes(Evaluator):
         readable = ~np.isnan(outputs).any(axis=1)
         return {SCORE: places(outputs.argmax(axis=1), readable), TARGET: places(targets)}
 
-    def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
+    def blocks(self, name: str, groups: Partition, placed: ScoreBins) -> tuple[Block, ...]:
         encoder = OneHot(ConfusionCells(self.names))
         return (Block(release=name, part=_MATRIX, encoder=encoder, groups=groups),)
 
-    def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
+    def estimates(self, group: Group, placed: ScoreBins) -> Mapping[str, Estimate | None]:
         counts = self._counts(group)
         return {"accuracy": accuracy(counts), "balanced accuracy": balanced_accuracy(counts)}
 
-    def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
+    def figures(self, everybody: Group, placed: ScoreBins) -> Iterator[Figure]:
         counts = self._counts(everybody)
-        yield everybody.counted, "", counts.total
+        yield everybody.counted_unit, "", counts.total
         for name, estimate in self.estimates(everybody, placed).items():
             yield name, "", None if estimate is None else estimate.interval
         yield from against_majority(counts)

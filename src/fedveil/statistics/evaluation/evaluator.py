@@ -23,7 +23,7 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from fedveil.population.columns import Column, Numbers, Places, State
+from fedveil.data.columns import Column, Numbers, Places, State
 from fedveil.statistics.blocks import Block
 from fedveil.statistics.cells import Partition
 from fedveil.statistics.intervals import Estimate, Interval
@@ -65,11 +65,11 @@ class Group:
     people_per_unit: float
 
     @property
-    def counted(self) -> str:
+    def counted_unit(self) -> str:
         """What is counted, in words."""
         return "people" if self.people_per_unit == 1 else "person-silo pairs"
 
-    def without(self, part: Group) -> Group:
+    def complement(self, part: Group) -> Group:
         """Return everybody but a part, whose noise is independent of what remains."""
         return replace(
             self,
@@ -83,7 +83,7 @@ class Group:
         )
 
     @classmethod
-    def together(cls, members: Sequence[Group]) -> Group:
+    def union(cls, members: Sequence[Group]) -> Group:
         """Return disjoint groups as one."""
         return cls(
             parts={
@@ -98,7 +98,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Placed:
+class ScoreBins:
     """The bins of scores, as the first release placed them.
 
     Attributes:
@@ -138,27 +138,27 @@ class Evaluator(ABC):
 
     @property
     @abstractmethod
-    def compared(self) -> tuple[str, ...]:
+    def compared_figures(self) -> tuple[str, ...]:
         """Figures that groups are compared by: the keys of :meth:`estimates`."""
 
     @property
     def headline(self) -> tuple[str, ...]:
         """Those, unless a kind of target says otherwise."""
-        return self.compared
+        return self.compared_figures
 
     @property
     def first(self) -> Layout | None:
         """The release that places the bins of scores; None where nothing is binned."""
         return None
 
-    def placed(self, cells: Float64[np.ndarray, " cells"]) -> Placed:
+    def score_bins(self, cells: Float64[np.ndarray, " cells"]) -> ScoreBins:
         """Return the bins, a function of the decoded first release."""
-        return Placed(cells=cells)
+        return ScoreBins(cells=cells)
 
     @property
-    def unplaced(self) -> Placed:
+    def placeholder_bins(self) -> ScoreBins:
         """Bins that stand in for those of a release which is not made yet: as many."""
-        return Placed(cells=np.zeros(0))
+        return ScoreBins(cells=np.zeros(0))
 
     @abstractmethod
     def columns(
@@ -172,18 +172,18 @@ class Evaluator(ABC):
         """
 
     @abstractmethod
-    def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
+    def blocks(self, name: str, groups: Partition, placed: ScoreBins) -> tuple[Block, ...]:
         """Return the blocks of the last release for a partition of people, which is their release's name."""
 
     @abstractmethod
-    def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
+    def estimates(self, group: Group, placed: ScoreBins) -> Mapping[str, Estimate | None]:
         """Return the compared figures of a group; None for one that too few people have."""
 
     @abstractmethod
-    def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
+    def figures(self, everybody: Group, placed: ScoreBins) -> Iterator[Figure]:
         """Yield every figure of all people."""
 
-    def drawings(self, everybody: Group, placed: Placed) -> tuple[Drawing, ...]:
+    def drawings(self, everybody: Group, placed: ScoreBins) -> tuple[Drawing, ...]:
         """Return curves for the report; none, unless a kind of target has some."""
         return ()
 

@@ -27,7 +27,7 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
-from fedveil.population.columns import Column, ColumnTable, State
+from fedveil.data.columns import Column, ColumnTable, State
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import UNREADABLE, Partition
 from fedveil.statistics.evaluation.binary import EXTREME, MOST_TIED, STEEPEST, tilted_ties
@@ -40,14 +40,14 @@ from fedveil.statistics.evaluation.evaluator import (
     Evaluator,
     Figure,
     Group,
-    Placed,
+    ScoreBins,
     numbers,
     places,
 )
 from fedveil.statistics.evaluation.scores import equal_mass_edges, first_layout
 from fedveil.statistics.intervals import Estimate, normal
+from fedveil.statistics.isotonic import isotonic_regression
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.rising import isotonic_regression
 
 BINS: Final = 8
 """Of scores, where nobody says: what binning loses after its correction is about a thousandth."""
@@ -85,7 +85,7 @@ class ExitCells(Partition):
         found = [f"{one}, bin {place}" for one in (*exits, "beyond") for place in range(self.bins)]
         return (*found, UNREADABLE)
 
-    def of(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
+    def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         score, event, time = table.numbers(SCORE), table.places(TARGET), table.numbers(TIME)
         horizons = np.array(self.horizons)
         happened = event.values == 1
@@ -118,25 +118,25 @@ class Lifetimes(Evaluator):
     bins: int
 
     @property
-    def compared(self) -> tuple[str, ...]:
+    def compared_figures(self) -> tuple[str, ...]:
         """The area at every horizon: a concordance index of a group would need hundreds of events."""
         return tuple(f"auc by {time:g}" for time in self.horizons)
 
     @property
     def headline(self) -> tuple[str, ...]:
         """The concordance index of all people too."""
-        return ("c_index", *self.compared)
+        return ("c_index", *self.compared_figures)
 
     @property
     def first(self) -> Layout:
         return first_layout()
 
-    def placed(self, cells: Float64[np.ndarray, " cells"]) -> Placed:
-        return Placed(edges=equal_mass_edges(cells, self.bins), cells=cells)
+    def score_bins(self, cells: Float64[np.ndarray, " cells"]) -> ScoreBins:
+        return ScoreBins(edges=equal_mass_edges(cells, self.bins), cells=cells)
 
     @property
-    def unplaced(self) -> Placed:
-        return Placed(edges=(0.0,) * (self.bins - 1), cells=np.zeros(0))
+    def placeholder_bins(self) -> ScoreBins:
+        return ScoreBins(edges=(0.0,) * (self.bins - 1), cells=np.zeros(0))
 
     def columns(
         self, outputs: Float64[np.ndarray, "t k"], targets: Shaped[np.ndarray, "t *target"]
@@ -147,18 +147,18 @@ class Lifetimes(Evaluator):
             TIME: numbers(targets[:, 1].astype(np.float64)),
         }
 
-    def blocks(self, name: str, groups: Partition, placed: Placed) -> tuple[Block, ...]:
+    def blocks(self, name: str, groups: Partition, placed: ScoreBins) -> tuple[Block, ...]:
         encoder = OneHot(ExitCells(self.horizons, placed.edges))
         return (Block(release=name, part=_EXITS, encoder=encoder, groups=groups),)
 
-    def estimates(self, group: Group, placed: Placed) -> Mapping[str, Estimate | None]:
+    def estimates(self, group: Group, placed: ScoreBins) -> Mapping[str, Estimate | None]:
         counts = self._counts(group)
-        return {name: counts.area(place) for place, name in enumerate(self.compared)}
+        return {name: counts.area(place) for place, name in enumerate(self.compared_figures)}
 
-    def figures(self, everybody: Group, placed: Placed) -> Iterator[Figure]:
+    def figures(self, everybody: Group, placed: ScoreBins) -> Iterator[Figure]:
         counts = self._counts(everybody)
         total = float(counts.cells.sum())
-        yield everybody.counted, "", normal(total, counts.variance * counts.cells.size, 0.0)
+        yield everybody.counted_unit, "", normal(total, counts.variance * counts.cells.size, 0.0)
         index = counts.concordance()
         yield "c_index", "", None if index is None else index.interval
         for name, estimate in self.estimates(everybody, placed).items():
@@ -166,7 +166,7 @@ class Lifetimes(Evaluator):
         for place, time in enumerate(self.horizons):
             yield "events", f"by {time:g}", counts.count(place).interval
 
-    def drawings(self, everybody: Group, placed: Placed) -> tuple[Drawing, ...]:
+    def drawings(self, everybody: Group, placed: ScoreBins) -> tuple[Drawing, ...]:
         """Return the area by horizon, where there are several."""
         found = self.estimates(everybody, placed).values()
         points = tuple(

@@ -15,9 +15,9 @@ from jaxtyping import Float64, Int64
 
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import Bins
-from fedveil.statistics.evaluation.evaluator import SCORE, Placed
+from fedveil.statistics.evaluation.evaluator import SCORE, ScoreBins
+from fedveil.statistics.isotonic import isotonic_regression
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.rising import isotonic_regression
 
 _WIDE: Final = tuple(0.125 * step for step in range(1, 65))
 _NARROW: Final = tuple(0.125 / 2**step for step in range(8, 0, -1))
@@ -68,7 +68,7 @@ def probabilities(
     return np.where(there, first / whole, middle), np.where(there, second / whole, middle**2)
 
 
-def variance_of_means(placed: Placed, people: Float64[np.ndarray, " bins"]) -> float:
+def variance_of_means(placed: ScoreBins, people: Float64[np.ndarray, " bins"]) -> float:
     """Return the variance by the first release's noise of sum_b people_b p_b, p_b the mean probability of a bin.
 
     Args:

@@ -94,7 +94,7 @@ def covariance(found: Estimate, last: Sums) -> Covariance:
     assert last.spread is not None
     inverse = np.linalg.inv(found.slope)
     noise = inverse @ found.noise @ inverse
-    spread, basis, kept = drawn(last.spread, last.spread_sd, found.slope, last.leading)
+    spread, basis, kept = shrunk_covariance(last.spread, last.spread_sd, found.slope, last.leading)
     whole = noise + inverse @ spread @ inverse
     squares = triangle(inverse[:, :, None] * inverse[:, None, :])
     inside, all_of_it = ((squares @ basis) ** 2).sum(axis=1), (squares**2).sum(axis=1)
@@ -103,7 +103,7 @@ def covariance(found: Estimate, last: Sums) -> Covariance:
         return Covariance(whole=whole, noise=noise, freedom=2 * np.diag(whole) ** 2 / unsure)
 
 
-def drawn(
+def shrunk_covariance(
     spread: Float64[np.ndarray, "d d"], sd: float, slope: Float64[np.ndarray, "d d"], leading: int
 ) -> tuple[Float64[np.ndarray, "d d"], Float64[np.ndarray, "k 2"], float]:
     """Return the spread drawn towards what a spread is like, the basis of that, and how much is kept of the rest.

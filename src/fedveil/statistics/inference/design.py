@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from fedveil.population.columns import ColumnTable, State
+from fedveil.data.columns import ColumnTable, State
 
 
 class Term(ABC):
@@ -35,11 +35,11 @@ class Term(ABC):
 
     @property
     @abstractmethod
-    def expected(self) -> tuple[float, float]:
+    def expected_moments(self) -> tuple[float, float]:
         """Mean and variance that are expected of a covariate, for bounds and predictions alone."""
 
     @abstractmethod
-    def of(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n k"], Bool[np.ndarray, " n"]]:
+    def covariates(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n k"], Bool[np.ndarray, " n"]]:
         """Return the covariates of all records, and which have a value."""
 
 
@@ -57,7 +57,7 @@ class Scaled(Term):
     upper: float
     centre: float
     scale: float
-    expected: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    expected_moments: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class Scaled(Term):
     def unit(self) -> float:
         return self.scale
 
-    def of(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n k"], Bool[np.ndarray, " n"]]:
+    def covariates(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n k"], Bool[np.ndarray, " n"]]:
         column = table.numbers(self.column)
         clipped = np.clip(column.values, self.lower, self.upper)
         return ((clipped - self.centre) / self.scale)[:, None], column.state == State.VALID
@@ -92,12 +92,12 @@ class Levels(Term):
         return tuple(f"{self.column} = {name}" for name in self.categories if name != self.reference)
 
     @property
-    def expected(self) -> tuple[float, float]:
+    def expected_moments(self) -> tuple[float, float]:
         """Return p and p (1 - p), as if all categories were as frequent."""
         p = 1 / len(self.categories)
         return p, p * (1 - p)
 
-    def of(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n k"], Bool[np.ndarray, " n"]]:
+    def covariates(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n k"], Bool[np.ndarray, " n"]]:
         """Return one covariate for every category but the reference."""
         column = table.places(self.column)
         others = [place for place, name in enumerate(self.categories) if name != self.reference]
@@ -130,9 +130,9 @@ class Design:
         return tuple(term.unit for term in self.terms for _ in term.names)
 
     @cached_property
-    def expected(self) -> tuple[tuple[float, float], ...]:
+    def expected_moments(self) -> tuple[tuple[float, float], ...]:
         """Expected means and variances of all covariates."""
-        return tuple(term.expected for term in self.terms for _ in term.names)
+        return tuple(term.expected_moments for term in self.terms for _ in term.names)
 
     @cached_property
     def levels(self) -> tuple[tuple[int, ...], ...]:
@@ -147,14 +147,14 @@ class Design:
     @property
     def length(self) -> float:
         """The expected length of (1, x)."""
-        return math.sqrt(1 + sum(mean**2 + spread for mean, spread in self.expected))
+        return math.sqrt(1 + sum(mean**2 + spread for mean, spread in self.expected_moments))
 
-    def of(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n p"], Bool[np.ndarray, " n"]]:
+    def covariates(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n p"], Bool[np.ndarray, " n"]]:
         """Return the covariates of all records, and which records have all of them."""
         complete = np.ones(len(table), dtype=np.bool_)
         found = [np.empty((len(table), 0))]
         for term in self.terms:
-            values, known = term.of(table)
+            values, known = term.covariates(table)
             complete &= known
             found.append(values)
         return np.concatenate(found, axis=1), complete

@@ -26,10 +26,10 @@ from jaxtyping import Float64
 from scipy import sparse
 from torch import Tensor
 
-from fedveil.population.columns import ColumnTable
+from fedveil.data.columns import ColumnTable
 from fedveil.statistics.inference.design import Design
 from fedveil.statistics.inference.families import Family
-from fedveil.statistics.local import PersonVector
+from fedveil.statistics.local_vectors import PersonVector
 
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -126,7 +126,7 @@ class Equation(PersonVector):
         self, table: ColumnTable, mixed: sparse.csr_array
     ) -> Iterator[tuple[slice, Float64[Tensor, "m d"]]]:
         """Yield the vectors of all pairs; a record without all of its values adds zeros."""
-        covariates, complete = self.design.of(table)
+        covariates, complete = self.design.covariates(table)
         target, known = self.family.target(table)
         complete &= known
         longest = int(np.diff(mixed.indptr).max(initial=1))

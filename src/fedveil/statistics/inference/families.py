@@ -32,7 +32,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit
 from scipy.stats import poisson
 
-from fedveil.population.columns import ColumnTable, State
+from fedveil.data.columns import ColumnTable, State
 
 Each: TypeAlias = Float64[np.ndarray, " n"]
 """One number a record."""

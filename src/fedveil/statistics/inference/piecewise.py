@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedveil.population.columns import ColumnTable, State
+from fedveil.data.columns import ColumnTable, State
 from fedveil.statistics.inference.families import (
     REACH,
     Covariates,

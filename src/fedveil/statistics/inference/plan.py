@@ -55,7 +55,7 @@ class PlannedEffect:
     needed: float
 
 
-def planned(
+def predict_errors(
     releases: Sequence[tuple[Equation, float]], n_users: int, unit: float = 1.0
 ) -> tuple[PlannedEffect, ...]:
     """Return what is predicted of every coefficient.
@@ -129,7 +129,7 @@ def expected_curvature(family: Family, design: Design, of_numbers: float) -> Flo
         of_numbers: E a x^2 / E a of a number.
     """
     leading = np.maximum(family.expected, _NOTHING)
-    mean = np.array([mean for mean, _ in design.expected])
+    mean = np.array([mean for mean, _ in design.expected_moments])
     second = of_numbers * np.eye(len(mean))
     for levels in design.levels:  # a record has one category: p (1 - p) on the diagonal, -p p' beside it
         p = mean[list(levels)]

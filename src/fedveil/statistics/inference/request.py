@@ -8,9 +8,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from fedveil.errors import ConfigError, meant
-from fedveil.population.columns import categories_of
-from fedveil.population.schema import Number, Schema, Survival
+from fedveil.data.columns import categories_of
+from fedveil.data.schema import Number, Schema, Survival
+from fedveil.errors import ConfigError, did_you_mean
 from fedveil.statistics.inference.design import Design, Levels, Scaled, Term
 from fedveil.statistics.inference.families import Family, Linear, Logistic, Poisson
 from fedveil.statistics.inference.piecewise import PiecewiseExponential
@@ -88,7 +88,7 @@ class _Asked(_Part):
             if name not in schema.features:
                 raise ConfigError(
                     f"inference.features: '{name}' is no feature of the schema; there are: {', '.join(schema.features)}"
-                    f"{meant(name, schema.features)}"
+                    f"{did_you_mean(name, schema.features)}"
                 )
             if name in explained:
                 raise ConfigError(f"inference.features: '{name}' is what is explained")
@@ -133,7 +133,7 @@ class _OneColumn(_Asked):
 
     target: str | None = Field(None, description="column that is explained; default: the schema's target")
 
-    def explained(self, schema: Schema) -> str:
+    def response_column(self, schema: Schema) -> str:
         """Return the column that is explained."""
         if self.target is not None:
             return self.target
@@ -145,7 +145,7 @@ class _OneColumn(_Asked):
 
     def number(self, schema: Schema) -> str:
         """Return the column that is explained, a number."""
-        column = self.explained(schema)
+        column = self.response_column(schema)
         if categories_of(schema, column, "inference.target") is not None:
             raise ConfigError(f"inference.target: '{column}' has categories, and a number is needed")
         return column
@@ -162,7 +162,7 @@ class LogisticInference(_OneColumn):
     )
 
     def equation(self, schema: Schema) -> Family:
-        column = self.explained(schema)
+        column = self.response_column(schema)
         categories = categories_of(schema, column, "inference.target")
         if categories is None or len(categories) != 2:
             raise ConfigError(

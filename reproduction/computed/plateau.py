@@ -1,0 +1,190 @@
+"""CEPAM's rows under the optimiser of the authors' program, which is kept from round to round.
+
+Each client has an optimiser of its own for the whole run: its momentum goes on in the next round, from the next global
+model, and its rate falls tenfold when its mean loss over a round's steps has not been below the least so far (by one in
+10,000) for more than ten rounds. fedveil's clients begin every round afresh, as the paper's algorithm has it.
+
+The program begins at the model that PyTorch draws after its seed, 1234 unless another is asked for, and after the split
+into training and validation images.
+
+What a row does to an update is its error alone, in units of the update's norm: subtractive dither of step q errs by the
+uniform law on (-q/2, q/2), whatever it quantises, and CEPAM by the law of its noise, so that it has no row of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.functional import cross_entropy
+
+from fedveil.run.config.experiment import parse
+from fedveil.run.config.study import Selection, study_documents
+from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.setup import Prepared, prepare
+from fedveil.training.task import Task
+from reproduction.results import Values
+
+_ROUNDS, _STEPS, _RATE, _MOMENTUM = 80, 15, 0.01, 0.5
+_PATIENCE, _FACTOR, _THRESHOLD = 10, 0.1, 1e-4
+_SEED, _IMAGES = 1234, 60_000
+_NOISE = 0.1
+
+Error = Callable[[np.random.Generator, tuple[int, int]], Float[np.ndarray, "clients d"]]
+"""Draws what a row adds to updates of norm 1."""
+
+
+def _uniform(step: float) -> Error:
+    return lambda drawn, shape: drawn.uniform(-step / 2, step / 2, shape)
+
+
+def _both(one: Error, other: Error) -> Error:
+    return lambda drawn, shape: one(drawn, shape) + other(drawn, shape)
+
+
+def _gaussian(drawn: np.random.Generator, shape: tuple[int, int]) -> Float[np.ndarray, "clients d"]:
+    return drawn.normal(0.0, _NOISE, shape)
+
+
+def _laplace(drawn: np.random.Generator, shape: tuple[int, int]) -> Float[np.ndarray, "clients d"]:
+    return drawn.laplace(0.0, _NOISE, shape)
+
+
+ROWS: Final[dict[str, Error | None]] = {
+    "fl": None,
+    "fl-sdq": _uniform(0.25),
+    "fl-gaussian, the law of cepam-1 to -3": _gaussian,
+    "fl-gaussian-sdq": _both(_gaussian, _uniform(_NOISE)),
+    "fl-sdq of Table II": _uniform(0.2),
+    "fl-laplace, the law of cepam": _laplace,
+    "fl-laplace-sdq": _both(_laplace, _uniform(_NOISE)),
+}
+"""The rows of Tables I and II; steps as in the presets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a client keeps from round to round."""
+
+    momentum: bool
+    schedule: bool
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        kept = [name for name, has in (("momentum", self.momentum), ("falling rate", self.schedule)) if has]
+        return " and ".join(kept) + " kept" if kept else "nothing kept"
+
+
+class Plateau:
+    """The rates of all clients, each falling tenfold when its own loss stalls."""
+
+    def __init__(self, clients: int) -> None:
+        self.rates = torch.full((clients, 1), _RATE)
+        self._least = torch.full((clients,), torch.inf)
+        self._stalled = torch.zeros(clients, dtype=torch.int64)
+
+    def step(self, losses: Float[Tensor, " clients"]) -> None:
+        """Take the mean losses of a round."""
+        better = losses < self._least * (1 - _THRESHOLD)
+        self._least = torch.where(better, losses, self._least)
+        self._stalled = torch.where(better, 0, self._stalled + 1)
+        falls = self._stalled > _PATIENCE
+        self.rates[falls] *= _FACTOR
+        self._stalled[falls] = 0
+
+
+def cepam_plateau(seed: int) -> Iterator[tuple[str, Values]]:
+    """Plain FL of Table I, with and without what the authors' optimiser keeps, and from the program's own model."""
+    for network in ("mlp", "cnn"):
+        prepared = _prepared(network, seed)
+        for kept in (
+            Kept(momentum=False, schedule=False),
+            Kept(momentum=False, schedule=True),
+            Kept(momentum=True, schedule=False),
+            Kept(momentum=True, schedule=True),
+        ):
+            first = prepared.task.initial()
+            yield f"{network}: {kept}", _play(prepared, kept, first, None, np.random.default_rng(seed))
+        first = first_model(prepared.task, _SEED)
+        yield (
+            f"{network}: {kept}, from the program's first model",
+            _play(prepared, kept, first, None, np.random.default_rng(seed)),
+        )
+
+
+def cepam_schedule(seed: int) -> Iterator[tuple[str, Values]]:
+    """The rows of Tables I and II with all that the authors' optimiser keeps."""
+    kept = Kept(momentum=True, schedule=True)
+    for network in ("mlp", "cnn"):
+        prepared = _prepared(network, seed)
+        for name, error in ROWS.items():
+            drawn = np.random.default_rng(seed)
+            yield f"{network}: {name}", _play(prepared, kept, prepared.task.initial(), error, drawn)
+
+
+def _prepared(network: str, seed: int) -> Prepared:
+    chosen = Selection(scenarios=(network,), variants=("fl",), overrides=({"seed": seed},))
+    (document,) = study_documents("table-1-cepam-mnist", chosen)
+    return prepare(parse(document, network))
+
+
+def first_model(task: Task, seed: int) -> Float[Tensor, " d"]:
+    """Return the model that PyTorch draws by its defaults, layer by layer, after a seed and the split of the images."""
+    model = copy.deepcopy(task.model)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        torch.randperm(_IMAGES)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Conv2d):
+                module.reset_parameters()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def _play(
+    prepared: Prepared, kept: Kept, first: Tensor, error: Error | None, drawn: np.random.Generator
+) -> Values:
+    """Play FedAvg over all clients at once; return the accuracy after the last round and how many rates fell."""
+    task, population = prepared.task, prepared.population
+    features = torch.from_numpy(population.scale.apply(np.asarray(population.train.features)))
+    targets = torch.from_numpy(population.train.targets)
+    groups = population.train.by_silo_user()
+    clients = [groups.members(number) for number in range(len(groups))]
+
+    def loss(vector: Tensor, image: Tensor, label: Tensor) -> Tensor:
+        outputs = functional_call(task.model, task.layout.unflatten(vector), (image[None],))
+        return cross_entropy(outputs, label[None])
+
+    step = vmap(grad_and_value(loss))
+    model, plateau = first, Plateau(len(clients))
+    velocity = torch.zeros(len(clients), task.dimension)
+    values: Values = {}
+    for number in range(1, _ROUNDS + 1):
+        rows = torch.from_numpy(np.stack([drawn.choice(own, _STEPS, replace=False) for own in clients]))
+        local, losses = model.expand(len(clients), -1).clone(), torch.zeros(len(clients))
+        if not kept.momentum:
+            velocity.zero_()
+        for at in range(_STEPS):
+            gradient, found = step(local, features[rows[:, at]], targets[rows[:, at]])
+            velocity = _MOMENTUM * velocity + gradient
+            local -= plateau.rates * velocity
+            losses += found / _STEPS
+        if error is not None:
+            update = local - model
+            added = torch.from_numpy(error(drawn, (len(clients), task.dimension))).float()
+            local += update.norm(dim=1, keepdim=True) * added
+        model = local.mean(0)
+        if kept.schedule:
+            plateau.step(losses)
+        if number in (10, 20, 40, _ROUNDS):
+            test = evaluate(prepared, model)
+            assert test is not None, "nothing here is released instead"
+            values[f"round {number}"] = test["accuracy"]
+    fell = float((plateau.rates < _RATE).sum())
+    return {"accuracy": values.pop(f"round {_ROUNDS}"), **values, "rates that fell": fell}

@@ -1,0 +1,267 @@
+"""The commands: each prints for a person, or one JSON object with ``--json``; a mistake has the exit code of its kind.
+
+A command's module is imported when the command is used: most of them load PyTorch, and ``--help`` need not wait for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import gc
+import traceback
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from fedveil import __version__
+from fedveil.cli.examples import show_examples
+from fedveil.console import Terminal
+from fedveil.errors import FedveilError
+from fedveil.sanitize import LogFormat, LogLevel, show_log
+from fedveil.user_code import name_user_code
+
+_BUG: Final = 70
+"""Exit code of what nobody foresaw."""
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Of a disk, wherever it ends a command that has nothing better to say of it."""
+
+_Misuse: Final[Any] = typer.BadParameter.__base__
+"""What click raises where a command is not called as it can be; see :class:`_Lazy`."""
+
+
+class Interrupted(FedveilError):
+    """Ctrl-C, with what goes on where it was."""
+
+    exit_code = 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that is imported when it is used.
+
+    Attributes:
+        place: module and name of its function, or of a group of commands.
+        summary: what ``fedveil --help`` says of it: the first line of its documentation.
+    """
+
+    place: str
+    summary: str
+
+    def load(self, name: str) -> Any:
+        """Import the command; return typer's object of it."""
+        module, attribute = self.place.split(":")
+        found = getattr(import_module(f"fedveil.cli.{module}"), attribute)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False)
+            single.command(name)(found)
+            found = single
+        command = typer.main.get_command(found)
+        show_examples(command, name)
+        return command
+
+
+COMMANDS: Final = {
+    "run": Command(
+        "training:run_command",
+        "Train one experiment, or every experiment of a preset; print a table and write a report.",
+    ),
+    "resume": Command(
+        "training:resume_command",
+        "Continue an interrupted run from its last complete round, or an interrupted release.",
+    ),
+    "check": Command(
+        "training:check_command", "Check data, model, configuration and budget without training."
+    ),
+    "check-data": Command(
+        "data:check_data_command",
+        "Inspect tables that you hold: people, ids, duplicates, columns, classes. What it prints is private.",
+    ),
+    "sweep": Command(
+        "training:sweep_command",
+        "Run a grid over any keys; repeat the command to continue an interrupted sweep.",
+    ),
+    "plan": Command(
+        "planning:plan_command",
+        "Calculate what each method would guarantee, from public numbers alone: sigma, epsilon, rounds.",
+    ),
+    "stats": Command(
+        "statistics:stats_command",
+        "Count people across silos: one release of tables with intervals, within one budget.",
+    ),
+    "infer": Command(
+        "inference:infer_command",
+        "Estimate effects across silos: one regression with intervals, within one budget.",
+    ),
+    "show": Command(
+        "statistics:show_command",
+        "Print released figures again, or figures that follow from them: free of charge, and no record is read.",
+    ),
+    "spent": Command(
+        "results:spent_command", "Calculate what several runs over the same people cost together."
+    ),
+    "report": Command("results:report_command", "Write a run's self-contained report again."),
+    "compare": Command(
+        "results:compare_command",
+        "Compare runs: a table with the standard deviation over seeds, and a page of privacy-utility curves.",
+    ),
+    "bundle": Command(
+        "bundles:bundle_command",
+        "Pack a run's model, schema, statement and ledger into one folder or zip, for use elsewhere.",
+    ),
+    "predict": Command("bundles:predict_command", "Predict for every record of a table."),
+    "export": Command("bundles:export_command", "Write a bundle's model for other programs."),
+    "sign": Command("bundles:sign_command", "Sign a bundle that you made or have checked."),
+    "verify": Command(
+        "verification:verify_command",
+        "Verify a run, bundle or exported ledger (bytes, signatures, chains, epsilon); list what cannot be checked.",
+    ),
+    "audit": Command(
+        "audit:audit_command",
+        "Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one.",
+    ),
+    "presets": Command("lists:presets_command", "List the presets, or print one."),
+    "methods": Command(
+        "lists:methods_command",
+        "List the methods, with the package that provides each and its keys in the table `method`.",
+    ),
+    "stages": Command(
+        "lists:stages_command",
+        "List the stages of every kind, with the package that provides each and the keys of its table.",
+    ),
+    "data": Command(
+        "lists:data_command",
+        "List the data sets with their terms; with a name, download what is missing, check it and show its digests.",
+    ),
+    "schema": Command(
+        "lists:schema_command",
+        "Draft the public schema of your tables from a public sample, for you to read and correct.",
+    ),
+    "bench": Command(
+        "benchmarks:bench_command",
+        "Run a benchmark against its peers (from a checkout: benchmarks/ is not installed).",
+    ),
+    "reproduce": Command(
+        "reproduction:reproduce_command",
+        "Reproduce a published table, run by run (from a checkout: reproduction/ is not installed).",
+    ),
+    "federation": Command(
+        "federation:federation",
+        "Create a federation between institutions, check a silo, run an experiment.",
+    ),
+    "status": Command(
+        "operations:status_command",
+        "Show the state of a party on this host: service, run and round, certificates, membership, budget.",
+    ),
+    "health": Command(
+        "operations:health_command",
+        "Exit with code 0 if the party is serving and its certificates and membership are valid, otherwise 1.",
+    ),
+    "deploy": Command("operations:deploy", "Write files for service managers, containers and proxies."),
+    "coordinator": Command(
+        "coordinator:coordinator",
+        "Join a federation as its coordinator, accept its membership, serve.",
+    ),
+    "link": Command(
+        "link:link_command",
+        "Serve the coordinator's link under its own user account, which holds the TLS key and no other key.",
+    ),
+    "silo": Command(
+        "silo:silo",
+        "Join a federation as a silo, accept its membership, serve; export the ledger.",
+    ),
+}
+
+
+class _Lazy(TyperGroup):
+    """The group of all commands; it lists them by their summaries.
+
+    Contexts and formatters are click's, which typer depends on or, lately, contains: they are not named here.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, help=one.summary) for name, one in COMMANDS.items()}
+        self._listing = False
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, imported unless it is only listed."""
+        if self._listing or cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        return COMMANDS[cmd_name].load(cmd_name)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; an interruption keeps the notes that say how to go on, which typer would drop."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise Interrupted("; ".join(("interrupted", *getattr(stop, "__notes__", ())))) from None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """List the commands."""
+        self._listing = True
+        super().format_help(ctx, formatter)
+        self._listing = False
+
+
+app = typer.Typer(
+    name="fedveil",
+    cls=_Lazy,
+    help="Federated learning over data that nobody may pool, with one honest privacy statement per run.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="how much is logged to standard error")
+    ] = LogLevel.WARNING,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="lines for people, or one JSON object per line")
+    ] = LogFormat.TEXT,
+) -> None:
+    show_log(log_level, log_format)
+    if version:
+        Terminal().print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on standard error, and a bug ends with exit code 70."""
+    atexit.register(gc.freeze)  # no last collection of what ends anyway: with torch it takes a second
+    try:
+        with name_user_code():
+            code = app(standalone_mode=False)
+    except FedveilError as error:
+        _say(str(error))
+        code = error.exit_code
+    except _Misuse as error:
+        if said := " ".join(error.format_message().split()):  # nothing where the help of a group stands
+            asked = error.ctx.command_path if error.ctx else "fedveil"
+            _say(f"{said.rstrip('.')}; `{asked} --help` says what it takes")
+        code = error.exit_code
+    except typer.Abort:
+        _say("an answer was asked for, and the input ended")
+        code = 1
+    except MemoryError:  # what it says of shapes may count records
+        _say("more memory is needed than there is: fewer users, silos or parameters, or another machine")
+        code = FedveilError.exit_code
+    except Exception as error:
+        code = _BUG
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            _say(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
+            code = FedveilError.exit_code
+        else:
+            traceback.print_exc()
+    raise SystemExit(code or 0)
+
+
+def _say(mistake: str) -> None:
+    Terminal(stderr=True).print(f"fedveil: {mistake}", style="bold red", highlight=False)

@@ -1,0 +1,77 @@
+"""The commands of a coordinator: join a federation, accept its membership, serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.cli.link import end_by_terminate, import_late
+from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
+from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
+from fedveil.flower.enrollment.joining import accept, join_as_coordinator
+from fedveil.flower.flower_api import check_flower_version
+from fedveil.flower.folders import CoordinatorFolder
+
+if TYPE_CHECKING:  # it needs the extra, which not every command does
+    from fedveil.flower.coordinator_host.service import CoordinatorService
+
+coordinator = group("Join a federation as its coordinator, accept its membership, serve.")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder")]
+
+
+def open_party(folder: CoordinatorFolder) -> CoordinatorService:
+    """Return the coordinator of a folder; what carries letters is imported when it serves."""
+    party: CoordinatorService = import_late("fedveil.flower.coordinator_host.service").Party(folder)
+    return party
+
+
+def tell_request(path: Path, fingerprint: str, as_json: bool) -> None:
+    """Say where a party's request is, and what its operator reads out."""
+    told = f"send to the founder: {path}", f"read out by telephone: {fingerprint}"
+    print_result(as_json, {"request": path, "fingerprint": fingerprint}, *told)
+
+
+@coordinator.command("join")
+@expand_option_groups
+def join_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder, created here")],
+    charter: Annotated[Path, typer.Option(help="the charter that the founder handed out")],
+    key: NewKey,
+    as_json: Json = False,
+) -> None:
+    """Make the coordinator's keys and the request for admission, on the coordinator's own host."""
+    asked = join_as_coordinator(folder, charter, passphrase=key.passphrase())
+    tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
+
+
+@coordinator.command("accept")
+def accept_command(
+    folder: Folder,
+    sealed: Annotated[
+        Path, typer.Argument(metavar="MEMBERSHIP", help="the sealed membership, with server.crt beside it")
+    ],
+    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Accept a sealed membership whose fingerprint the founder read to you; take the certificate beside it."""
+    made = accept(folder, sealed, fingerprint, PromptedPassphrase(descriptor))
+    print_result(as_json, {"serial": made.serial}, f"accepted: serial {made.serial}")
+
+
+@coordinator.command("serve")
+def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
+    """Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host."""
+    check_flower_version()
+    home = CoordinatorFolder(folder, PromptedPassphrase(descriptor))
+    _ = home.identity  # asks for the passphrase before anything listens
+    end_by_terminate()
+    party = open_party(home)
+    try:
+        OUT.print(f"listening on {home.link.settings.address}; Ctrl-C ends it")
+        raise party.link.wait()
+    finally:
+        party.stop()

@@ -1,0 +1,47 @@
+"""The command that looks through tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.options import OUT, Json
+from fedveil.console import print_json
+from fedveil.data.data_report import DataReport, data_report
+from fedveil.data.schema import read_schema
+from fedveil.report.data import FOR_WHOM, write_data_page
+
+
+def check_data_command(
+    schema: Annotated[Path, typer.Argument(help="the public schema of the tables")],
+    tables: Annotated[list[Path], typer.Argument(metavar="TABLE...", help="tables that you hold")],
+    page: Annotated[
+        Path | None, typer.Option(help="write the report as a page; as private as the tables")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Inspect tables that you hold: people, ids, duplicates, columns, classes. What it prints is private."""
+    report = data_report(read_schema(schema), tables)
+    written = None if page is None else write_data_page(report, page)
+    if as_json:
+        print_json(report.to_json() | {"page": written})
+        return
+    print_report(report)
+    if written is not None:
+        OUT.print(f"page: {written}")
+
+
+def print_report(report: DataReport) -> None:
+    """Print who holds what, and what was found."""
+    OUT.print(FOR_WHOM)
+    for silo in report.silos:
+        OUT.print(f"{silo.name}: {silo.records} records of {silo.people} people")
+    OUT.print(f"all silos: {report.records} records of {report.people} people, {report.n_users} declared")
+    for one in report.findings:
+        OUT.print(
+            f"{one.where} (affects the {one.bears_on}): {one.found}. {one.effect[0].upper()}{one.effect[1:]}."
+        )
+    if not report.findings:
+        OUT.print("Nothing was found that affects the guarantee, the model or the run.")

@@ -1,0 +1,252 @@
+"""The commands of a federation between institutions: create, check, serve, run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.cli.coordinator import open_party
+from fedveil.cli.figures import print_statement
+from fedveil.cli.link import end_by_terminate
+from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
+from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
+from fedveil.cli.release_folders import RELEASES, kind_of
+from fedveil.console import observer, print_json, transposed_table
+from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
+from fedveil.federation.charter import CHARTER
+from fedveil.flower.coordinator_host.submission import (
+    END,
+    RunOutcome,
+    Submission,
+    check_served,
+    create_run,
+    read_document,
+    wait,
+    watch,
+)
+from fedveil.flower.enrollment.certificates import CERTIFICATE_DAYS
+from fedveil.flower.enrollment.demonstration import write_demonstration
+from fedveil.flower.enrollment.founder import admit, create_federation, revoke, seal
+from fedveil.flower.folders import CoordinatorFolder, SiloFolder
+from fedveil.flower.inspection import inspect_silo
+from fedveil.flower.silo_host.service import SiloService
+from fedveil.report.page import write_report
+from fedveil.run.folder.documents import read_statement
+from fedveil.run.folder.run_folder import RunFolder
+
+if TYPE_CHECKING:  # it needs the extra, which not every command does
+    from fedveil.flower.coordinator_host.service import CoordinatorService
+
+federation = group("Create a federation between institutions, check a silo, run an experiment.")
+
+
+Founder = Annotated[Path, typer.Argument(metavar="DIR", help="the founder's folder")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharterOptions:
+    """The options that a charter is written from."""
+
+    host: Annotated[str, typer.Option(help="host name or address by which silos reach the coordinator")]
+    name: Annotated[str, typer.Option(help="name of the federation")] = "federation"
+    schema: Annotated[
+        Path, typer.Option(help="the public schema of all tables; it names the list of users by its sha256")
+    ] = Path("schema.toml")
+    port: Annotated[int, typer.Option(min=1, max=65535, help="the coordinator's only port")] = 9443
+
+
+@federation.command("create")
+@expand_option_groups
+def create_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="the founder's folder, created here; keep it offline")
+    ],
+    chartered: CharterOptions,
+    key: NewKey,
+    as_json: Json = False,
+) -> None:
+    """Make the founder's keys and the charter for all who may join; nobody else's key is made here."""
+    charter = create_federation(
+        folder,
+        name=chartered.name,
+        schema=chartered.schema,
+        host=chartered.host,
+        port=chartered.port,
+        passphrase=key.passphrase(),
+    )
+    told = f"hand out: {folder / CHARTER}", f"fingerprint of the charter: {charter.fingerprint}"
+    print_result(as_json, {"charter": folder / CHARTER, "fingerprint": charter.fingerprint}, *told)
+
+
+@federation.command("admit")
+def admit_command(
+    folder: Founder,
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="the request file that the party made")],
+    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the party's operator reads them out")],
+    as_json: Json = False,
+) -> None:
+    """Admit a party whose operator read you its request's fingerprint; it joins with the next membership."""
+    asked = admit(folder, request, fingerprint)
+    print_result(as_json, {"admitted": asked.name}, f"admitted: {asked.role} {asked.name}")
+
+
+@federation.command("revoke")
+def revoke_command(
+    folder: Founder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the silo, or `coordinator`")],
+    reason: Annotated[str, typer.Option(help="for all members to read")],
+    as_json: Json = False,
+) -> None:
+    """Remove a party from the next membership and revoke its key: it left, or its key was lost."""
+    one = revoke(folder, name, reason)
+    told = f"revoked: {name}, since {one.since}; seal, and hand out the membership"
+    print_result(as_json, {"revoked": name, "since": one.since}, told)
+
+
+@federation.command("seal")
+def seal_command(
+    folder: Founder,
+    days: Annotated[
+        int, typer.Option(min=1, max=CERTIFICATE_DAYS, help="how long it is valid")
+    ] = CERTIFICATE_DAYS,
+    above: Annotated[
+        int, typer.Option(min=0, help="serial number seen before the founder's folder was restored")
+    ] = 0,
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Seal all admitted parties as the next membership, and certify the coordinator's TLS key anew."""
+    made = seal(folder, PromptedPassphrase(descriptor), days, above)
+    sealed = folder / "sealed"
+    print_result(
+        as_json,
+        {"folder": sealed, "serial": made.serial, "fingerprint": made.fingerprint},
+        *(f"{name}: {public.fingerprint}" for name, public in zip(made.silos, made.roster, strict=True)),
+        f"hand out: {sealed} (serial {made.serial}, valid until {made.valid_until})",
+        f"fingerprint of the membership: {made.fingerprint}",
+    )
+
+
+@federation.command("demo")
+def demo_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder, created here")],
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of the experiment")] = 10,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="the coordinator's port; silos open none")
+    ] = 9443,
+) -> None:
+    """Create a federation of four made-up hospitals, run all parties on this host, and run an experiment."""
+    made = write_demonstration(folder, rounds=rounds, port=port)
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    end_by_terminate()
+    served: list[CoordinatorService | SiloService] = [open_party(home)]
+    try:
+        served += [SiloService(SiloFolder(path)) for path in made.provisioned.silos]
+        _run(home, create_run(home, read_document(made.experiment, home)), as_json=False)
+    finally:
+        for one in reversed(served):
+            one.stop()
+
+
+@federation.command("check")
+def check_command(
+    silo: Annotated[Path, typer.Argument(metavar="SILO", help="the silo's folder")],
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Check a silo on its own host: certificates, keys, clock, table against schema, what its users have spent."""
+    found_ = inspect_silo(SiloFolder(silo, PromptedPassphrase(descriptor)))
+    print_result(as_json, found_, transposed_table([found_]))
+
+
+@federation.command("run")
+def run_command(
+    experiment: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="an experiment, or a file with a table `statistics` or `inference`"
+        ),
+    ] = None,
+    home: Annotated[Path, typer.Option("--home", help="the coordinator's folder")] = Path("."),
+    resume: Annotated[Path | None, typer.Option("--resume", help="continue the run in this folder")] = None,
+    as_json: Json = False,
+) -> None:
+    """Submit a run to the coordinator, follow it, and print its statement, run folder and report."""
+    coordinator = CoordinatorFolder(home)
+    if (experiment is None) == (resume is None):
+        raise ConfigError("give an experiment to run, or --resume and the folder of a run")
+    if resume is not None:
+        folder = RunFolder(resume)
+    else:
+        assert experiment is not None
+        document = read_document(experiment, coordinator)
+        check_served(coordinator)
+        folder = create_run(coordinator, document)
+    kind = kind_of(folder.path)
+    if kind is not None:
+        _release(coordinator, folder, as_json, RELEASES[kind])
+    else:
+        _run(coordinator, folder, as_json)
+
+
+def _print_before(submission: Submission, as_json: bool) -> None:
+    """Say how many runs are played before a submission."""
+    if submission.before and not as_json:
+        OUT.print(f"runs that are played before it: {submission.before}")
+
+
+def _again(home: CoordinatorFolder) -> str:
+    return f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
+
+
+def _refuse_silence(home: CoordinatorFolder, folder: RunFolder, end: RunOutcome) -> None:
+    """Return if no silo's silence has ended a run."""
+    if end.silent:
+        raise SilentSiloError(
+            f"{folder.path}: ended because {', '.join(end.silent)} did not answer; go on once it does: "
+            f"`{_again(home)} {folder.path}`"
+        )
+
+
+def _release(
+    home: CoordinatorFolder, folder: RunFolder, as_json: bool, show: Callable[[Path, bool], None]
+) -> None:
+    """Submit releases, and show what they released."""
+    (folder / END).unlink(missing_ok=True)
+    with Submission(home, folder.path) as submission:
+        _print_before(submission, as_json)
+        end = wait(folder, submission, lambda: None)
+    _refuse_silence(home, folder, end)
+    if end.stopped is not None:
+        raise RefusedRunError(f"{folder.path}: not all of it was released: {end.stopped}")
+    show(folder.path, as_json)
+
+
+def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
+    _, experiment = RunFolder.open(folder.path)
+    again = _again(home)
+    (folder / END).unlink(missing_ok=True)
+    with Submission(home, folder.path) as submission:
+        _print_before(submission, as_json)
+        with observer(OUT, quiet=as_json, resume=again) as watching:
+            end = watch(folder, watching, experiment, submission)
+    report = write_report(folder.path)
+    if as_json:
+        print_json({"folder": folder.path, "stopped": end.stopped, "report": report})
+    else:
+        if end.stopped is not None:
+            OUT.print(f"stopped: {end.stopped}")
+        said = read_statement(folder / "privacy.json") if (folder / "privacy.json").exists() else None
+        if said is not None and not (end.stopped is not None and said.epsilon == 0):  # nothing was released
+            print_statement(said)
+        OUT.print(f"run folder: {folder.path}")
+        OUT.print(f"report: {report}")
+    _refuse_silence(home, folder, end)
+    checkpoint = folder.read_checkpoint()
+    if end.stopped is not None and (checkpoint is None or not checkpoint.round):
+        raise RefusedRunError(f"{folder.path}: refused before the first round: {end.stopped}")

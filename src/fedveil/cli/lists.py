@@ -1,0 +1,117 @@
+"""Commands that say what there is: presets, methods, data sets; and the draft of a schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from fedveil.cli.options import OUT, Json, print_result
+from fedveil.console import print_json, rows_table
+from fedveil.data.catalogue import catalogue
+from fedveil.data.catalogue.files import store
+from fedveil.data.draft import draft_schema
+from fedveil.errors import ConfigError, did_you_mean
+from fedveil.files import writing
+from fedveil.reference import SECTIONS, Entry, entries
+from fedveil.run.config.study import preset_text, presets
+
+_STAGES: Final = ("channels", "protections", "denoisers", "optimizers", "averages")
+
+
+def presets_command(
+    name: Annotated[str | None, typer.Argument(help="print this preset's TOML")] = None, as_json: Json = False
+) -> None:
+    """List the presets, or print one."""
+    if name is not None:
+        text = preset_text(name)
+        print_json({"name": name, "toml": text}) if as_json else OUT.print(text, highlight=False)
+        return
+    rows = [{"preset": key, "what it shows": title} for key, title in presets().items()]
+    print_result(as_json, {"presets": rows}, rows_table(rows))
+
+
+def methods_command(as_json: Json = False) -> None:
+    """List the methods, with the package that provides each and its keys in the table `method`."""
+    rows = [{"method": one.name, **_told(one)} for one in entries("methods")]
+    print_result(as_json, {"methods": rows}, rows_table(rows))
+
+
+def stages_command(
+    kind: Annotated[str | None, typer.Argument(help=f"one of: {', '.join(_STAGES)}; default: all")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the stages of every kind, with the package that provides each and the keys of its table."""
+    if kind is not None and kind not in _STAGES:
+        raise ConfigError(
+            f"no kind of stage '{kind}'; there are: {', '.join(_STAGES)}{did_you_mean(kind, _STAGES)}"
+        )
+    rows = [
+        {"table": SECTIONS[each][0], "name": one.name, **_told(one)}
+        for each in _STAGES
+        if kind in (None, each)
+        for one in entries(each)
+    ]
+    print_result(as_json, {"stages": rows}, rows_table(rows))
+
+
+def _told(one: Entry) -> dict[str, str]:
+    keys = ", ".join(key.name for key in one.keys)
+    return {"keys": keys, "what it does": one.summary, "package": one.package}
+
+
+def data_command(
+    name: Annotated[str | None, typer.Argument(help="fetch and check this data set")] = None,
+    folder: Annotated[Path | None, typer.Option(help="folder of the files; default: FEDVEIL_DATA")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the data sets with their terms; with a name, download what is missing, check it and show its digests."""
+    listed = [entry for entry in catalogue(folder) if name in (None, entry.name)]
+    if not listed:
+        known = [entry.name for entry in catalogue(folder)]
+        raise ConfigError(
+            f"no data set '{name}'; there are: {', '.join(known)}{did_you_mean(str(name), known)}"
+        )
+    if name is not None:
+        for file in listed[0].files:
+            store(folder).path(file)
+        listed = [entry for entry in catalogue(folder) if entry.name == name]
+    keys = ("name", "package", "title", "records", "terms", "present")
+    rows = [{key: getattr(one, key) for key in keys} for one in listed]
+    found: dict[str, Any] = {"folder": listed[0].folder, "data": rows}
+    if name is None:
+        print_result(as_json, found, rows_table(rows))
+        return
+    files = [
+        {"file": one.path, "digest": ":".join(one.digest), "from": " or ".join(one.urls)}
+        for one in listed[0].files
+    ]
+    said = rows_table(files) if files else "no files: the records come with an installed package"
+    print_result(as_json, {**found, "files": files}, rows_table(rows), said)
+
+
+def schema_command(
+    sample: Annotated[Path, typer.Argument(help="a PUBLIC sample table: never private records")],
+    user: Annotated[str | None, typer.Option(help="column of the user; default: guessed by name")] = None,
+    silo: Annotated[str | None, typer.Option(help="column of the silo; default: guessed by name")] = None,
+    label: Annotated[str | None, typer.Option(help="column of the class label; default: guessed")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="file to write; default: print")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draft the public schema of your tables from a public sample, for you to read and correct."""
+    text = draft_schema(sample, user=user, silo=silo, label=label)
+    if output is not None:
+        if output.exists():
+            raise ConfigError(f"{output}: exists already; choose another name")
+        with writing(output, ConfigError):
+            output.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json({"toml": text, "output": output})
+    elif output is None:
+        OUT.print(text, highlight=False)
+    else:
+        said = "read it, correct the bounds and categories, and keep it public"
+        OUT.print(f"drafted {output}: {said}")

@@ -1,0 +1,74 @@
+"""Options and arguments that several commands have in common."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Final, get_type_hints
+
+import typer
+
+from fedveil.console import Terminal, print_json
+
+OUT: Final = Terminal()
+"""Where commands print."""
+
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+Source = Annotated[str, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")]
+Listed = Annotated[
+    bool, typer.Option("--transcript", help="list every message of the protocol (transcript.jsonl)")
+]
+Code = Annotated[
+    list[str] | None,
+    typer.Option("--code", help="package.module:name that the run folder names: says that its code may run"),
+]
+MOST_SEEDS: Final = 10_000
+"""Runs of one variant that one command makes."""
+
+Runs = Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")]
+
+
+def group(help: str) -> typer.Typer:
+    """Return a command that has commands of its own."""
+    return typer.Typer(help=help, no_args_is_help=True, add_completion=False)
+
+
+def print_result(as_json: bool, document: Mapping[str, Any], *told: object) -> None:
+    """Print a result as one JSON object, or in lines and tables for people."""
+    print_json(document) if as_json else OUT.print(*told, sep="\n")
+
+
+def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose parameters that are dataclasses of options are given option by option."""
+    groups: dict[str, type[Any]] = {}
+    spelt_out: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        if is_dataclass(kind) and isinstance(kind, type):
+            groups[parameter.name] = kind
+            hints = get_type_hints(kind, include_extras=True)
+            spelt_out += [
+                inspect.Parameter(
+                    option.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    annotation=hints[option.name],
+                    default=inspect.Parameter.empty if option.default is MISSING else option.default,
+                )
+                for option in fields(kind)
+            ]
+        else:
+            spelt_out.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        whole = {
+            name: kind(**{option.name: given.pop(option.name) for option in fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**given, **whole)
+
+    run.__signature__ = inspect.Signature(spelt_out)  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,150 @@
+"""The commands of a silo: join a federation, accept its membership, change keys, serve, move, leave; and its ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.coordinator import tell_request
+from fedveil.cli.link import end_by_terminate
+from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
+from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
+from fedveil.federation.audit.ledger_audit import export_ledger
+from fedveil.federation.silo_ledger import adopt
+from fedveil.flower.enrollment.joining import accept, join_as_silo, rotate
+from fedveil.flower.enrollment.migration import leave_federation, migrate
+from fedveil.flower.folders import SiloFolder
+from fedveil.flower.silo_host.service import SiloService, limit_memory
+
+silo = group("Join a federation as a silo, accept its membership, serve; export the ledger.")
+ledger = group("What the silo's users have spent over all runs.")
+silo.add_typer(ledger, name="ledger")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")]
+
+
+@silo.command("join")
+@expand_option_groups
+def join_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder, created here")],
+    name: Annotated[str, typer.Option(help="name of the silo")],
+    charter: Annotated[Path, typer.Option(help="the charter that the founder handed out")],
+    key: NewKey,
+    as_json: Json = False,
+) -> None:
+    """Make a silo's keys, a draft policy and the request for admission, on the silo's own host."""
+    asked = join_as_silo(folder, charter, name=name, passphrase=key.passphrase())
+    tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
+
+
+@silo.command("rotate")
+def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
+    """Make new keys and the request to replace the old ones; they are used once a membership names them."""
+    asked = rotate(folder, PromptedPassphrase(descriptor))
+    tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
+
+
+@silo.command("accept")
+def accept_command(
+    folder: Folder,
+    sealed: Annotated[
+        Path, typer.Argument(metavar="MEMBERSHIP", help="the membership file that the founder sealed")
+    ],
+    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Accept a sealed membership whose fingerprint the founder read to you, and show who belongs to it."""
+    made = accept(folder, sealed, fingerprint, PromptedPassphrase(descriptor))
+    members = {name: public.fingerprint for name, public in zip(made.silos, made.roster, strict=True)}
+    coordinator = made.coordinator.fingerprint
+    print_result(
+        as_json,
+        {"serial": made.serial, "silos": members, "coordinator": coordinator},
+        *(f"{name}: {print_}" for name, print_ in members.items()),
+        f"coordinator: {coordinator}",
+        f"accepted: serial {made.serial}, valid until {made.valid_until}",
+    )
+
+
+@silo.command("serve")
+def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
+    """Serve as a silo: the guard, with table and keys, and its carrier of messages; no port is opened."""
+    home = SiloFolder(folder, PromptedPassphrase(descriptor))
+    end_by_terminate()
+    limit_memory(home)
+    served = SiloService(home)
+    try:
+        OUT.print(
+            f"silo {home.settings.name} serves the coordinator at {home.settings.coordinator}; Ctrl-C ends it"
+        )
+        served.wait()
+    finally:
+        served.stop()
+
+
+@silo.command("migrate")
+def migrate_command(
+    folder: Folder,
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="folder, created here, to be carried to the other host")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Move a stopped silo into a new folder: keys, settings and all it remembers, but no table."""
+    beside = migrate(SiloFolder(folder), target)
+    carried = f"carry to the other host: {target}, and the table that silo.toml names ({', '.join(beside)})"
+    print_result(as_json, {"folder": target, "beside": beside}, carried, f"{folder} is no silo's any more")
+
+
+@silo.command("leave")
+def leave_command(
+    folder: Folder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the signed ledger, for an auditor")] = Path(
+        "ledger.json"
+    ),
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Leave the federation: write the ledger, then delete membership, keys and stored messages."""
+    leave_federation(SiloFolder(folder, PromptedPassphrase(descriptor)), output)
+    told = f"ledger: {output}; {folder} keeps it, and is served no more"
+    print_result(as_json, {"export": output}, told, "the founder now revokes this silo, and seals")
+
+
+@ledger.command("export")
+def export_command(
+    folder: Folder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write")] = Path("ledger.json"),
+    descriptor: Descriptor = None,
+    as_json: Json = False,
+) -> None:
+    """Write the ledger as one signed file for an auditor, who checks it with `fedveil verify`."""
+    home = SiloFolder(folder, PromptedPassphrase(descriptor))
+    membership = home.membership
+    made = export_ledger(
+        home / "state",
+        output,
+        identity=home.identity,
+        membership=membership,
+        number=membership.number(home.settings.name),
+        delta=home.policy.delta,
+    )
+    print_result(as_json, {"export": made}, f"ledger: {made}")
+
+
+@ledger.command("adopt")
+def adopt_command(
+    folder: Folder,
+    reason: Annotated[str, typer.Option(help="what happened, for an auditor; it stays in the ledger")],
+    head: Annotated[
+        list[str] | None, typer.Option(help="a missing head that the silo's log names (may be repeated)")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Continue with a ledger that lost lines, on your responsibility: what they charged is no longer counted."""
+    missing = adopt(SiloFolder(folder) / "state", reason, tuple(head or ()))
+    told = f"adopted; {missing} missing heads are answered for. More was spent than this ledger tells."
+    print_result(as_json, {"missing": missing}, told)

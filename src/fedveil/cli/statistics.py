@@ -1,0 +1,175 @@
+"""Commands for statistics that count people over silos, and for reading what was released."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.figures import print_rows, print_statement
+from fedveil.cli.inference import inference_json, print_effects
+from fedveil.cli.options import OUT, Json, Runs, print_result
+from fedveil.console import epsilon_text, print_json, rows_table
+from fedveil.errors import ConfigError
+from fedveil.privacy.statement import show_at_least
+from fedveil.report.statistics import write_statistics
+from fedveil.run.config.release_document import ReleaseDocument, read_releases
+from fedveil.run.folder.documents import read_statement
+from fedveil.run.folder.run_folder import finite
+from fedveil.run.releases.prepared_releases import make_releases
+from fedveil.run.releases.statistics import PreparedRelease, find_release_folder, prepare_release
+from fedveil.statistics.derived import cross, quantiles
+from fedveil.statistics.evaluation.result import ReleasedEvaluation, read_evaluated
+from fedveil.statistics.figures import Row, rows
+from fedveil.statistics.inference import result as inference
+from fedveil.statistics.result import read_released
+
+Here = Annotated[
+    bool,
+    typer.Option("--these-people", help="intervals for these very people, without sampling variation"),
+]
+
+
+def stats_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a TOML file with a table `statistics`")],
+    plan: Annotated[
+        bool, typer.Option("--plan", help="predict every error bar; no record is read, nothing is charged")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--repeat", help="pay again for cells that a stored release already has")
+    ] = False,
+    here: Here = False,
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Count people across silos: one release of tables with intervals, within one budget."""
+    document = read_releases(file, ReleaseDocument)
+    prepared = prepare_release(document)
+    if plan:
+        _print_plan(prepared, as_json)
+        return
+    stored = None if again else find_release_folder(document, prepared, runs)
+    if stored is not None:
+        raise ConfigError(
+            f"{file}: {stored} has every cell that is asked for, of the same tables; `fedveil show {stored}` reads it "
+            "again for nothing, --repeat pays for another"
+        )
+    print_release(make_releases(prepared, runs), as_json, here)
+
+
+def print_release(folder: Path, as_json: bool, here: bool = False) -> None:
+    """Write the page of a release, and print what it shows."""
+    report, released, statement = (
+        write_statistics(folder),
+        read_released(folder),
+        read_statement(folder / "privacy.json"),
+    )
+    found = rows(released)
+    if as_json:
+        print_json(
+            {
+                "folder": folder,
+                "counted": released.counted_unit,
+                "rows": [row.to_json() for row in found],
+                "statement": statement.to_json(),
+                "report": report,
+            }
+        )
+        return
+    print_rows(found, here)
+    print_statement(statement)
+    OUT.print(f"report: {report}")
+
+
+def show_command(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="the run folder of a release, a regression or an evaluated run"),
+    ],
+    crossed: Annotated[
+        list[str] | None, typer.Option("--cross", help="A,B: a cross table that the release contains")
+    ] = None,
+    levels: Annotated[
+        list[str] | None, typer.Option("--quantile", help="COLUMN=Q,Q,...: quantiles of a number with bins")
+    ] = None,
+    here: Here = False,
+    as_json: Json = False,
+) -> None:
+    """Print released figures again, or figures that follow from them: free of charge, and no record is read."""
+    evaluated = read_evaluated(folder)
+    if evaluated is not None:
+        _show_evaluated(evaluated, bool(crossed or levels), here, as_json)
+        return
+    if (folder / inference.FILE).exists() and not crossed and not levels:
+        _show_fitted(folder, as_json)
+        return
+    released = read_released(folder)
+    found: list[Row] = []
+    for text in crossed or ():
+        found += cross(released, tuple(part.strip() for part in text.split(",")))
+    for text in levels or ():
+        column, equals, given = text.partition("=")
+        try:
+            asked = tuple(float(part) for part in given.split(","))
+        except ValueError:
+            asked = ()
+        if not equals or not asked:
+            raise ConfigError(f"--quantile {text}: expected COLUMN=Q,Q,..., for instance age=.1,.9")
+        found += quantiles(released, column.strip(), asked)
+    if not crossed and not levels:
+        found = list(rows(released))
+    if as_json:
+        print_json({"counted": released.counted_unit, "rows": [row.to_json() for row in found]})
+        return
+    print_rows(found, here)
+
+
+def _show_evaluated(evaluated: ReleasedEvaluation, asked: bool, here: bool, as_json: bool) -> None:
+    """Print the test metrics of a run again."""
+    if asked:
+        raise ConfigError(
+            "--cross and --quantile are of releases of `fedveil stats`; this run released test metrics"
+        )
+    if as_json:
+        print_json(evaluated.to_json())
+        return
+    OUT.print(f"test metrics of the model after round {evaluated.round}")
+    print_rows(evaluated.rows, here)
+
+
+def _show_fitted(folder: Path, as_json: bool) -> None:
+    """Read a regression again."""
+    found = inference.read_fitted(folder)
+    if as_json:
+        print_json(inference_json(found))
+    else:
+        print_effects(found)
+
+
+def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
+    """Print what is predicted of every block, and what the release costs."""
+    found = [
+        {
+            "release": one.release,
+            "part": one.part,
+            "cells": one.cells,
+            "numbers": one.numbers,
+            "share": one.share,
+            "noise (sd)": one.noise,
+            "95 % half width": one.error,
+            "largest noise": one.allowed,
+        }
+        for one in prepared.plan
+    ]
+    series, method = prepared.series, prepared.release(()).method
+    epsilon = finite(series.epsilon_of(series.event)) if series.secure else None
+    numbers = prepared.step.layout.length
+    print_result(
+        as_json,
+        {"epsilon": epsilon, "numbers": numbers, "blocks": found},
+        rows_table(found),
+        f"{numbers} numbers, noise multiplier {show_at_least(method.channel.nominal())}, epsilon "
+        f"{epsilon_text(epsilon)} at delta {prepared.document.privacy.delta:g}; no record was read and nothing was "
+        "charged",
+    )

@@ -1,0 +1,282 @@
+"""Commands that train, or check what would be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedveil.cli.data import print_report
+from fedveil.cli.figures import print_rows, print_statement
+from fedveil.cli.options import MOST_SEEDS, OUT, Code, Json, Listed, Runs, Source, expand_option_groups
+from fedveil.cli.release_folders import kind_of, resume_release
+from fedveil.console import (
+    delta_text,
+    epsilon_text,
+    observer,
+    outcome_table,
+    print_json,
+    rows_table,
+    transposed_table,
+)
+from fedveil.data.data_report import data_report
+from fedveil.data.schema import read_schema
+from fedveil.errors import BudgetError, ConfigError
+from fedveil.federation.training_rounds import STATE
+from fedveil.privacy.claims import Role
+from fedveil.report.compare import compare
+from fedveil.report.page import write_report
+from fedveil.report.tradeoff import write_tradeoff
+from fedveil.run.advice import advice_of
+from fedveil.run.config.experiment import Experiment, parse_assignment
+from fedveil.run.config.study import Selection, Study, load_study
+from fedveil.run.populations import PopulationCache
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.sweep import Axis, joint_cost_of_points, points, sweep
+from fedveil.run.training_run import Outcome, resume, run
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options by which a command picks experiments of a preset, and changes them."""
+
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE overrides a key of every experiment; KEY= removes it"),
+    ] = None
+    quick: Annotated[bool, typer.Option("--quick", help="the preset's small version: about a minute")] = False
+    scenario: Annotated[
+        list[str] | None, typer.Option("--scenario", help="only this scenario (may be repeated)")
+    ] = None
+    variant: Annotated[
+        list[str] | None, typer.Option("--variant", help="only this variant (may be repeated)")
+    ] = None
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=MOST_SEEDS, help="runs per variant, with consecutive seeds")
+    ] = 1
+
+    @property
+    def selection(self) -> Selection:
+        """The same as a study takes it."""
+        return Selection(
+            scenarios=None if self.scenario is None else tuple(self.scenario),
+            variants=None if self.variant is None else tuple(self.variant),
+            seeds=self.seeds,
+            quick=self.quick,
+            overrides=tuple(parse_assignment(text) for text in self.assignments or ()),
+        )
+
+
+@expand_option_groups
+def run_command(
+    source: Source,
+    chosen: RunOptions,
+    runs: Runs = Path("runs"),
+    transcript: Listed = False,
+    as_json: Json = False,
+) -> None:
+    """Train one experiment, or every experiment of a preset; print a table and write a report."""
+    study = load_study(source, chosen.selection)
+    if transcript and all(one.protection.name == "none" for one in study.experiments):
+        raise ConfigError(
+            "--transcript: no protocol runs here, so there is no message to list; "
+            "--set protection.name=secure-aggregation adds one"
+        )
+    single = len(study.experiments) == 1
+    prepared = _prepared(study)
+    parent = runs if single else _fresh(runs / study.name)
+    if not as_json and not single:
+        OUT.print(study.title)
+    outcomes, report = [], None
+    with observer(OUT, quiet=as_json) as watching:
+        for one in prepared:
+            outcome = run(one, parent, watching, transcript=transcript)
+            report = write_report(outcome.folder)
+            outcomes.append(outcome)
+    if not single:
+        report = compare([one.folder for one in outcomes]).write(parent / "comparison.html")
+    _end(outcomes, report, as_json)
+
+
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    code: Code = None,
+    as_json: Json = False,
+) -> None:
+    """Continue an interrupted run from its last complete round, or an interrupted release."""
+    if (folder / STATE).exists():
+        raise ConfigError(f"{folder}: a run between institutions: `fedveil federation run --resume {folder}`")
+    kind = kind_of(folder)
+    if kind is not None:
+        resume_release(folder, kind, as_json)
+        return
+    with observer(OUT, quiet=as_json) as watching:
+        outcome = resume(folder, watching, code or ())
+    _end([outcome], write_report(outcome.folder), as_json)
+
+
+@expand_option_groups
+def check_command(
+    source: Source,
+    chosen: RunOptions,
+    as_json: Json = False,
+) -> None:
+    """Check data, model, configuration and budget without training."""
+    study = load_study(source, chosen.selection)
+    populations = PopulationCache()
+    held = dict.fromkeys(one.data.table for one in study.experiments if one.data.table is not None)
+    reports = [data_report(read_schema(table.schema_file), table.files) for table in held]
+    if not as_json:
+        for report in reports:
+            print_report(report)
+    rows = [_checked(_ready(study, experiment, populations)) for experiment in study.experiments]
+    if as_json:
+        looked = {"data": [report.to_json() for report in reports]}
+        print_json({"study": study.name, "experiments": rows} | looked)
+    else:
+        shown = _shown(rows, [experiment.privacy.budget for experiment in study.experiments])
+        OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
+
+
+@expand_option_groups
+def sweep_command(
+    source: Source,
+    over: Annotated[
+        list[str], typer.Option("--over", help="KEY=VALUE,VALUE,... one axis of the grid (may be repeated)")
+    ],
+    chosen: RunOptions,
+    runs: Runs = Path("runs/sweep"),
+    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Run a grid over any keys; repeat the command to continue an interrupted sweep."""
+    axes = [Axis.read(text) for text in over]
+    grid = points(source, chosen.selection, axes)
+    rows = []
+    try:
+        for row in sweep(grid, runs, processes=processes):
+            rows.append(row)
+            if not as_json:
+                OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
+                if row["stopped"]:
+                    OUT.print(f"{row['run']}: stopped: {row['stopped']}")
+    except KeyboardInterrupt as stop:
+        stop.add_note("the same command goes on where it was")
+        raise
+    folders = [runs / point.experiment.name for point in grid]
+    spent = joint_cost_of_points(grid, runs)
+    told = spent["told"]
+    pages = [write_tradeoff(folders, axis.key, runs / f"{axis.key}.html", spent=told) for axis in axes]
+    if as_json:
+        print_json({"rows": rows, "pages": pages, "together": spent})
+        return
+    OUT.print(told, *pages, sep="\n")
+
+
+def _prepared(study: Study) -> Iterator[Prepared]:
+    """Check every experiment before the first one trains; return them prepared, one at a time to save memory."""
+    populations = PopulationCache()
+    if len(study.experiments) > 1:
+        for experiment in study.experiments:
+            _ready(study, experiment, populations)
+    return (_ready(study, experiment, populations) for experiment in study.experiments)
+
+
+def _ready(study: Study, experiment: Experiment, populations: PopulationCache) -> Prepared:
+    with study.naming(experiment):
+        return prepare(experiment, populations)
+
+
+def _checked(prepared: Prepared) -> dict[str, Any]:
+    experiment = prepared.experiment
+    epsilon, to_server = (
+        prepared.epsilon_with(role, experiment.rounds, prepared.side_releases)
+        for role in (Role.READER, Role.SERVER)
+    )
+    budget = experiment.privacy.budget
+    stated = [one if prepared.secure and one < float("inf") else None for one in (epsilon, to_server)]
+    within = None if budget is None else epsilon <= budget
+    if within and not prepared.secure:
+        within = None  # all rounds are played, and nothing is guaranteed
+    return {
+        "experiment": experiment.name,
+        "silos": prepared.population.n_silos,
+        "users": prepared.population.n_users,
+        "records": len(prepared.population.train),
+        "parameters": prepared.task.dimension,
+        "contributions": len(prepared.setting.cohort.groups),
+        "trainer": prepared.setting.trainer.name,
+        "rounds": experiment.rounds,
+        "noise of bounds": None if prepared.preprocessing is None else prepared.preprocessing.noise,
+        "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
+        "delta": experiment.privacy.delta,
+        "epsilon": stated[0],
+        "to server": stated[1],
+        "within budget": within,
+    }
+
+
+def _shown(rows: list[dict[str, Any]], budgets: list[float | None]) -> list[dict[str, Any]]:
+    """Return rows of figures in words, without what no experiment asked for."""
+    noises = ("noise of bounds", "noise of test metric (sd)")
+    unasked = {key for key in noises if all(row[key] is None for row in rows)}
+    within = {None: "nothing is guaranteed", True: "yes", False: "no"}
+    fits = [
+        "no privacy.budget is set" if budget is None else within[row["within budget"]]
+        for row, budget in zip(rows, budgets, strict=True)
+    ]
+    told = [
+        row
+        | {"delta": delta_text(row["delta"], row["users"])}
+        | {"to server": epsilon_text(row["to server"]), "within budget": fit}
+        for row, fit in zip(rows, fits, strict=True)
+    ]
+    return [{key: value for key, value in row.items() if key not in unasked} for row in told]
+
+
+def _fresh(path: Path) -> Path:
+    """Return a folder name that is not taken yet."""
+    candidate, count = path, 1
+    while candidate.exists():
+        count += 1
+        candidate = path.with_name(f"{path.name}-{count}")
+    return candidate
+
+
+def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
+    if as_json:
+        runs = [
+            {
+                "folder": one.folder,
+                "rounds": one.rounds,
+                "stopped": one.stopped,
+                "test": one.row["test"],
+                "evaluation": None if one.evaluated is None else one.evaluated.to_json(),
+                "seconds": one.seconds,
+                "statement": one.statement.to_json(),
+            }
+            for one in outcomes
+        ]
+        print_json({"runs": runs, "report": report})
+    else:
+        _print_end(outcomes, report)
+    refused = [f"{one.folder}: {one.stopped}" for one in outcomes if one.stopped and not one.rounds]
+    if refused:
+        raise BudgetError(f"refused before the first round: {'; '.join(refused)}")
+
+
+def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
+    OUT.print(outcome_table(outcomes))
+    for one in outcomes:
+        if one.evaluated is not None:
+            print_rows(one.evaluated.rows)
+        if one.stopped and one.rounds:
+            OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
+        if (said := advice_of(one.folder)) is not None:
+            OUT.print(f"{one.folder.name}: {said}", highlight=False)
+    if len(outcomes) == 1:
+        print_statement(outcomes[0].statement)
+    OUT.print(f"report: {report}")

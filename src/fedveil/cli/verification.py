@@ -1,0 +1,83 @@
+"""The command that checks what others made: a run, a bundle, or a ledger that a silo exported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.bundle.verification import verify_bundle
+from fedveil.checks import Verification
+from fedveil.cli.options import Json, print_result
+from fedveil.console import rows_table
+from fedveil.errors import ConfigError, IntegrityError
+from fedveil.federation.audit.ledger_audit import verify_ledger
+from fedveil.federation.audit.run_audit import verify_run
+from fedveil.federation.canonical_document import DOCUMENTS
+
+
+def verify_command(
+    made: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="folder of a run or release, a bundle (folder or .zip), or an exported ledger (.json)",
+        ),
+    ],
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help="public key that must have signed a bundle or an export (may be repeated)"),
+    ] = None,
+    charter: Annotated[
+        Path | None, typer.Option(help="to verify a run: the federation's charter, as it was handed to you")
+    ] = None,
+    membership: Annotated[
+        Path | None, typer.Option(help="to verify an export: the sealed membership of silo and coordinator")
+    ] = None,
+    ledger: Annotated[
+        list[Path] | None, typer.Option(help="ledger that a silo of the run exported (may be repeated)")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Verify a run, bundle or exported ledger (bytes, signatures, chains, epsilon); list what cannot be checked."""
+    found = _verified(made, trust or [], (charter, membership), ledger or [])
+    rows = [{"check": one.name, "outcome": one.outcome, "": one.detail} for one in found.checks]
+    checks = [asdict(one) for one in found.checks]
+    print_result(as_json, {"path": made, "holds": found.holds, "checks": checks}, rows_table(rows))
+    failed = [one for one in found.checks if one.outcome == "fails"]
+    if failed:
+        raise IntegrityError(f"{found.path}: {failed[0].name}: {failed[0].detail}")
+
+
+def _verified(
+    made: Path, trust: list[str], known: tuple[Path | None, Path | None], ledgers: list[Path]
+) -> Verification:
+    if not made.exists():
+        raise ConfigError(f"{made}: there is no such folder or file")
+    charter, membership = known
+    for option, path in (
+        ("--charter", charter),
+        ("--membership", membership),
+        *(("--ledger", one) for one in ledgers),
+    ):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{option} {path}: there is no such file")
+    given = {"--trust": trust, "--charter": charter, "--membership": membership, "--ledger": ledgers}
+    if any((made / name).is_file() for name in DOCUMENTS):
+        _refuse(given, "a run folder", {"--charter", "--ledger"})
+        return verify_run(made, charter, ledgers)
+    if made.suffix == ".json":
+        _refuse(given, "an exported ledger", {"--trust", "--membership"})
+        return verify_ledger(made, trust, membership)
+    _refuse(given, "a bundle", {"--trust", "--charter"})
+    return verify_bundle(made, trust, charter)
+
+
+def _refuse(given: Mapping[str, object], what: str, taken: set[str]) -> None:
+    for name, value in given.items():
+        if value and name not in taken:
+            takes = " and ".join(sorted(taken)) or "none of these options"
+            raise ConfigError(f"{name}: {what} is checked without it; it takes {takes}")

@@ -1,1 +1,0 @@
-"""The commands, a module for those that need the same things; :mod:`fedveil.cli` imports each when it is used."""

@@ -1,0 +1,308 @@
+"""What a field of a stage, or a parameter of a builder, says of itself as a key of an experiment.
+
+A section of an experiment is the stage that it names: its fields are the keys, and their types, ranges and defaults
+are those of the section. There is no other list of them. What a range says holds for a stage built in Python too
+(:func:`check_ranges`).
+
+>>> from dataclasses import dataclass
+>>> @dataclass(frozen=True, kw_only=True)
+... class Shrink:
+...     factor: Fraction = 0.5
+...     shares: Annotated[object, composed_field()] = None
+...     def __post_init__(self) -> None:
+...         check_ranges(self)
+>>> [(key.name, key.filled) for key in keys_of(Shrink)]
+[('factor', False), ('shares', True)]
+>>> Shrink(factor=2.0)
+Traceback (most recent call last):
+fedveil.errors.CompositionError: factor = 2.0: a finite number > 0 and <= 1 is needed
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from functools import cache, partial
+from numbers import Integral, Rational, Real
+from operator import ge, gt, le, lt
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from fedveil.errors import CompositionError, ConfigError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+REQUIRED: Final = inspect.Parameter.empty
+"""The default of a key that has none."""
+
+
+@dataclass(frozen=True)
+class ComposedField:
+    """Marks what composition fills in: it is no key."""
+
+
+@dataclass(frozen=True)
+class CalibratedField:
+    """Marks a number that may be given by a word instead, for which composition finds it.
+
+    Attributes:
+        words: those that may be given.
+    """
+
+    words: tuple[str, ...]
+
+
+def composed_field() -> ComposedField:
+    """Return the mark of what composition fills in, as in ``shares: Annotated[GaussianShares, <mark>]``."""
+    return ComposedField()
+
+
+def calibrated_field(*words: str) -> CalibratedField:
+    """Return the mark of a number that may be given by a word, as in ``Annotated[float, <mark>]``."""
+    return CalibratedField(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One field or parameter as a key.
+
+    Attributes:
+        name: of the field.
+        type: its type with its ranges.
+        default: :data:`REQUIRED` where there is none.
+        filled: whether composition fills it in, so that it is no key.
+        words: that may be given instead of a number.
+        meaning: in words, from the type or from the docstring.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    filled: bool
+    words: tuple[str, ...]
+    meaning: str
+
+
+@cache
+def keys_of(member: Callable[..., Any]) -> tuple[Key, ...]:
+    """Return the fields of a stage's class, or the parameters of a builder, in their order."""
+    hints = get_type_hints(member, include_extras=True)
+    told = _meanings(inspect.getdoc(member) or "")
+    keys = []
+    for name, parameter in inspect.signature(member).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        hint = hints.get(name, Any)
+        marks = _marks(hint)
+        words = tuple(word for mark in marks if isinstance(mark, CalibratedField) for word in mark.words)
+        said = [mark.description for mark in marks if isinstance(mark, FieldInfo) and mark.description]
+        keys.append(
+            Key(
+                name=name,
+                type=hint,
+                default=parameter.default,
+                filled=any(isinstance(mark, ComposedField) for mark in marks),
+                words=words,
+                meaning=said[-1] if said else told.get(name, ""),
+            )
+        )
+    return tuple(keys)
+
+
+def check_ranges(stage: Any) -> None:
+    """Make every number of a stage Python's own, and return if each is in the range that its field's type declares.
+
+    True is no number, and no text is one.
+
+    Raises:
+        CompositionError: one is not; names the field and says what would be right.
+    """
+    kind: Any = type(stage)
+    make_plain(stage)
+    for name, number, limits, wanted, others in _ranges(kind):
+        value = getattr(stage, name)
+        if isinstance(value, others):
+            continue
+        one = isinstance(value, number) and is_number(value)
+        if not (one and math.isfinite(value) and all(holds(value) for holds in limits)):
+            instead = "" if one else f", not a value of {type(value).__name__}"
+            raise CompositionError(f"{name} = {value}: {wanted} is needed{instead}")
+
+
+# --- numbers of other libraries --------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """Return a number of numpy, pandas, PyTorch, ``fractions`` or ``decimal`` as Python's own, else the value itself.
+
+    A truth value of numpy or PyTorch becomes True or False, so that it is refused where a number is needed. What is too
+    large for a float becomes an infinity.
+
+    >>> from fractions import Fraction
+    >>> plain(Fraction(1, 2)), plain("0.5"), plain(True)
+    (0.5, '0.5', True)
+    """
+    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+        return value
+    if getattr(getattr(value, "dtype", None), "kind", "") in _TIMES:
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real | Decimal):
+        return _real(value)
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
+        with suppress(RuntimeError, TypeError, ValueError):  # no tensor on the meta device has a value
+            inner = value.item()
+            return inner if type(inner) is type(value) else plain(inner)
+    return value
+
+
+def whole(value: Any) -> Any:
+    """Return :func:`plain` of a value; a float without a fraction as an int.
+
+    >>> whole(20.0), whole(20.5)
+    (20, 20.5)
+    """
+    found = plain(value)
+    return int(found) if isinstance(found, float) and found.is_integer() else found
+
+
+def _real(value: Any) -> float:
+    """Return a real number as a float, or as an int where its type is exact and it has no fraction."""
+    try:
+        exact = isinstance(value, Rational | Decimal) and abs(value) < _EXACT  # type: ignore[operator]
+        if exact and value == int(value):
+            return int(value)
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (ValueError, ArithmeticError):  # NaN of a Decimal, which may signal
+        return math.nan
+
+
+def plain_inside(value: Any) -> Any:
+    """Return a document with :func:`plain` of all that its tables and lists hold."""
+    if isinstance(value, Mapping):
+        return {key: plain_inside(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain_inside(inner) for inner in value)
+    return plain(value)
+
+
+def make_plain(stage: Any) -> None:
+    """Put Python's own numbers in the place of other libraries' in the fields of a frozen dataclass."""
+    for one in fields(stage):
+        value = getattr(stage, one.name)
+        if value is None or isinstance(value, bool | str):
+            continue
+        found = plain_inside(value) if isinstance(value, tuple) else plain(value)
+        if found is not value:
+            object.__setattr__(stage, one.name, found)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a real number of Python's own; True is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def whole_argument(where: str, value: Any, least: int | None = None) -> int:
+    """Return an argument that is a whole number, of whatever library, as an int; 2.0 is one, as in a document.
+
+    Args:
+        where: names function and argument, for the error.
+        value: what was given.
+        least: the smallest number that is allowed.
+
+    Raises:
+        ConfigError: it is no whole number, or below ``least``.
+    """
+    found = whole(value)
+    if isinstance(found, bool) or not isinstance(found, int) or (least is not None and found < least):
+        raise ConfigError(
+            f"{where} must be a whole number{'' if least is None else f' >= {least}'}, not {value!r}"
+        )
+    return found
+
+
+_EXACT: Final = 1 << 63
+_TIMES: Final = ("m", "M")
+"""numpy's kinds of durations and dates, which numpy counts as whole numbers."""
+
+
+def limits_of(hint: Any) -> list[str]:
+    """Return the limits that a type declares, in words such as "> 0"."""
+    return [f"{sign} {bound:g}" for sign, _, bound in _limits(hint)]
+
+
+@cache
+def _ranges(
+    kind: Any,
+) -> tuple[tuple[str, type, tuple[Callable[[float], bool], ...], str, tuple[type, ...]], ...]:
+    """Return the fields with limits: name, kind of number, what must hold, that in words, and what may stand there."""
+    found_ranges = []
+    for key in keys_of(kind):
+        limits = list(_limits(key.type))
+        if limits:
+            number, told = (int, "whole") if float not in _types(key.type) else (Real, "finite")
+            wanted = f"a {told} number {' and '.join(limits_of(key.type))}"
+            tests = tuple(partial(test, bound) for _, test, bound in limits)
+            texts = key.words or str in _types(key.type) or Literal in _origins(key.type)
+            nothing = key.default is None or type(None) in _types(key.type)
+            others = (*((str,) if texts else ()), *((type(None),) if nothing else ()))
+            found_ranges.append((key.name, number, tests, wanted, others))
+    return tuple(found_ranges)
+
+
+def _limits(hint: Any) -> Iterator[tuple[str, Callable[[float, float], bool], float]]:
+    """Yield the limits of a type: sign, comparison of (bound, value), and bound."""
+    for mark in _marks(hint):
+        for one in mark.metadata if isinstance(mark, FieldInfo) else ():
+            for limit, sign, test in _LIMITS:
+                bound = getattr(one, limit, None)
+                if bound is not None:
+                    yield sign, test, bound
+
+
+_LIMITS: Final = (("gt", ">", lt), ("ge", ">=", le), ("lt", "<", gt), ("le", "<=", ge))
+"""A limit's attribute and sign, and the comparison of bound and value that must hold."""
+
+
+def _marks(hint: Any) -> list[Any]:
+    """Return what a type is annotated with, at any depth of its alternatives."""
+    if get_origin(hint) is Annotated:
+        inner, *marks = get_args(hint)
+        return [*_marks(inner), *marks]
+    return [mark for one in get_args(hint) for mark in _marks(one)]
+
+
+def _types(hint: Any) -> set[Any]:
+    """Return the classes among the alternatives of a type."""
+    if isinstance(hint, type):
+        return {hint}
+    inner = get_args(hint)[:1] if get_origin(hint) is Annotated else get_args(hint)
+    return {one for part in inner for one in _types(part)}
+
+
+def _origins(hint: Any) -> set[Any]:
+    """Return what the alternatives of a type are made by, such as ``Literal``."""
+    return {get_origin(hint)} | {one for part in get_args(hint) for one in _origins(part)}
+
+
+def _meanings(text: str) -> dict[str, str]:
+    """Return what a docstring says of each field, from its sections Attributes and Args."""
+    said: dict[str, str] = {}
+    for section in re.findall(r"^(?:Attributes|Args):\n((?:    .*\n?|\n)+)", text, re.MULTILINE):
+        for name, meaning in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section, re.MULTILINE):
+            said[name] = " ".join(meaning.split())
+    return said

@@ -1,0 +1,316 @@
+"""Who gets which record: the laws by which experiments hand records to users and silos.
+
+A real federation has its users and silos; an experiment on a public data set invents them. The laws are those of the
+ULDP-FL experiments, as the authors' program draws them (which is not always what the paper's text says). All are
+seeded: they are part of the experiment, not of any privacy mechanism.
+
+==============  ==========================================  =======================================
+law             silos are free                              silos are fixed by the data
+==============  ==========================================  =======================================
+uniform         equal counts per user, equal silos          user of every record uniform
+zipf            N_u multinomial in k^-0.5; a user's silos   N_u the same, above a least count; 80 %
+                in k^-2 over a random silo order of each    of a user's records in one random silo
+limited-labels  zipf, with at most k labels per user        (not defined)
+clients         equal counts; every user is a silo          (not defined)
+dirichlet       every user is a silo; of each class the     (not defined)
+                users' shares are Dirichlet(concentration)
+==============  ==========================================  =======================================
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Float64, Int32, Int64
+
+from fedveil.config_keys import Count, NonNegative, Positive, Share, check_ranges
+from fedveil.errors import ConfigError, DataError
+from fedveil.randomness import ExperimentRandomness
+
+Law: TypeAlias = Literal["uniform", "zipf", "limited-labels", "clients", "dirichlet"]
+CLIENT_LAWS = ("clients", "dirichlet")
+"""Laws under which every user is a silo."""
+Column: TypeAlias = Int32[np.ndarray, "n"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """One law with its parameters.
+
+    Args:
+        law: which law, see the table of this module.
+        user_exponent: a of P(user k) ∝ k^-a, k = 1 .. |U|; 0 is the uniform multinomial.
+        silo_exponent: b of P(a user's j-th silo) ∝ j^-b, j = 1 .. |S|.
+        main_share: share of a user's records in the user's main silo, where silos are fixed (zipf).
+        labels_per_user: k of "limited-labels".
+        concentration: of "dirichlet"; the smaller, the fewer users share a class.
+
+    Raises:
+        ConfigError: a concentration or an exponent that is negative or not finite, a share outside [0, 1], fewer than
+            one label.
+    """
+
+    law: Law = "zipf"
+    user_exponent: NonNegative = 0.5
+    silo_exponent: NonNegative = 2.0
+    main_share: Share = 0.8
+    labels_per_user: Count = 2
+    concentration: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a number outside its range."""
+        check_ranges(self)
+
+    def allocate(
+        self,
+        labels: Int64[np.ndarray, "n"] | None,
+        n: int,
+        *,
+        n_users: int,
+        n_silos: int,
+        randomness: ExperimentRandomness,
+    ) -> tuple[Column, Column]:
+        """Give n records to users and silos where the data prescribe neither.
+
+        Args:
+            labels: (n,) classes; only "limited-labels" looks at them.
+            n: number of records.
+            n_users: |U|.
+            n_silos: |S|; must equal ``n_users`` for "clients".
+            randomness: the experiment's; the result depends on its seed alone.
+
+        Returns:
+            (user, silo), two columns of n numbers from 0. Users without a record are possible, and silos too.
+
+        Raises:
+            ConfigError: no user or no silo; "clients" with |S| != |U|; "limited-labels" without labels.
+        """
+        _check_counts(n_users, n_silos)
+        users, silos = randomness.numpy("allocation", "users"), randomness.numpy("allocation", "silos")
+        if self.law in CLIENT_LAWS:
+            if n_silos != n_users:
+                raise ConfigError(
+                    f"allocation '{self.law}' makes every user a silo: {n_users} users need as many silos"
+                )
+            if self.law == "clients":
+                user = deal_evenly(n, n_users, users)
+            elif labels is None:
+                raise ConfigError("allocation 'dirichlet' needs class labels; this data set has none")
+            else:
+                user = share_classes(labels, n_users, self.concentration, users)
+            return user, user.copy()
+        if self.law == "uniform":
+            return deal_evenly(n, n_users, users), deal_evenly(n, n_silos, silos)
+        user = draw_zipf(n, n_users, self.user_exponent, users)
+        if self.law == "limited-labels":
+            if labels is None:
+                raise ConfigError("allocation 'limited-labels' needs class labels; this data set has none")
+            user = limit_labels(np.bincount(user, minlength=n_users), labels, self.labels_per_user, users)
+        return user, spread_over_silos(user, n_users, n_silos, self.silo_exponent, silos)
+
+    def allocate_within_silos(
+        self, silo: Column, *, n_users: int, n_silos: int, least: int, randomness: ExperimentRandomness
+    ) -> Column:
+        """Give records to users where every record already lies in a silo (hospitals, centres).
+
+        Args:
+            silo: (n,) the silo of every record.
+            n_users: |U|.
+            n_silos: |S|.
+            least: records that belong together: 1, or 2 where a contribution of one record teaches nothing (Cox loss).
+            randomness: the experiment's.
+
+        Returns:
+            user, a column of n numbers from 0.
+
+        Raises:
+            ConfigError: a law that needs free silos; no user.
+            DataError: fewer than ``least`` records per user under "zipf".
+        """
+        _check_counts(n_users, n_silos)
+        generator = randomness.numpy("allocation", "users")
+        if self.law == "uniform":
+            return fixed_uniform(silo, n_users, n_silos, least, generator)
+        if self.law == "zipf":
+            law = FixedZipf(exponent=self.user_exponent, main_share=self.main_share, least=least)
+            return law.users(silo, n_users, n_silos, generator)
+        raise ConfigError(
+            f"allocation '{self.law}' needs free silos; these data come in silos: use uniform or zipf"
+        )
+
+
+def deal_evenly(n: int, hands: int, generator: np.random.Generator) -> Column:
+    """Deal n records to ``hands`` users or silos like cards: a random record each, counts equal up to one."""
+    dealt: Column = generator.permutation(np.arange(n, dtype=np.int32) % np.int32(hands))
+    return dealt
+
+
+def share_classes(
+    labels: Int64[np.ndarray, "n"], n_users: int, concentration: float, generator: np.random.Generator
+) -> Column:
+    """Give of each class a share to every user, the shares drawn from Dirichlet(concentration, ..., concentration)."""
+    user = np.empty(len(labels), dtype=np.int32)
+    for label in np.unique(labels):
+        of_class = generator.permutation(np.flatnonzero(labels == label))
+        shares = generator.dirichlet(np.full(n_users, concentration))
+        ends = np.rint(np.cumsum(shares) * len(of_class)).astype(np.int64)
+        user[of_class] = np.searchsorted(ends, np.arange(len(of_class)), side="right").clip(max=n_users - 1)
+    return user
+
+
+def zipf_law(size: int, exponent: float) -> Float64[np.ndarray, "size"]:
+    """Return the bounded Zipf law P(k) = k^-exponent / sum_j j^-exponent on k = 1 .. size."""
+    weights = np.arange(1, size + 1, dtype=np.float64) ** -exponent
+    return np.asarray(weights / weights.sum(), dtype=np.float64)
+
+
+def draw_zipf(n: int, size: int, exponent: float, generator: np.random.Generator) -> Column:
+    """Draw n independent numbers 0 .. size - 1, number k with probability ∝ (k + 1)^-exponent."""
+    return generator.choice(size, size=n, p=zipf_law(size, exponent)).astype(np.int32)
+
+
+def spread_over_silos(
+    user: Column, n_users: int, n_silos: int, exponent: float, generator: np.random.Generator
+) -> Column:
+    """Spread every user's records: the j-th silo, in a random order of each user's, with probability ∝ j^-exponent."""
+    orders = generator.permuted(np.tile(np.arange(n_silos, dtype=np.int32), (n_users, 1)), axis=1)
+    rank = draw_zipf(len(user), n_silos, exponent, generator)
+    chosen: Column = orders[user, rank]
+    return chosen
+
+
+def limit_labels(
+    counts: np.ndarray, labels: Int64[np.ndarray, "n"], labels_per_user: int, generator: np.random.Generator
+) -> Column:
+    """Give user u about ``counts[u]`` records of at most ``labels_per_user`` labels.
+
+    In the order of their numbers, users draw k labels among those still open and take round(N_u / k) records of each.
+    Where a label has half of that or less left, the first open label with more than half takes its place; a label that
+    runs short is closed. What nobody took goes to user 0, who alone may then hold more labels.
+
+    Args:
+        counts: (|U|,) wanted records per user.
+        labels: (n,) classes of the records.
+        labels_per_user: k.
+        generator: source of the labels drawn and of the order within a label.
+
+    Returns:
+        user, a column of n numbers.
+    """
+    stock = {
+        int(label): generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)
+    }
+    taken = dict.fromkeys(stock, 0)
+    open_labels = list(stock)
+    user = np.zeros(len(labels), dtype=np.int32)
+
+    def left(label: int) -> int:
+        return len(stock[label]) - taken[label]
+
+    for who in np.flatnonzero(counts):
+        if not open_labels:
+            break
+        k = min(labels_per_user, len(open_labels))
+        wanted = round(int(counts[who]) / k)
+        for drawn in generator.choice(open_labels, size=k, replace=False).tolist():
+            label = drawn
+            if 0 < wanted >= 2 * left(drawn):
+                label = next((other for other in open_labels if 2 * left(other) > wanted), drawn)
+            share = stock[label][taken[label] : taken[label] + wanted]
+            user[share] = who
+            taken[label] += len(share)
+            if len(share) < wanted and label in open_labels:
+                open_labels.remove(label)
+    return user
+
+
+def fixed_uniform(
+    silo: Column, n_users: int, n_silos: int, together: int, generator: np.random.Generator
+) -> Column:
+    """Draw the user of every record uniformly, with replacement, so some users may have none.
+
+    With ``together`` = 2 the records of a silo are drawn for in pairs, and an odd last one joins the last pair.
+    """
+
+    def users_of(size: int) -> np.ndarray:
+        blocks = max(1, size // together)
+        drawn = generator.integers(n_users, size=blocks)
+        return np.append(np.repeat(drawn, together), np.repeat(drawn[-1:], together))[:size]
+
+    return _within_silos(silo, n_silos, users_of, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedZipf:
+    """Every user has ``least`` records and zipf-many more, most of them in one random main silo.
+
+    N_u = least + multinomial in k^-exponent. Each record draws the user's main silo with probability ``main_share`` and
+    each other silo with equal shares of the rest; a full silo passes the record on to the next one that is not full.
+    With ``least`` = 2, records alone in their silo join another silo of their user first (:func:`pair_up`).
+    """
+
+    exponent: float
+    main_share: float
+    least: int
+
+    def users(self, silo: Column, n_users: int, n_silos: int, generator: np.random.Generator) -> Column:
+        """Return the user of every record, which already lies in a silo.
+
+        Raises:
+            DataError: fewer than ``least`` records per user.
+        """
+        least = self.least
+        if len(silo) < least * n_users:
+            raise DataError(
+                f"allocation 'zipf' gives each user at least {least} of the {len(silo)} records, but n_users is "
+                f"{n_users}; at most {len(silo) // least} users fit"
+            )
+        extra = generator.multinomial(len(silo) - least * n_users, zipf_law(n_users, self.exponent))
+        room = np.bincount(silo, minlength=n_silos).tolist()
+        members: list[list[int]] = [[] for _ in range(n_silos)]
+        other_share = (1 - self.main_share) / max(1, n_silos - 1)
+        for user, count in enumerate((least + extra).tolist()):
+            law = np.full(n_silos, other_share)
+            law[generator.integers(n_silos)] = self.main_share if n_silos > 1 else 1.0
+            wished = generator.choice(n_silos, size=count, p=law / law.sum())
+            if least > 1:
+                wished = pair_up(wished, generator)
+            for at in wished.tolist():
+                while not room[at]:
+                    at = (at + 1) % n_silos
+                room[at] -= 1
+                members[at].append(user)
+        queues = iter(members)
+        return _within_silos(silo, n_silos, lambda _: np.array(next(queues)), generator)
+
+
+def pair_up(wished: Int64[np.ndarray, "k"], generator: np.random.Generator) -> Int64[np.ndarray, "k"]:
+    """Move the records that are alone in their silo to a random silo where the user has at least two.
+
+    Where the user has two nowhere, one random silo counts as such a silo and another keeps its single record, as
+    in the authors' program: so a few contributions of one record remain, and their Cox gradient is zero.
+    """
+    silos, counts = np.unique(wished, return_counts=True)
+    firm, alone = silos[counts >= 2], silos[counts < 2]
+    if not len(firm):
+        firm, alone = (chosen := generator.permutation(alone))[:1], chosen[2:]
+    moves = np.isin(wished, alone)
+    return np.where(moves, generator.choice(firm, size=len(wished)), wished)
+
+
+def _within_silos(
+    silo: Column, n_silos: int, users_of: Callable[[int], np.ndarray], generator: np.random.Generator
+) -> Column:
+    """Hand ``users_of(size)`` to the records of each silo in turn, in random order within the silo."""
+    order = np.argsort(silo, kind="stable")
+    sizes = np.bincount(silo, minlength=n_silos)
+    user = np.empty(len(silo), dtype=np.int32)
+    for rows in np.split(order, np.cumsum(sizes)[:-1]):
+        user[rows] = generator.permutation(users_of(len(rows)))
+    return user
+
+
+def _check_counts(n_users: int, n_silos: int) -> None:
+    if n_users < 1 or n_silos < 1:
+        raise ConfigError(f"an allocation needs at least one user and one silo, not {n_users} and {n_silos}")

@@ -1,0 +1,307 @@
+"""A population from what a Python program holds: arrays, data frames, Arrow tables, tensors, or a PyTorch data set."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64
+
+from fedveil.config_keys import is_number, plain, whole, whole_argument
+from fedveil.data.column_checks import check_task
+from fedveil.data.identities import AS_TEXT, MOST_USERS, index_names, keys_of, near_duplicate_ids
+from fedveil.data.input_arrays import (
+    FeatureTable,
+    check_alike,
+    read_features,
+    read_ids,
+    read_labels,
+    read_numbers,
+    refuse_outside,
+)
+from fedveil.data.leakage_check import find_leaking_features, times_like_events
+from fedveil.data.public_test import refuse_training_records
+from fedveil.data.record_columns import record_columns
+from fedveil.data.records import Features, Label, Population, Records, Targets, Task
+from fedveil.data.schema import OF_ARRAYS, OF_PUBLIC_TESTS
+from fedveil.data.splits import TEST_SHARE, check_share, holdout_by_user
+from fedveil.errors import ConfigError, DataError
+from fedveil.randomness import ExperimentRandomness
+
+Counted = Literal["counted"]
+_PREPARED: Final = (
+    "The features were handed over as numbers: no guarantee covers anything that was fitted on records to make them (a "
+    "scaling, a vocabulary, a choice of columns)."
+)
+_USERS_COUNTED: Final = (
+    "The number of users is counted from the records and treated as public: no guarantee covers it. Declare "
+    "n_users."
+)
+_SILOS_COUNTED: Final = (
+    "The silos are those that have records: no guarantee covers their names and number. Declare silos."
+)
+_CLASSES_COUNTED: Final = (
+    "The classes are those that occur in the records, and fewer than two are refused: no guarantee covers that. "
+    "Declare classes."
+)
+_ALIKE: Final = (
+    "user: some ids differ in their form alone (case, blanks, marks, leading zeros), and each form counts as a person "
+    "of its own, protected alone; write every id in one way"
+)
+_PUBLIC_TEST: Final = "The test table was handed over as public; no guarantee covers its records."
+
+
+def population(
+    features: Any,
+    targets: Any = None,
+    *,
+    user: Any = None,
+    silo: Any = None,
+    n_users: int | Counted | None = None,
+    task: Task | None = None,
+    classes: Sequence[Any] | None = None,
+    target_range: tuple[float, float] | None = None,
+    silos: Sequence[str | int] | None = None,
+    test: tuple[Any, Any] | None = None,
+    test_share: float = TEST_SHARE,
+    seed: int = 0,
+    name: str = "people",
+) -> Population:
+    """Make a population from records in memory: features and targets, with the user and the silo of each record.
+
+    Args:
+        features: (n, ...) numbers: a numpy array, a tensor, a pandas or Arrow table; or a PyTorch data set of
+            (features, target), or of (features, target, user, silo), which is read into memory. uint8 is kept,
+            everything else is converted to float32, and nothing is scaled.
+        targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival. None for a data set.
+        user: (n,) the person to whom each record belongs: text or whole numbers. Ids are compared as text: equal text
+            is the same person in all silos, and any difference (case, blanks, leading zeros) makes another person.
+            Columns are matched by position; pandas tables and series whose indexes differ are refused.
+        silo: (n,) the silo that holds each record.
+        n_users: |U|, the PUBLIC number of users, with or without records, at most 10^8. ``"counted"`` counts the
+            users that have records; the statement then says that no guarantee covers this number.
+        task: ``"classification"``, ``"regression"`` or ``"survival"``.
+        classes: the labels in the order of the model's outputs. None takes the labels that occur, and the statement
+            says that no guarantee covers this choice.
+        target_range: (lower, upper), for regression: DECLARED bounds of the targets. A target outside is refused; move
+            it to the bound beforehand, by ``numpy.clip``, if that is what you want.
+        silos: names of the silos; a silo without records takes part like any other. None takes the silos that have
+            records, and the statement says that no guarantee covers this choice.
+        test: PUBLIC (features, targets) to test on. None holds out some of the records instead.
+        test_share: the probability with which each record is held out if there is no public test table,
+            beside which another than the usual one is refused.
+        seed: for the hold-out.
+        name: how reports refer to these data.
+
+    Returns:
+        The population. Users are numbered by the sorted union of their ids, silos by ``silos``.
+
+    Raises:
+        ConfigError: an argument that is missing or cannot be.
+        DataError: values that cannot be; names the column and the row, never the value. Test records that are among
+            those to train on, more of them than chance explains.
+
+    Warns:
+        UserWarning: ids that differ in their form alone; a feature that is an id, or the target; survival times that
+            are all 0 or 1, as events are.
+
+    Guarantees:
+        As :func:`fedveil.data.tables.read_tables`: whether a record is held out, and what its user's batches are
+        seeded by, depends on that user's id and records alone, and nothing is fitted on the records, but for what was
+        asked to be counted.
+
+    >>> X, y = np.zeros((4, 2)), [0, 1, 1, 0]
+    >>> people = population(X, y, user=["a", "b", "a", "c"], silo=["n", "n", "s", "s"], n_users=10,
+    ...                     task="classification", classes=[0, 1], silos=["n", "s"])
+    >>> people.n_users, people.n_silos, people.feature_shape
+    (10, 2, (2,))
+    """
+    n_users, test_share, seed = whole(n_users), plain(test_share), whole_argument("population: seed", seed)
+    _check_arguments(task, n_users, test_share, test)
+    assert task is not None
+    within = _range(task, target_range)
+    assert n_users is not None
+    columns = record_columns(features, targets, user, silo)
+    check_alike(columns)
+    table = read_features(columns["features"])
+    labels, words = _targets(columns["targets"], task, classes, "targets")
+    refuse_outside(labels, within, "targets")
+    users, place = index_names(read_ids(columns["user"], "user"))
+    names, of_silo = _silos(read_ids(columns["silo"], "silo"), silos)
+    _check_lengths({"features": table.values, "targets": labels, "user": place, "silo": of_silo})
+    key, declared = keys_of(users)[place], max(1, len(users)) if n_users == "counted" else n_users
+    if len(users) > declared:
+        raise DataError(
+            f"n_users is {n_users}, but more users have records; it is the public number of all users and must not be "
+            "below the number present"
+        )
+    if test is None:
+        drawn = ExperimentRandomness(seed).integer("arrays", "test")
+        split = _held_out(table, labels, holdout_by_user(place, key, test_share, drawn), test_share)
+    else:
+        split = _public_test(test, table, task, words, within)
+        refuse_training_records(table.values, place, split.features, "test, row {}".format)
+    doubts = [_ALIKE] if near_duplicate_ids(users) else []
+    doubts += find_leaking_features(table, labels, (users, place))
+    doubts += times_like_events(task, labels)
+    for doubt in doubts:
+        warnings.warn(doubt, stacklevel=3)
+    return Population(
+        name=name,
+        train=Records(
+            features=table.values[split.kept],
+            targets=labels[split.kept],
+            silo=of_silo[split.kept],
+            user=place[split.kept],
+            key=key[split.kept],
+        ),
+        test_features=split.features,
+        test_targets=split.targets,
+        n_users=declared,
+        silo_names=names,
+        task=task,
+        n_classes=len(words) if task == "classification" else None,
+        notes=(
+            *(_PREPARED, AS_TEXT, OF_ARRAYS),
+            *((_USERS_COUNTED,) if n_users == "counted" else ()),
+            *((_SILOS_COUNTED,) if silos is None else ()),
+            *((_CLASSES_COUNTED,) if task == "classification" and classes is None else ()),
+            split.note,
+        ),
+        feature_names=table.names,
+        classes=words,
+        public_test=test is not None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Split:
+    """Which records are trained on, what is tested on, and what a statement notes of it."""
+
+    kept: Bool[np.ndarray, "all"]
+    features: Features
+    targets: Targets
+    note: str
+
+
+def _public_test(
+    test: tuple[Any, Any],
+    table: FeatureTable,
+    task: Task,
+    words: tuple[Label, ...],
+    within: tuple[float, float] | None,
+) -> _Split:
+    """Test on a table that was handed over as public, and train on all records."""
+    check_alike({"test features": test[0], "test targets": test[1]})
+    tested = read_features(test[0], "test features")
+    if tested.names != table.names:
+        raise DataError("test features: the columns are not those of the features, in the same order")
+    targets, _ = _targets(test[1], task, words or None, "test targets")
+    refuse_outside(targets, within, "test targets")
+    return _Split(
+        kept=np.ones(len(table.values), dtype=np.bool_),
+        features=tested.values,
+        targets=targets,
+        note=f"{_PUBLIC_TEST} {OF_PUBLIC_TESTS}",
+    )
+
+
+def _held_out(table: FeatureTable, labels: Targets, marked: Bool[np.ndarray, "n"], share: float) -> _Split:
+    """Test on the marked records, and train on the others."""
+    return _Split(
+        kept=~marked,
+        features=table.values[marked],
+        targets=labels[marked],
+        note=f"A share of {share} of the records, drawn at random, is held out for testing: a user may have "
+        "records on both sides, and no guarantee covers the held-out ones.",
+    )
+
+
+def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> None:
+    if task not in get_args(Task):
+        raise ConfigError(f"population: task must be one of {', '.join(get_args(Task))}, not {task!r}")
+    if n_users is None:
+        raise ConfigError(
+            "population: n_users is required: the public number of all users, with or without records. It scales every "
+            'mean, so it must not depend on the records; n_users="counted" counts them all the same, and the statement '
+            "says that no guarantee covers it"
+        )
+    counted = isinstance(n_users, str) and n_users == "counted"
+    if not counted and not (is_number(n_users) and isinstance(n_users, int) and n_users >= 1):
+        raise ConfigError(f'population: n_users must be a whole number >= 1 or "counted", not {n_users!r}')
+    if not counted and n_users > MOST_USERS:
+        raise ConfigError(f"population: n_users must be <= {MOST_USERS:g}, not {n_users!r}")
+    if test is not None and (not isinstance(test, tuple) or len(test) != 2):
+        raise ConfigError("population: test must be a pair (features, targets) of public records")
+    check_share("population", test_share, test)
+
+
+def _range(task: Task, given: Any) -> tuple[float, float] | None:
+    if given is None:
+        return None
+    if task != "regression":
+        raise ConfigError(f"population: target_range belongs to regression, not to {task}")
+    try:
+        lower, upper = (plain(one) for one in given)
+    except (TypeError, ValueError):
+        lower = upper = math.nan
+    if not (is_number(lower) and is_number(upper)) or not -math.inf < lower < upper < math.inf:
+        raise ConfigError(
+            "population: target_range must be (lower, upper), two finite numbers, lower below upper"
+        )
+    return float(lower), float(upper)
+
+
+def _targets(
+    given: Any, task: Task, classes: Sequence[Any] | None, where: str
+) -> tuple[Targets, tuple[Label, ...]]:
+    if task != "classification":
+        if classes is not None and len(classes):
+            raise ConfigError(f"population: classes belong to classification, not to {task}")
+        numbers = read_numbers(given, task, where)
+        check_task(where, numbers, task, None)
+        return numbers, ()
+    if classes is not None and (isinstance(classes, str | int) or len(classes) < 2):
+        raise ConfigError(
+            "population: classes must list two labels or more, in the order of the model's outputs"
+        )
+    found, words = read_labels(given, classes, where)
+    if len(words) < 2:
+        raise DataError(f"{where}: fewer than two classes occur; declare classes")
+    return found, words
+
+
+def _silos(
+    names: list[str], declared: Sequence[str | int] | None
+) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
+    """Return the silos' names, and the silo number of every record."""
+    present, place = index_names(names)
+    if declared is None:
+        if not present:
+            raise ConfigError("population: without a record the silos must be declared: silos=[...]")
+        return tuple(present), place
+    known = tuple(str(one) for one in declared)
+    if not known or len(set(known)) != len(known):
+        raise ConfigError("population: silos must list one name or more, each once")
+    number = {one: at for at, one in enumerate(known)}
+    missing = [one for one in present if one not in number]
+    if missing:
+        raise DataError(
+            f"silo, row {names.index(missing[0])}: the silo is not among those declared: {', '.join(known)}"
+        )
+    return known, np.array([number[one] for one in names], dtype=np.int32)
+
+
+def _check_lengths(
+    columns: dict[str, Features | Targets | Int32[np.ndarray, "n"] | Int64[np.ndarray, "n"]],
+) -> None:
+    length = len(columns["features"])
+    for name, column in columns.items():
+        if len(column) != length:
+            raise DataError(
+                f"{name}: {len(column)} entries, but the features have {length} rows; they must agree"
+            )

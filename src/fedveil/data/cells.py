@@ -1,0 +1,239 @@
+"""Convert what a Python program hands over (tensors, arrays, Arrow and pandas columns, lists) to numpy arrays.
+
+An array has one type for all of its entries, and numpy, PyTorch and pandas choose that type from all of the entries. If
+the type decided how an entry is read, one person's entry could change everybody's: ``torch.stack`` makes float16 of
+integers where one record is float16. So lists and columns of objects are converted entry by entry, and what becomes of
+an entry depends on that entry alone. Rows count from 0 in every error, and no error repeats a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from fedveil.data.records import Features
+from fedveil.errors import DataError
+
+LARGEST_WHOLE: Final = 1 << 24
+"""float32 holds every whole number up to this size."""
+
+_LARGEST: Final = float(np.finfo(np.float32).max)
+_TENSOR_FLOATS: Final = (torch.float16, torch.float32, torch.float64)
+"""The floating-point types of PyTorch that numpy has too."""
+
+_ENCODE: Final = (
+    "encode them first (a category as one 0/1 column for each DECLARED category), or describe the table by a schema "
+    "and use fedveil.tables"
+)
+_TOO_LARGE_WHOLE: Final = "a whole number above 16777216, which float32 does not hold exactly; scale it first"
+
+
+def refuse_rows(wrong: np.ndarray, where: str, problem: str, rows: Sequence[int] | None = None) -> None:
+    """Raise the error of the first wrong entry, if any.
+
+    Args:
+        wrong: (n, ...) True where an entry is wrong.
+        where: what to call the column.
+        problem: what is wrong with the entry, and what would be right.
+        rows: (n,) the row numbers to report; None: 0 .. n - 1.
+
+    Raises:
+        DataError: names the row, and the place in the row.
+    """
+    if not wrong.any():
+        return
+    row, *place = np.argwhere(wrong)[0].tolist()
+    at = "" if not place else f", feature {place[0]}" if len(place) == 1 else f", feature {tuple(place)}"
+    raise DataError(f"{where}, row {row if rows is None else rows[row]}{at}: {problem}")
+
+
+def to_array(given: Any, where: str, row: int | None = None) -> np.ndarray:
+    """Convert a column, a table or one record to a numpy array; copy only if necessary.
+
+    Args:
+        given: what was handed over.
+        where: what to call the column.
+        row: the record's row, if it is one record; None: all records.
+
+    Raises:
+        DataError: a masked or missing entry, rows of different lengths, or a type that numpy cannot hold.
+    """
+    called = where if row is None else f"{where}, row {row}"
+    if isinstance(given, torch.Tensor):
+        return _tensor_to_array(given, called)
+    if np.ma.isMaskedArray(given):
+        masked = np.ma.getmaskarray(given)
+        refuse_rows(
+            np.atleast_1d(masked) if row is None else masked[None],
+            where,
+            "the entry is masked; fill it with a declared constant, or leave the record out",
+            None if row is None else [row],
+        )
+    try:
+        if isinstance(given, pa.Array | pa.ChunkedArray):
+            refuse_rows(
+                given.is_null().to_numpy(**_copied(given)),
+                where,
+                "the entry is missing; fill it with a declared constant, or leave the record out",
+            )
+            return np.asarray(given.to_numpy(**_copied(given)))
+        return np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
+    except (ValueError, TypeError, RuntimeError) as error:  # Arrow's errors are among these
+        raise DataError(
+            f"{called}: rows of different lengths, or no array at all ({type(given).__name__})"
+        ) from error
+
+
+def _copied(column: pa.Array | pa.ChunkedArray) -> dict[str, bool]:
+    return {} if isinstance(column, pa.ChunkedArray) else {"zero_copy_only": False}
+
+
+def _tensor_to_array(given: torch.Tensor, where: str) -> np.ndarray:
+    if given.layout != torch.strided:
+        raise DataError(f"{where}: a tensor of layout {given.layout}; hand over .to_dense()")
+    try:
+        if given.is_floating_point() and given.dtype not in _TENSOR_FLOATS:
+            given = given.float()
+        return np.asarray(given.detach().cpu().resolve_conj().resolve_neg().numpy())
+    except (TypeError, RuntimeError) as error:
+        raise DataError(
+            f"{where}: a tensor of {given.dtype} on {given.device}, which numpy cannot hold; hand over a dense tensor "
+            "of float32, with its values"
+        ) from error
+
+
+def to_float32(values: np.ndarray, where: str, rows: Sequence[int] | None = None) -> Features:
+    """Convert numbers to float32; uint8 stays uint8, and the cells of an array of objects are converted one by one.
+
+    Args:
+        values: (n, ...) of any type.
+        where: what to call the column.
+        rows: (n,) the row numbers to report; None: 0 .. n - 1.
+
+    Raises:
+        DataError: text or other objects, a NaN, an infinity, or a number that float32 cannot hold.
+    """
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype.kind == "O":
+        values = numbers_of_cells(values, where, rows)
+    if values.dtype.kind not in "biuf":
+        at = "" if rows is None else f", row {rows[0]}"
+        raise DataError(f"{where}{at}: the values are {values.dtype}, not numbers; {_ENCODE}")
+    refuse_rows(
+        ~np.isfinite(values),
+        where,
+        "the value is NaN or infinite; fill it with a declared constant, or leave the record out",
+        rows,
+    )
+    size = np.abs(values.astype(np.float64))
+    if values.dtype.kind in "iu":
+        refuse_rows(size > LARGEST_WHOLE, where, _TOO_LARGE_WHOLE, rows)
+    refuse_rows(size > _LARGEST, where, "the value is too large for float32; scale it first", rows)
+    return values.astype(np.float32)
+
+
+def numbers_of_cells(values: np.ndarray, where: str, rows: Sequence[int] | None = None) -> np.ndarray:
+    """Convert an array of Python objects to float64, cell by cell; text is never taken for a number.
+
+    Raises:
+        DataError: a cell that is missing or no number, or a whole number that float32 does not hold exactly.
+    """
+    cells = [unwrap(cell) for cell in values.ravel().tolist()]
+    number = np.array([isinstance(one, int | float | Decimal | Fraction) for one in cells], dtype=np.bool_)
+    refuse_rows(
+        ~number.reshape(values.shape),
+        where,
+        f"the values are not numbers: this one is missing, or text, or another object; {_ENCODE}",
+        rows,
+    )
+    whole = np.array([isinstance(one, int) and abs(one) > LARGEST_WHOLE for one in cells], dtype=np.bool_)
+    refuse_rows(whole.reshape(values.shape), where, _TOO_LARGE_WHOLE, rows)
+    return np.array([_to_float(one) for one in cells], dtype=np.float64).reshape(values.shape)
+
+
+def _to_float(number: int | float | Decimal | Fraction) -> float:
+    """Convert to a float; what no float holds becomes an infinity, which is refused later."""
+    try:
+        return float(number)
+    except (OverflowError, ValueError):
+        return float("inf")
+
+
+def unwrap(cell: Any) -> Any:
+    """Return the Python value of a numpy scalar or of a tensor without axes; return anything else as it is.
+
+    A date of numpy stays one: its ``item()`` would be a whole number in one unit and a date in another.
+    """
+    if isinstance(cell, np.bool_ | np.integer | np.floating | np.str_):
+        return cell.item()
+    if isinstance(cell, torch.Tensor) and cell.ndim == 0 and not cell.is_meta:
+        return cell.item()
+    if isinstance(cell, np.ndarray) and cell.ndim == 0 and not np.ma.isMaskedArray(cell):
+        return unwrap(cell[()])
+    return cell
+
+
+def stack_records(given: Sequence[Any], where: str, *, keep_bytes: bool) -> Features:
+    """Convert records (arrays, tensors, lists, numbers) to float32, each by itself, and stack them.
+
+    Args:
+        given: n records of one shape.
+        where: what to call the column.
+        keep_bytes: keep uint8 if the records are uint8. A record that is uint8 among others that are not, or the
+            reverse, is then refused by its row: otherwise it would decide how all records are stored.
+
+    Raises:
+        DataError: records of different shapes; otherwise as :func:`to_float32`. Names the row.
+    """
+    records = [to_array(one, where, row) for row, one in enumerate(given)]
+    if not records:
+        return np.zeros(0, dtype=np.float32)
+    other = [one.shape != records[0].shape for one in records]
+    refuse_rows(
+        np.array(other),
+        where,
+        "another shape than the record of row 0; rows of different lengths are no array",
+    )
+    is_bytes = np.array([one.dtype == np.uint8 for one in records])
+    if keep_bytes:
+        refuse_rows(
+            is_bytes != is_bytes[0],
+            where,
+            "uint8 here and not in row 0, or the reverse; hand over all records as uint8, or none",
+        )
+    stored = np.uint8 if keep_bytes and is_bytes[0] else np.float32
+    stacked = np.empty((len(records), *records[0].shape), dtype=stored)
+    rows_of: dict[np.dtype[Any], list[int]] = {}
+    for row, one in enumerate(records):
+        rows_of.setdefault(one.dtype, []).append(row)
+    for rows in rows_of.values():  # records of one type are converted together: no entry meets another type
+        stacked[rows] = to_float32(np.stack([records[row] for row in rows]), where, rows)
+    return stacked
+
+
+def read_entries(given: Any, where: str, what: str) -> tuple[list[Any], np.dtype[Any]]:
+    """Return the entries of a column as Python values, and the type of the column, which is object for a list.
+
+    Args:
+        given: one entry a record.
+        where: what to call the column.
+        what: what to call an entry.
+
+    Raises:
+        DataError: not one entry a record.
+    """
+    if isinstance(given, list | tuple):
+        return [unwrap(one) for one in given], np.dtype(object)
+    values = to_array(given, where)
+    if values.ndim == 0:
+        raise DataError(f"{where}: one {what} a record is needed, not a single {type(given).__name__}")
+    if values.ndim != 1:
+        raise DataError(f"{where}: one {what} a record is needed, but the shape is {values.shape}")
+    return [unwrap(one) for one in values.tolist()], values.dtype

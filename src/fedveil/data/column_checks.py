@@ -1,0 +1,179 @@
+"""What the columns of a table of records must be: dtypes, shapes, finite numbers, and targets that fit their task."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+
+from fedveil.data.cell_values import MARKS_IN_DATES, whole_number
+from fedveil.errors import DataError
+from fedveil.sanitize import sanitize
+
+CHUNK: Final = 1 << 22
+"""Values looked at together, so that a memory-mapped table is never in memory whole."""
+
+
+_LARGEST_BOUND: Final = 3.4e38
+"""By size: float32 holds it."""
+
+_NAMES_A_DAY_AGAIN: Final = frozenset({"%b", "%B", "%c", "%G", "%j", "%U", "%V", "%W", "%x"})
+"""Marks that say a second time which day, month or year it is: a text could name two dates."""
+
+
+def check_bounds(lower: float, upper: float) -> None:
+    """Return if declared bounds are in order, and float32 holds them and their distance.
+
+    Else what is scaled by them, or clipped to them, could be no number: a cell of one person would refuse the tables.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if not lower < upper:
+        raise ValueError("lower must be below upper")
+    if max(abs(lower), abs(upper), upper - lower) > _LARGEST_BOUND:
+        raise ValueError("lower and upper must be numbers of at most 3.4e38, as must be their distance")
+
+
+def check_date_format(written: str) -> None:
+    """Return if every day has one text by this format of ``strptime``, and every such text is of one day.
+
+    Raises:
+        ValueError: says what it lacks, or what is wrong.
+    """
+    marks = re.findall("%.", written)
+    if "%y" in marks:
+        raise ValueError(
+            "format: %y, a year of two digits, has no century; write years with four, in the tables too, and %Y"
+        )
+    if not {"%d", "%m", "%Y"} <= set(marks):
+        raise ValueError("format must have a day %d, a month %m and a year %Y")
+    if again := sorted(_NAMES_A_DAY_AGAIN & set(marks)):
+        raise ValueError(f"format: {again[0]} beside %d, %m and %Y names the day twice; leave it out")
+    if re.search(rf"%z(\d|%[{''.join(MARKS_IN_DATES)}])", written):
+        raise ValueError(
+            "format: a digit may not follow %z directly, whose length varies; write a blank between them"
+        )
+    try:
+        datetime.strptime(datetime(2001, 2, 3, tzinfo=UTC).strftime(written), written)
+    except (ValueError, re.error):
+        raise ValueError(
+            "format: no text is read by it; use marks of Python's strptime alone, and each once"
+        ) from None
+
+
+def check_spellings(also: Mapping[str, str] | None, declared: Sequence[str]) -> None:
+    """Return if other spellings stand for declared values, and are none themselves.
+
+    Raises:
+        ValueError: names the first that does not.
+    """
+    for spelling, meant in (also or {}).items():
+        if spelling in declared or meant not in declared:
+            raise ValueError(
+                'also: another spelling and the declared value that it stands for, as in { f = "F" }; '
+                f"'{sanitize(spelling)}' = '{sanitize(meant)}' is none"
+            )
+
+
+def check_not_missing(column: str, declared: Sequence[str], missing_values: Sequence[str]) -> None:
+    """Return if no declared value or spelling is a missing value too: its cells would be missing without a word.
+
+    Whole numbers are compared by value: a program may write ``1`` as ``1.0``.
+
+    Raises:
+        ValueError: names column and value, which are the public schema's.
+    """
+    numbers = {whole_number(one) for one in missing_values} - {None}
+    for one in declared:
+        if one in missing_values or whole_number(one) in numbers:
+            raise ValueError(
+                f"column '{sanitize(column)}': '{sanitize(one)}' is declared, and is one of missing_values, "
+                "so that its "
+                "cells would be missing; leave it out of one of them"
+            )
+
+
+def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None:
+    """Check that features and targets are what a table may hold.
+
+    Raises:
+        DataError: of unequal lengths, of another dtype, or not finite; says ``where``, which row and which column.
+    """
+    if features.dtype not in (np.float32, np.uint8) or features.ndim < 2:
+        raise DataError(
+            f"{where}: features must be (records, ...) of float32 or uint8, not {describe_values(features)}"
+        )
+    labels = targets.dtype == np.int64 and targets.ndim == 1
+    numbers = targets.dtype == np.float32 and (targets.ndim == 1 or targets.shape[1:] == (2,))
+    if not labels and not numbers:
+        raise DataError(
+            f"{where}: targets must be (records,) int64 labels, (records,) float32 numbers or (records, 2) "
+            f"float32 of (event, time), not {describe_values(targets)}"
+        )
+    if len(features) != len(targets):
+        raise DataError(
+            f"{where} has {len(features)} rows of features and {len(targets)} targets; they must agree"
+        )
+    for name, column in (("feature", features), ("target", targets)):
+        bad = _first_not_finite(column)
+        if bad is not None:
+            row, at = bad
+            raise DataError(
+                f"{where}, row {row}: {name}{at} is NaN or infinite; every value must be a finite number"
+            )
+
+
+def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None) -> None:
+    """Check that targets fit a task: labels in 0 .. n_classes - 1, numbers, or (event in {0, 1}, time >= 0).
+
+    Raises:
+        DataError: says ``where``, at which row, and what would fit; never the value.
+    """
+    if (task == "classification") != (n_classes is not None):
+        raise DataError(
+            f"{where}: n_classes is a number of classes for classification and None for anything else"
+        )
+    if n_classes is not None:
+        if targets.dtype != np.int64:
+            raise DataError(f"{where}: classification needs int64 labels, not {describe_values(targets)}")
+        outside = (targets < 0) | (targets >= n_classes)
+        problem = f"the label is outside the classes 0 .. {n_classes - 1}"
+    elif task == "survival":
+        if targets.ndim != 2:
+            raise DataError(
+                f"{where}: survival needs (records, 2) float32 of (event, time), not {describe_values(targets)}"
+            )
+        outside = ((targets[:, 0] != 0) & (targets[:, 0] != 1)) | (targets[:, 1] < 0)
+        problem = "the event must be 0 or 1 and the time must not be negative"
+    else:
+        if targets.dtype != np.float32 or targets.ndim != 1:
+            raise DataError(
+                f"{where}: regression needs (records,) float32 targets, not {describe_values(targets)}"
+            )
+        return
+    if outside.any():
+        raise DataError(f"{where}, row {int(np.argmax(outside))}: {problem}")
+
+
+def describe_values(array: np.ndarray) -> str:
+    return f"{array.dtype} of shape {array.shape}"
+
+
+def _first_not_finite(values: np.ndarray) -> tuple[int, str] | None:
+    """Row, and column in words, of the first value that is NaN or infinite."""
+    if values.dtype.kind != "f":
+        return None
+    width = max(1, int(np.prod(values.shape[1:])))
+    step = max(1, CHUNK // width)
+    for first in range(0, len(values), step):
+        finite = np.isfinite(values[first : first + step])
+        if not finite.all():
+            row, *column = np.argwhere(~finite)[0].tolist()
+            return first + row, _column_words(column)
+    return None
+
+
+def _column_words(column: Sequence[int]) -> str:
+    return "" if not column else f" {column[0]}" if len(column) == 1 else f" {tuple(column)}"

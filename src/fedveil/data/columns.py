@@ -1,0 +1,270 @@
+"""Columns of tables as statistics count them: every cell has a place, whatever it holds.
+
+Training refuses a value that is not declared, and everybody sees that it did. A statistic must not: whether a run goes
+on would depend on one cell of one person. So a cell that is missing, out of range, undeclared or no number is counted
+as that, and no cell of a declared column is an error. Errors are about what links records to people (ids, silos), about
+files and about columns, and name them; none repeats a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Float64, Int8, Int32, Int64
+
+from fedveil.data.identities import index_names
+from fedveil.data.records import Groups, group_by_silo_user
+from fedveil.data.schema import Amount, Category, Date, Label, Number, Schema, Survival
+from fedveil.data.table_reader import EVENTS, TableReader
+from fedveil.data.tables import check_own, own_numbers, silo_numbers
+from fedveil.errors import DataError, did_you_mean
+
+
+class State(IntEnum):
+    """What a cell holds."""
+
+    VALID = 0
+    MISSING = 1
+    INVALID = 2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Numbers:
+    """A numeric column.
+
+    Attributes:
+        values: (n,) numbers, 0 where the cell holds none; infinities are numbers out of range.
+        state: (n,) of every cell.
+    """
+
+    values: Float64[np.ndarray, "n"]
+    state: Int8[np.ndarray, "n"]
+
+    def take(self, rows: Int64[np.ndarray, "k"]) -> Numbers:
+        """Return the cells of these records."""
+        return Numbers(values=self.values[rows], state=self.state[rows])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Places:
+    """A column of declared categories.
+
+    Attributes:
+        values: (n,) places among the declared categories, 0 where the cell is none of them.
+        state: (n,) of every cell; INVALID is a category that is not declared.
+    """
+
+    values: Int64[np.ndarray, "n"]
+    state: Int8[np.ndarray, "n"]
+
+    def take(self, rows: Int64[np.ndarray, "k"]) -> Places:
+        """Return the cells of these records."""
+        return Places(values=self.values[rows], state=self.state[rows])
+
+
+Column: TypeAlias = Numbers | Places
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ColumnTable:
+    """The records of all silos, column by column.
+
+    Attributes:
+        columns: by name.
+        silo: (n,) the silo of every record, from 0.
+        user: (n,) whose record it is, from 0; the same number is the same person in every silo.
+        n_users: |U|, the public number of people.
+        silo_names: |S| names.
+    """
+
+    columns: dict[str, Column]
+    silo: Int32[np.ndarray, "n"]
+    user: Int32[np.ndarray, "n"]
+    n_users: int
+    silo_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Return n, the number of records."""
+        return len(self.silo)
+
+    def numbers(self, name: str) -> Numbers:
+        """Return a numeric column.
+
+        Raises:
+            DataError: it is one of categories, or not there.
+        """
+        found = self.columns.get(name)
+        if not isinstance(found, Numbers):
+            raise DataError(f"column '{name}' is none of the numeric columns that were read")
+        return found
+
+    def places(self, name: str) -> Places:
+        """Return a column of categories.
+
+        Raises:
+            DataError: it is numeric, or not there.
+        """
+        found = self.columns.get(name)
+        if not isinstance(found, Places):
+            raise DataError(f"column '{name}' is none of the columns of categories that were read")
+        return found
+
+    def take(self, rows: Int64[np.ndarray, "k"]) -> ColumnTable:
+        """Return the table of these records."""
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
+        return replace(self, columns=columns, silo=self.silo[rows], user=self.user[rows])
+
+    def pairs(self) -> Groups:
+        """Group by (silo, user), as training does."""
+        return group_by_silo_user(self.silo, self.user)
+
+
+def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] | None:
+    """Return the declared categories of a column, whatever its role; None for a number.
+
+    Args:
+        schema: what the columns are.
+        name: of the column.
+        key: of the document that asks, for its errors.
+
+    Raises:
+        DataError: the schema has no such column, or one of dates.
+    """
+    asked = f"{key}: " if key else ""
+    feature = schema.features.get(name)
+    if isinstance(feature, Category):
+        return feature.categories
+    if isinstance(feature, Number):
+        return None
+    if isinstance(feature, Date):
+        raise DataError(
+            f"{asked}column '{name}' is of dates, which are not counted; declare an age or a year as a number"
+        )
+    target = schema.target
+    if isinstance(target, Label) and target.column == name:
+        return target.classes
+    if isinstance(target, Survival) and target.event == name:
+        return EVENTS
+    if (isinstance(target, Amount) and target.column == name) or (
+        isinstance(target, Survival) and target.time == name
+    ):
+        return None
+    known = (*schema.features, *schema.target_columns)
+    raise DataError(
+        f"{asked}the schema declares no column '{name}' that could be counted; it has: {', '.join(known)}"
+        f"{did_you_mean(name, known)}"
+    )
+
+
+def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -> ColumnTable:
+    """Read declared columns of tables; no cell of them is refused.
+
+    Args:
+        schema: what the columns are.
+        files: CSV, Parquet or Excel files; without a silo column each is a silo, named by the file's stem.
+        wanted: columns to read, besides users and silos.
+
+    Raises:
+        DataError: a file that cannot be read or lacks a column; a record without an id; more people than ``n_users``;
+            a silo that is not declared.
+    """
+    columns, users, silos = _read(schema, files, wanted)
+    names, user = index_names(users)
+    if len(names) > schema.n_users:
+        raise DataError(
+            f"n_users is {schema.n_users} in the schema, but more people have records; it is the public number "
+            "of all people and must not be below the number present"
+        )
+    silo_names, silo = silo_numbers(schema, files, silos)
+    return ColumnTable(columns=columns, silo=silo, user=user, n_users=schema.n_users, silo_names=silo_names)
+
+
+def read_own_columns(
+    schema: Schema,
+    path: Path,
+    wanted: Sequence[str],
+    *,
+    silo: int,
+    silo_names: tuple[str, ...],
+    users: Sequence[str] | None,
+) -> ColumnTable:
+    """Read declared columns of one silo's table, where nobody sees the tables of all; no cell of them is refused.
+
+    Args:
+        schema: what the columns are.
+        path: the silo's own file.
+        wanted: columns to read, besides users and silos.
+        silo: the silo's number.
+        silo_names: of all silos.
+        users: all users' ids, in the order of their numbers; None: the ids are the numbers, from 0.
+
+    Raises:
+        DataError: as :func:`read_columns`; a user without a number, or a record of another silo, named by record.
+    """
+    columns, ids, silos = _read(schema, (path,), wanted)
+    rows = np.arange(len(ids))
+    if schema.silo is not None:
+        check_own(schema, path, rows, silos, silo_names[silo])
+    user = own_numbers(schema, path, rows, ids, users)
+    return ColumnTable(
+        columns=columns,
+        silo=np.full(len(ids), silo, dtype=np.int32),
+        user=user,
+        n_users=schema.n_users,
+        silo_names=silo_names,
+    )
+
+
+def _read(
+    schema: Schema, files: Sequence[Path], wanted: Sequence[str]
+) -> tuple[dict[str, Column], list[str], list[str]]:
+    """Return columns, and the ids of user and silo of every record."""
+    categories = {name: categories_of(schema, name) for name in wanted}
+    ids = (schema.user,) if schema.silo is None else (schema.user, schema.silo)
+    read: dict[str, list[Column]] = {name: [] for name in wanted}
+    users, silos = list[str](), list[str]()
+    for path in files:
+        reader = TableReader.by_schema(schema, path, tuple(dict.fromkeys((*ids, *wanted))), tolerant=True)
+        users += reader.identities(schema.user)
+        silos += [path.stem] * reader.n_records if schema.silo is None else reader.identities(schema.silo)
+        for name, declared in categories.items():
+            read[name].append(
+                numbers_of(reader, name) if declared is None else places_of(reader, name, declared)
+            )
+    return {name: concatenate_columns(parts) for name, parts in read.items()}, users, silos
+
+
+def concatenate_columns(parts: Sequence[Column]) -> Column:
+    """Return one column of those of all files."""
+    values = np.concatenate([part.values for part in parts])
+    state = np.concatenate([part.state for part in parts])
+    return (
+        Numbers(values=values, state=state)
+        if isinstance(parts[0], Numbers)
+        else Places(values=values, state=state)
+    )
+
+
+def numbers_of(reader: TableReader, name: str) -> Numbers:
+    """Read a numeric column: what is no number is invalid, infinities are out of range."""
+    found, missing = reader.cells(name)
+    if pa.types.is_string(found.type):
+        found = reader.parse_numbers(pc.if_else(pa.array(missing), None, found))
+        missing = missing | reader.standing_for_none(found)
+    values = pc.fill_null(found, np.nan).to_numpy(zero_copy_only=False).astype(np.float64)
+    state = np.where(missing, State.MISSING, np.where(np.isnan(values), State.INVALID, State.VALID))
+    return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state.astype(np.int8))
+
+
+def places_of(reader: TableReader, name: str, declared: Sequence[str]) -> Places:
+    """Read a column of categories: what is not declared is invalid."""
+    place, missing = reader.places(name, declared)
+    state = np.where(missing, State.MISSING, np.where(place < 0, State.INVALID, State.VALID))
+    return Places(values=np.maximum(place, 0), state=state.astype(np.int8))

@@ -1,0 +1,350 @@
+"""A first draft of a schema, from a PUBLIC sample of a table."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from datetime import date, timedelta
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import tomlkit
+from tomlkit.items import InlineTable, Table
+
+from fedveil.data.cell_values import day_of, whole_number
+from fedveil.data.draft_target import (
+    MOST_CATEGORIES,
+    almost_numbers,
+    distinct,
+    guess_label,
+    guess_survival,
+    label_target,
+    numbers,
+    survival_target,
+)
+from fedveil.data.schema import EPOCH, MISSING_VALUES, SILO, Format
+from fedveil.data.table_file import DELIMITERS, TEXT, open_table
+from fedveil.data.table_reader import TableReader
+from fedveil.data.target_leakage import has_outcome_name, leakage_reason
+from fedveil.errors import DataError, did_you_mean
+from fedveil.files import LARGEST_FILE, read_content
+from fedveil.sanitize import sanitize
+
+USER_NAMES: Final = (
+    "user",
+    "patient",
+    "pat",
+    "customer",
+    "client",
+    "subject",
+    "person",
+    "member",
+    "p",
+    "mrn",
+)
+"""What a user's column is called, with `id`, `nr`, `no` or `number` after it or without, and in any writing."""
+
+SILO_NAMES: Final = ("silo", "hospital", "site", "center", "centre", "bank", "organisation", "organization")
+LABEL_NAMES: Final = ("label", "target", "class", "outcome", "y")
+_FEWEST: Final = 2
+"""Categories of which something can be learned."""
+
+LEAST_IN_PATTERN: Final = 4
+"""Columns of one beginning and one declaration for which the draft writes a pattern."""
+
+_DATES: Final = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
+_NUMBERED: Final = ("", "id", "nr", "no", "number")
+_NO_FEATURE: Final = "being neither a number, a date, nor one of few categories"
+
+_WARNING = """\
+Drafted from a sample. If that sample holds private records, so does this file: its bounds and categories
+would reveal them outside every guarantee. Draft from PUBLIC data only, then set every bound and category from
+what is known of the domain, not from the records.
+"""
+
+
+def draft_schema(
+    path: Path, *, user: str | None = None, silo: str | None = None, label: str | None = None
+) -> str:
+    """Draft the TOML of a schema from a public sample, to be read and mended by a person.
+
+    Numbers get the sample's range, rounded outward to two digits; dates the sample's years; columns of text or of few
+    whole numbers (at most two distinct) become categories. Left out, with a comment, are text columns with more than 20
+    distinct values, and columns that look like an outcome: by their name, or because they tell two classes apart alone.
+    Four columns or more with one beginning and one declaration become a pattern. How a CSV file is written (encoding,
+    delimiter, decimal mark) is guessed from its first lines.
+
+    Args:
+        path: the sample, a table of any kind that is read.
+        user: column of the user; None guesses by name.
+        silo: column of the silo; None guesses by name, and none is fine.
+        label: column of the class label; None guesses by name, else takes a time and its event (0 and 1) that are
+            named like them, else the last column that can be a target, of those that sound like an outcome first.
+
+    Returns:
+        TOML that :func:`read_schema` accepts, with comments.
+
+    Raises:
+        DataError: the sample cannot be read, is empty, has no column of such a name, or none that looks like a user's.
+    """
+    written = guess_format(path)
+    sample = open_table(path, None, written)
+    names = sample.column_names
+    if not sample.num_rows:
+        raise DataError(f"{path} has no record; a draft needs a sample")
+    user = _chosen(path, names, user, tuple(f"{one}{end}" for one in USER_NAMES for end in _NUMBERED))
+    if user is None:
+        raise DataError(
+            f"{path}: no column looks like a user's; name it (--user COLUMN). The columns are: {', '.join(names)}"
+        )
+    silo = _chosen(path, names, silo, SILO_NAMES)
+    guessed = label is None
+    label = _chosen(path, names, label, LABEL_NAMES)
+    cells = _cells(path, sample, written)
+    others = {name: cells[name] for name in names if name not in (user, silo)}
+    survival = None if label else guess_survival(others)
+    time = survival.time if survival is not None and survival.usable else None
+    label = survival.event if survival is not None and survival.usable else label or guess_label(others)
+    if label is None or label in (user, silo):
+        raise DataError(
+            f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: {', '.join(names)}"
+        )
+    declared, left_out = _sorted_out(
+        [one for one in names if one not in (user, silo, label, time)], cells, label
+    )
+    patterns = _patterns(declared)
+
+    document = tomlkit.document()
+    for line in _WARNING.splitlines():
+        document.add(tomlkit.comment(line))
+    document.add("n_users", tomlkit.item(len(distinct(cells[user]))))
+    document["n_users"].comment("users in the sample; declare the public number of ALL users")
+    document.add("user", tomlkit.item(user))
+    if silo is not None:
+        document.add("silo", tomlkit.item(silo))
+    if patterns:
+        document.add("listed_columns", tomlkit.item(names).multiline(True))
+    if written != Format():
+        document.add("format", tomlkit.item(written.model_dump(exclude_defaults=True)))
+    if time is not None:
+        target = survival_target(time, label)
+    else:
+        target = label_target(label, cells[label], guessed=guessed)
+        if survival is not None:
+            both = f"{sanitize(survival.time)} and {sanitize(survival.event)}"
+            target.add(
+                tomlkit.comment(f"survival, with {both}? Write the event as 0 and 1 in the tables first")
+            )
+    document.add("target", target)
+    document.add("features", _features(declared, left_out, patterns, cells))
+    return tomlkit.dumps(document)
+
+
+def _cells(path: Path, sample: pa.Table, written: Format) -> dict[str, pa.Array]:
+    """The text of every cell by column, null where it is missing, numbers with a decimal point."""
+    reader, cells = TableReader(path, sample, MISSING_VALUES), dict[str, pa.Array]()
+    for name in sample.column_names:
+        text, missing = reader.text(name)
+        text = pc.if_else(pa.array(missing), None, text)
+        comma = written.decimal == "," and _commas(text)
+        cells[name] = _whole(pc.replace_substring(text, ",", ".") if comma else text)
+    return cells
+
+
+def _whole(cells: pa.Array) -> pa.Array:
+    """Return whole numbers without a fraction of zeros or an exponent; other columns as they are."""
+    coded = cells.dictionary_encode()
+    found = [whole_number(one) for one in coded.dictionary.to_pylist()]
+    if None in found:
+        return cells
+    return pa.array([str(one) for one in found], pa.string()).take(coded.indices)
+
+
+def _sorted_out(
+    names: Sequence[str], cells: dict[str, pa.Array], label: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The columns that are declared as features, and why the others are left out."""
+    declared, left_out = dict[str, dict[str, Any]](), dict[str, str]()
+    for name in names:
+        kept = "its name is kept for the silos" if name == SILO else ""
+        feature, reason = _feature(cells[name]), kept or _outcome(name, cells[name], cells[label])
+        if feature is None or reason:
+            left_out[name] = reason or _nothing(cells[name])
+        else:
+            declared[name] = feature
+    return declared, left_out
+
+
+def _nothing(cells: pa.Array) -> str:
+    """Why a column is no feature."""
+    values = len(distinct(cells))
+    if values < _FEWEST:
+        return "it has one value in the whole sample" if values else "it is empty here"
+    return almost_numbers(cells) or _NO_FEATURE
+
+
+def guess_format(path: Path) -> Format:
+    """Guess how a CSV file is written from its first lines; any other file has no choice.
+
+    UTF-8 unless the file is not, then UTF-16 by its mark or cp1252; the delimiter that is most frequent in the header;
+    a decimal comma where the delimiter is another and some cell is a number with one.
+    """
+    if path.suffix.lower() not in TEXT:
+        return Format()
+    content = read_content(path, DataError, largest=LARGEST_FILE)
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError:
+        encoding, text = "cp1252", content.decode("cp1252", errors="replace")
+    header, *body = text.lstrip("\ufeff").splitlines() or [""]
+    delimiter = max(DELIMITERS, key=header.count)
+    cells = [cell.strip().strip('"') for line in body[:200] for cell in line.split(delimiter)]
+    comma = delimiter != "," and any(_is_number(cell.replace(",", ".", 1)) for cell in cells if "," in cell)
+    return Format(encoding=encoding, delimiter=delimiter, decimal="," if comma else ".")
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").replace(".", "", 1).isdigit()
+
+
+def _commas(cells: pa.Array) -> bool:
+    """Whether a column's cells are numbers with a decimal comma."""
+    return all(_is_number(cell.replace(",", ".", 1)) for cell in pc.drop_null(cells).to_pylist())
+
+
+def _outcome(name: str, cells: pa.Array, labels: pa.Array) -> str:
+    """Why a column may not be known before what is predicted; empty where nothing says so."""
+    if has_outcome_name(name):
+        return "its name sounds like an outcome; declare it if it is known BEFORE what is predicted"
+    found, values, classes = numbers(cells), distinct(cells), distinct(labels)
+    category = found is None or len(values) <= 2
+    if len(classes) != 2:
+        return ""
+    coded = pc.index_in(cells, pa.array(values, pa.string())) if category else found
+    read = pc.fill_null(pc.cast(coded, pa.float64()), np.nan).to_numpy(zero_copy_only=False)
+    positive = np.asarray(pc.fill_null(pc.equal(labels, classes[1]), False)).astype(np.int64)
+    told = leakage_reason(read, positive, category=category)
+    return told and f"{told}; declare it if it is known BEFORE what is predicted"
+
+
+def _patterns(declared: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the patterns that stand for several columns of one declaration, and those columns."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, feature in declared.items():
+        beginning = "".join(takewhile(lambda one: one not in "_-.0123456789", name))
+        if beginning and beginning != name:
+            alike.setdefault((beginning, repr(feature)), []).append(name)
+    patterns: dict[str, list[str]] = {}
+    for (beginning, _), members in alike.items():
+        pattern = f"{beginning}{_mark(members, beginning)}*"
+        others = [one for one in declared if one.startswith(pattern[:-1]) and one not in members]
+        if len(members) >= LEAST_IN_PATTERN and not others and pattern not in patterns:
+            patterns[pattern] = members
+    return patterns
+
+
+def _mark(members: Sequence[str], beginning: str) -> str:
+    """The character after the common beginning, if all have the same one and it is no digit."""
+    following = {name[len(beginning)] for name in members}
+    return following.pop() if len(following) == 1 and not following & set("0123456789") else ""
+
+
+def _features(
+    declared: dict[str, dict[str, Any]],
+    left_out: dict[str, str],
+    patterns: dict[str, list[str]],
+    cells: dict[str, pa.Array],
+) -> Table:
+    """Return the table of features, one line each."""
+    features = tomlkit.table()
+    within = {name: pattern for pattern, members in patterns.items() for name in members}
+    for name, reason in left_out.items():
+        features.add(tomlkit.comment(f"{sanitize(name)}: left out, {reason}"))
+    for name, feature in declared.items():
+        key = within.get(name, name)
+        if key not in features:
+            features.add(key, _inline(feature))
+            if twice := _other_cases(feature):
+                features[key].comment(f"{sanitize(twice)}: one category? write one, and the others in `also`")
+            if other := _other_format(feature, cells[name]):
+                features[key].comment(f"a guess: all cells of the sample are dates as {other} too")
+    return features
+
+
+def _other_cases(feature: dict[str, Any]) -> str:
+    """Return categories that differ in case alone, in words."""
+    alike: dict[str, list[str]] = {}
+    for one in feature.get("categories", ()):
+        alike.setdefault(one.lower(), []).append(one)
+    return "; ".join(" and ".join(same) for same in alike.values() if len(same) > 1)
+
+
+def _other_format(feature: dict[str, Any], cells: pa.Array) -> str:
+    """Return another format in which all cells of a column of dates are dates too; empty where there is none."""
+    if feature["kind"] != "date":
+        return ""
+    others = [one for one in _DATES if one != feature.get("format", _DATES[0])]
+    values = distinct(cells)
+    return next((one for one in others if None not in [day_of(value, one) for value in values]), "")
+
+
+def _inline(feature: dict[str, Any]) -> InlineTable:
+    table = tomlkit.inline_table()
+    table.update(feature)
+    return table
+
+
+def _chosen(path: Path, names: list[str], asked: str | None, usual: tuple[str, ...]) -> str | None:
+    """The column asked for, or the first that has a usual name."""
+    if asked is not None and asked not in names:
+        raise DataError(
+            f"{path} has no column '{asked}'; it has: {', '.join(names)}{did_you_mean(asked, names)}"
+        )
+    return asked or next((name for name in names if re.sub(r"[\W_]", "", name).lower() in usual), None)
+
+
+def _feature(cells: pa.Array) -> dict[str, Any] | None:
+    """The declaration of a feature, None where it is neither a number, a date, nor one of few categories."""
+    values, found = distinct(cells), numbers(cells)
+    feature: dict[str, Any]
+    if found is not None and len(values) > 2:
+        extremes = pc.min_max(found).as_py()
+        lower, upper = _outward(extremes["min"], math.floor), _outward(extremes["max"], math.ceil)
+        feature = {"kind": "number", "lower": lower, "upper": upper}
+        missing = "middle"
+    elif len(values) > 2 and (dates := _dates(cells)):
+        feature, missing = dates, "middle"
+    elif _FEWEST <= len(values) <= MOST_CATEGORIES:
+        feature, missing = {"kind": "category", "categories": values}, "zero"
+    else:
+        return None
+    return feature | ({"missing": missing} if cells.null_count else {})
+
+
+def _dates(cells: pa.Array) -> dict[str, Any] | None:
+    """The declaration of a column of dates, in the first format that all cells have."""
+    values = distinct(cells)
+    for written in _DATES:
+        days = [day_of(one, written) for one in values]
+        known = [day for day in days if day is not None]
+        if len(known) == len(values):
+            first, last = (EPOCH + timedelta(days=end(known)) for end in (min, max))
+            feature = {
+                "kind": "date",
+                "lower": first.replace(month=1, day=1),
+                "upper": date(last.year + 1, 1, 1),
+            }
+            return feature | ({} if written == _DATES[0] else {"format": written})
+    return None
+
+
+def _outward(bound: float, rounding: Callable[[float], int]) -> float:
+    """Round a bound away from the sample to two significant digits."""
+    if bound == 0:
+        return 0.0
+    digit = 10.0 ** (math.floor(math.log10(abs(bound))) - 1)
+    return float(f"{rounding(bound / digit) * digit:.6g}")

@@ -1,0 +1,144 @@
+"""The target that a draft of a schema guesses: a class, a number, or a survival time with its event."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import tomlkit
+from tomlkit.items import Table
+
+from fedveil.data.cell_values import DeclaredValues, number_of
+from fedveil.data.table_reader import EVENTS
+from fedveil.data.target_leakage import has_outcome_name, named_like_a_duration, named_like_an_event
+from fedveil.sanitize import sanitize
+
+MOST_CATEGORIES: Final = 20
+NEGATIVE: Final = frozenset({"no", "n", "false", "negative", "neg", "none", "absent", "nein", "non"})
+"""The first of two classes, where only one of them is such a word: the second is the one that is predicted."""
+
+_MOST_MARKS: Final = 5
+"""Different texts beside which the numbers of a column are numbers still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurvivalGuess:
+    """Columns that look like a survival target.
+
+    Attributes:
+        time: column of the time.
+        event: column of the event.
+        usable: whether the event has the values 0 and 1, without which no schema can declare it.
+    """
+
+    time: str
+    event: str
+    usable: bool
+
+
+def guess_survival(columns: Mapping[str, pa.Array]) -> SurvivalGuess | None:
+    """Return the columns that look like a time and its event, by their names and values; None without both."""
+    time = _most_usual(
+        {name: named_like_a_duration(name) for name, cells in columns.items() if _is_duration(cells)}
+    )
+    two = {
+        name: cells for name, cells in columns.items() if name != time and len(distinct(cells)) <= len(EVENTS)
+    }
+    usable = _most_usual({name: named_like_an_event(name) for name, cells in two.items() if _is_event(cells)})
+    event = usable or _most_usual({name: named_like_an_event(name) for name in two})
+    return (
+        None
+        if time is None or event is None
+        else SurvivalGuess(time=time, event=event, usable=usable is not None)
+    )
+
+
+def _most_usual(ranks: Mapping[str, int | None]) -> str | None:
+    found = [(rank, name) for name, rank in ranks.items() if rank is not None]
+    return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def _is_duration(cells: pa.Array) -> bool:
+    found = numbers(cells)
+    return found is not None and len(distinct(cells)) > len(EVENTS) and pc.min(found).as_py() >= 0
+
+
+def _is_event(cells: pa.Array) -> bool:
+    values, find = distinct(cells), DeclaredValues({one: place for place, one in enumerate(EVENTS)}).place
+    return bool(values) and all(find(one) is not None for one in values)
+
+
+def guess_label(columns: Mapping[str, pa.Array]) -> str | None:
+    """Return the last column that can be predicted, one that sounds like an outcome before any other."""
+    able = [
+        name
+        for name, cells in columns.items()
+        if 1 < len(distinct(cells)) <= MOST_CATEGORIES or numbers(cells) is not None
+    ]
+    return next(reversed([name for name in able if has_outcome_name(name)] or able or list(columns)), None)
+
+
+def survival_target(time: str, event: str) -> Table:
+    """Return the target of a time and its event."""
+    target = tomlkit.table()
+    target.add("kind", "survival")
+    target.add("time", time)
+    target["time"].comment("a guess")
+    target.add("event", event)
+    reverse = "; by its name it may be the other way round" if event.lower().startswith("cens") else ""
+    target["event"].comment(f"a guess: 1 must be the event and 0 a censored record{reverse}")
+    return target
+
+
+def label_target(label: str, cells: pa.Array, *, guessed: bool) -> Table:
+    """Return the target of a column: a class if it has few values, else a number."""
+    values = distinct(cells)
+    target = tomlkit.table()
+    few = 1 < len(values) <= MOST_CATEGORIES
+    target.add("kind", "label" if few else "number")
+    target.add("column", label)
+    if guessed:
+        target["column"].comment("a guess")
+    if few:
+        ordered = (
+            sorted(values, key=lambda one: one.lower() not in NEGATIVE)
+            if len(values) == len(EVENTS)
+            else values
+        )
+        target.add("classes", ordered)
+    elif numbers(cells) is None:
+        target["kind"].comment(almost_numbers(cells) or "not all cells of the sample are numbers")
+    return target
+
+
+def almost_numbers(cells: pa.Array) -> str:
+    """Return why a column of numbers and a few marks is left out; empty for any other.
+
+    An infinity is such a mark: no bound holds it.
+    """
+    texts = pc.drop_null(cells).to_pylist()
+    marks = sorted({one for one in texts if not _is_finite(one)})
+    if not marks or len(marks) > _MOST_MARKS or 2 * sum(map(_is_finite, texts)) < len(texts):
+        return ""
+    named = ", ".join(f"'{sanitize(one)}'" for one in marks)
+    return f"a number but for {named}: name these in missing_values and declare `missing`, or set invalid = 'bin'"
+
+
+def _is_finite(text: str) -> bool:
+    number = number_of(text)
+    return number is not None and abs(number) < float("inf")
+
+
+def numbers(cells: pa.Array) -> pa.Array | None:
+    """Return the finite numbers that all cells are, or None."""
+    try:
+        found = pc.cast(cells, pa.float64())
+    except pa.ArrowInvalid:
+        return None
+    return found if pc.all(pc.is_finite(found)).as_py() else None
+
+
+def distinct(cells: pa.Array) -> list[str]:
+    """Return the distinct values, sorted."""
+    return sorted(pc.drop_null(pc.unique(cells)).to_pylist())

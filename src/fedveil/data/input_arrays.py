@@ -1,0 +1,272 @@
+"""What a Python program gives: features, ids, labels and numbers of numpy, PyTorch, pandas and pyarrow, as arrays.
+
+pandas is never imported: its tables are known by what they can do. Rows count from 0 in every error, and no error
+repeats a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from fedveil.data.cells import (
+    numbers_of_cells,
+    read_entries,
+    refuse_rows,
+    stack_records,
+    to_array,
+    to_float32,
+    unwrap,
+)
+from fedveil.data.records import Features, Label, Targets, Task
+from fedveil.data.target_leakage import refuse_time_before_event
+from fedveil.errors import ConfigError, DataError
+from fedveil.sanitize import sanitize
+
+_EXACT_WHOLE: Final = 1 << 53
+"""A Python float holds every whole number below this size."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FeatureTable:
+    """Features as a model reads them, and the names of their columns where they came as a table."""
+
+    values: Features
+    names: tuple[str, ...] | None
+
+
+def check_alike(columns: Mapping[str, Any]) -> None:
+    """Return if no two pandas tables or series have different indexes: rows are matched by position, indexes not read.
+
+    Raises:
+        DataError: names the two, and says what would be right.
+    """
+    indexed = {name: one.index for name, one in columns.items() if hasattr(one, "iloc")}
+    for first, second in pairwise(indexed):
+        if not indexed[first].equals(indexed[second]):
+            raise DataError(
+                f"{first} and {second}: their pandas indexes differ, and rows are matched by position; align them (by "
+                "loc, say), or call reset_index(drop=True) on both where position is what is meant"
+            )
+
+
+def read_features(given: Any, where: str = "features") -> FeatureTable:
+    """Read (n, ...) numbers: an array, a tensor, a list of records, or a table whose columns are all numbers.
+
+    uint8 stays uint8; everything else becomes float32. Records of a list are converted one by one.
+
+    Raises:
+        DataError: no numbers, NaN or infinity, a value that float32 cannot hold, a single axis; names row and column.
+    """
+    names = _names(given, where)
+    if names is not None:
+        values = to_float32(_columns(given, names, where), where)
+    elif isinstance(given, list | tuple):
+        values = stack_records(given, where, keep_bytes=True)
+    else:
+        values = to_float32(_whole(given, where), where)
+    if values.ndim < 2:
+        raise DataError(
+            f"{where}: one row a record is needed, (records, ...), but the shape is {values.shape}; a single "
+            "feature is given as values[:, None]"
+        )
+    if 0 in values.shape[1:]:
+        raise DataError(f"{where}: a record has no feature: the shape is {values.shape}")
+    return FeatureTable(values=values, names=names)
+
+
+def read_ids(given: Any, where: str) -> list[str]:
+    """Read one id a record: text or whole numbers, as text; the number 7 and the text "7" are the same.
+
+    Raises:
+        DataError: an id that is missing, empty, or of another type.
+    """
+    ids, kind = read_entries(given, where, "id")
+    if not ids:
+        return []  # nobody's records: numpy takes an empty list for floats
+    if kind.kind not in "iuUO":
+        raise DataError(
+            f"{where}: ids are text or whole numbers, not {kind}; a missing id makes a column of floats"
+        )
+    wrong = np.array([not isinstance(one, str | int) or isinstance(one, bool) for one in ids], dtype=np.bool_)
+    refuse_rows(wrong, where, "the id is missing, or neither text nor a whole number; every record needs one")
+    refuse_rows(
+        np.array([one == "" for one in ids], dtype=np.bool_), where, "the id is empty; every record needs one"
+    )
+    broken = [any("\ud800" <= letter <= "\udfff" for letter in one) for one in map(str, ids)]
+    refuse_rows(
+        np.array(broken, dtype=np.bool_), where, "the id has half a character (a surrogate), which is no text"
+    )
+    return [str(one) for one in ids]
+
+
+def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[Targets, tuple[Label, ...]]:
+    """Read class labels; return each one's number, and the classes; 1, 1.0, "1" and True are the same label.
+
+    Args:
+        given: one label a record: whole numbers, text or truth values.
+        classes: in the order of their numbers; None takes those that occur, sorted.
+        where: what to call the column.
+
+    Raises:
+        ConfigError: a class that is neither text nor a whole number.
+        DataError: a label that is missing, of another type, or not among the classes.
+    """
+    labels = _label_entries(given, where)
+    if classes is None:  # of one label written in two ways, the whole number names the class
+        written = {_label(one): one for one in sorted(set(labels), key=lambda one: isinstance(one, int))}
+        known = sorted(written.values(), key=lambda one: (isinstance(one, str), one))
+    else:
+        known = [_class(one) for one in classes]
+    words = tuple(_label(one) for one in known)
+    if len(set(words)) != len(words):
+        raise DataError(f"{where}: a class is declared twice")
+    number = {word: place for place, word in enumerate(words)}
+    found = np.array([number.get(_label(one), -1) for one in labels], dtype=np.int64)
+    refuse_rows(found < 0, where, f"the label is not among the {len(words)} classes that were declared")
+    return found, tuple(_plain(one) for one in known)
+
+
+def _label_entries(given: Any, where: str) -> list[str | int]:
+    """Return the labels as text or whole numbers.
+
+    Raises:
+        DataError: names the row of a label that is missing, a fraction, of another type, or perhaps rounded.
+    """
+    labels, kind = read_entries(given, where, "class label")
+    if kind.kind not in "biufUO":
+        raise DataError(f"{where}: class labels are text, whole numbers or truth values, not {kind}")
+    exact = _EXACT_WHOLE if kind.kind != "f" else min(_EXACT_WHOLE, 2 ** (np.finfo(kind).nmant + 1))
+    floats = np.array([one if isinstance(one, float) else 0.0 for one in labels], dtype=np.float64)
+    wrong = [not isinstance(one, str | int | float) for one in labels]
+    refuse_rows(
+        np.array(wrong, dtype=np.bool_) | ~np.isfinite(floats),
+        where,
+        "the label is missing, or neither text nor a whole number",
+    )
+    refuse_rows(
+        floats != np.round(floats), where, "the label is a fraction; task='regression' predicts numbers"
+    )
+    refuse_rows(
+        np.abs(floats) >= exact,
+        where,
+        f"the label is a whole number of {exact} or more written as a float, which may be another one rounded; hand "
+        "over integers or text",
+    )
+    return [int(one) if isinstance(one, float) else one for one in labels]
+
+
+def read_numbers(given: Any, task: Task, where: str) -> Targets:
+    """Read (n,) numbers to predict, or (n, 2) of (event, time) for survival, as float32.
+
+    The columns of a table may have different types, truth values and nullable types among them.
+
+    Raises:
+        DataError: another shape or type, NaN or infinity; a table whose names say that the time comes first.
+    """
+    names = _names(given, where)
+    if names is not None:
+        values = _columns(given, names, where)
+    elif isinstance(given, list | tuple):
+        values = stack_records(given, where, keep_bytes=False)
+        if task == "survival" and not len(values):
+            values = values.reshape(0, 2)
+    else:
+        values = _whole(given, where)
+    if task == "regression" and values.ndim != 1:
+        raise DataError(
+            f"{where}: one number a record is needed, but the shape is {values.shape}; reshape(-1) flattens (n, 1)"
+        )
+    if task == "survival" and (values.ndim != 2 or values.shape[1] != 2):
+        raise DataError(
+            f"{where}: survival needs (records, 2) of (event, time), but the shape is {values.shape}"
+        )
+    if task == "survival" and names is not None:
+        refuse_time_before_event(names, where)
+    return to_float32(values, where).astype(np.float32)
+
+
+def refuse_outside(targets: Targets, within: tuple[float, float] | None, where: str) -> None:
+    """Return if every number to predict lies within its declared range, or none is declared.
+
+    Raises:
+        DataError: names the first row that does not.
+    """
+    if within is not None:
+        lower, upper = np.float32(within[0]), np.float32(within[1])
+        refuse_rows(
+            (targets < lower) | (targets > upper),
+            where,
+            f"the target is outside of target_range, {lower:g} to {upper:g}; numpy.clip takes it for the bound",
+        )
+
+
+def _label(one: Any) -> str:
+    return str(_plain(one))
+
+
+def _plain(one: Any) -> Label:
+    """A label as JSON has it: text, or a whole number."""
+    return str(one) if isinstance(one, str) else int(one)
+
+
+def _class(declared: Any) -> Label:
+    """Return a declared class as text or as a whole number.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    one = unwrap(declared)
+    if not isinstance(one, str | int) and not (isinstance(one, float) and one.is_integer()):
+        raise ConfigError(f"population: classes are text or whole numbers, and {declared!r} is neither")
+    return _plain(one)
+
+
+def _names(given: Any, where: str) -> tuple[str, ...] | None:
+    """Names of a table's columns; None for anything that is no table."""
+    if isinstance(given, pa.Table | pa.RecordBatch):
+        names = tuple(given.schema.names)
+    elif hasattr(given, "columns") and hasattr(given, "iloc"):
+        names = tuple(str(name) for name in given.columns)
+    else:
+        return None
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{where}: two columns are called '{sanitize(twice)}'")
+    return names
+
+
+def _columns(given: Any, names: Sequence[str], where: str) -> np.ndarray:
+    """Convert a table's columns to (n, columns) float64, each column by its own type.
+
+    Raises:
+        DataError: a column that is not of numbers, or a value that is missing or infinite; names the column.
+    """
+    columns = []
+    for place, name in enumerate(names):
+        called = f"{where}, column '{sanitize(name)}'"
+        table = isinstance(given, pa.Table | pa.RecordBatch)
+        values = to_array(given.column(place) if table else given.iloc[:, place], called)
+        if values.dtype.kind == "O":
+            values = numbers_of_cells(values, called)
+        elif values.dtype.kind not in "biuf":
+            to_float32(values, called)  # refuses
+        refuse_rows(
+            ~np.isfinite(values),
+            called,
+            "the value is missing, NaN or infinite; fill it with a declared constant, or leave the record out",
+        )
+        columns.append(values.astype(np.float64))
+    return np.stack(columns, axis=1) if columns else np.zeros((len(given), 0), np.float32)
+
+
+def _whole(given: Any, where: str) -> np.ndarray:
+    values = to_array(given, where)
+    if values.ndim == 0:
+        raise DataError(f"{where}: one entry a record is needed, not a single {type(given).__name__}")
+    return values

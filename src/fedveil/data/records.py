@@ -1,0 +1,381 @@
+"""Records with a silo and a user, and how they group into contributions.
+
+A record is one training example. It lies in one silo and belongs to one user; a user may have records in
+several silos. The pair (silo, user) is what the user-level methods train and bound; a whole silo is what
+federated averaging trains; a client of cross-device learning is a silo that holds one user. So one table
+serves all of them, and a method only says how records group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64, UInt8
+
+from fedveil.data.column_checks import CHUNK, check_columns, check_task, describe_values
+from fedveil.data.main_silos import MainSilos
+from fedveil.errors import DataError
+
+Features: TypeAlias = Float32[np.ndarray, "n *shape"] | UInt8[np.ndarray, "n *shape"]
+Targets: TypeAlias = Int64[np.ndarray, "n"] | Float32[np.ndarray, "n"] | Float32[np.ndarray, "n 2"]
+Task: TypeAlias = Literal["classification", "regression", "survival"]
+Label: TypeAlias = str | int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Affine:
+    """The map x -> x * factor + shift that turns stored values into the float32 features a model sees.
+
+    Images stay uint8 in memory and are scaled one batch at a time; for float32 tables it is the identity.
+
+    >>> Affine(factor=1 / 255).apply(np.array([0, 255], dtype=np.uint8)).tolist()
+    [0.0, 1.0]
+    """
+
+    factor: float = 1.0
+    shift: float = 0.0
+
+    def apply(self, raw: Features) -> Float32[np.ndarray, "n *shape"]:
+        """Return ``raw * factor + shift`` as float32, in the shape of ``raw``."""
+        scaled: np.ndarray = raw.astype(np.float32)
+        scaled *= np.float32(self.factor)
+        scaled += np.float32(self.shift)
+        return scaled
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Groups:
+    """Which records each contribution holds: m contributions over n records.
+
+    Contribution i holds the records ``order[start[i] : start[i] + size[i]]``. Contributions are sorted by
+    (silo, user) and do not overlap; within one, records keep their order in the table. ``user[i]`` is -1
+    where the contribution is a whole silo. ``key[i]`` names the user for seeds; None: the number does.
+    """
+
+    order: Int64[np.ndarray, "n"]
+    start: Int64[np.ndarray, "m"]
+    size: Int64[np.ndarray, "m"]
+    silo: Int32[np.ndarray, "m"]
+    user: Int32[np.ndarray, "m"]
+    key: Int64[np.ndarray, "m"] | None = None
+
+    def __len__(self) -> int:
+        """Return m, the number of contributions."""
+        return len(self.size)
+
+    def members(self, contribution: int) -> Int64[np.ndarray, "size"]:
+        """Return the indices of the records that one contribution holds."""
+        start = self.start[contribution]
+        return self.order[start : start + self.size[contribution]]
+
+
+def group_by_silo_user(
+    silo: Int32[np.ndarray, "n"], user: Int32[np.ndarray, "n"], key: Int64[np.ndarray, "n"] | None = None
+) -> Groups:
+    """Group records by (silo, user): one contribution per pair that has records. O(n log n) time, O(n) memory."""
+    whose = silo.astype(np.int64) << 32 | user
+    order = np.argsort(whose, kind="stable").astype(np.int64)
+    pairs, size = np.unique(whose, return_counts=True)
+    start = _starts(size)
+    return Groups(
+        order=order,
+        start=start,
+        size=size.astype(np.int64),
+        silo=(pairs >> 32).astype(np.int32),
+        user=(pairs & 0xFFFFFFFF).astype(np.int32),
+        key=None if key is None else key[order[start]],
+    )
+
+
+def empty_groups() -> Groups:
+    """Return no contribution at all: what a party without records has."""
+    none, nobody = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    return Groups(order=none, start=none, size=none, silo=nobody, user=nobody)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Records:
+    """A table of n training records; n may be 0, because the last user's records may be taken away, too.
+
+    Args:
+        features: (n, ...) float32, or uint8 that an :class:`Affine` makes float32; may be memory-mapped.
+        targets: (n,) int64 labels, (n,) float32 numbers, or (n, 2) float32 of (event, time) for survival.
+        silo: (n,) int32, the silo that holds the record, from 0.
+        user: (n,) int32, whose record it is, from 0; the same number is the same person in every silo.
+        key: (n,) int64, what the batches and dropout of the record's user are seeded by: a function of who it is and
+            of nothing else. None: the user's number, which must then be the same whoever else is there.
+
+    Raises:
+        DataError: columns of different lengths; a dtype other than these; a feature or
+            target that is NaN or infinite (named by row and column, not value); a negative silo or user.
+    """
+
+    features: Features
+    targets: Targets
+    silo: Int32[np.ndarray, "n"]
+    user: Int32[np.ndarray, "n"]
+    key: Int64[np.ndarray, "n"] | None = None
+
+    def __post_init__(self) -> None:
+        check_columns("the training table", self.features, self.targets)
+        for name, column in (("silo", self.silo), ("user", self.user)):
+            if column.dtype != np.int32 or column.ndim != 1:
+                raise DataError(
+                    f"the {name} column must be one int32 per record, not {describe_values(column)}"
+                )
+            if len(column) != len(self.features):
+                raise DataError(
+                    f"{len(self.features)} records, but {len(column)} entries in the {name} column"
+                )
+            if (column < 0).any():
+                row = int(np.argmax(column < 0))
+                raise DataError(f"row {row}: the {name} number is negative; {name}s are numbered from 0")
+
+    def __len__(self) -> int:
+        """Return n, the number of records."""
+        return len(self.features)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The SHA-256 of types, shapes and contents of all columns, in hexadecimal; as private as the records.
+
+        The users' keys are among them: batches, and where noise is correlated the rounds that a user takes part in,
+        follow from these, so the same records under other ids are others.
+        """
+        digest = hashlib.sha256()
+        keys = () if self.key is None else (self.key,)
+        for column in (self.features, self.targets, self.silo, self.user, *keys):
+            digest.update(f"{column.dtype.str}{column.shape}".encode())
+            rows = max(1, CHUNK // max(1, int(np.prod(column.shape[1:]))))
+            for first in range(0, len(column), rows):
+                digest.update(column[first : first + rows].tobytes())
+        return digest.hexdigest()
+
+    def select(self, rows: Int64[np.ndarray, "k"]) -> "Records":
+        """Return the records at these rows, in this order (copied)."""
+        return Records(
+            features=self.features[rows],
+            targets=self.targets[rows],
+            silo=self.silo[rows],
+            user=self.user[rows],
+            key=None if self.key is None else self.key[rows],
+        )
+
+    def by_silo_user(self) -> Groups:
+        """Group by (silo, user)."""
+        return group_by_silo_user(self.silo, self.user, self.key)
+
+    def by_silo(self, n_silos: int) -> Groups:
+        """Group by silo: one contribution for each of ``n_silos`` silos, whose size may be 0.
+
+        Raises:
+            DataError: a record lies in a silo numbered ``n_silos`` or above.
+        """
+        largest = int(self.silo.max(initial=-1))
+        if largest >= n_silos:
+            raise DataError(f"a record lies in silo {largest}, but there are {n_silos} silos (from 0)")
+        size = np.bincount(self.silo, minlength=n_silos)
+        return Groups(
+            order=np.argsort(self.silo, kind="stable").astype(np.int64),
+            start=_starts(size),
+            size=size.astype(np.int64),
+            silo=np.arange(n_silos, dtype=np.int32),
+            user=np.full(n_silos, -1, dtype=np.int32),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSource:
+    """Which tables a population was read from, by which schema, and what of them is held out.
+
+    Attributes:
+        schema_file: of the schema.
+        schema: what was in it.
+        files: of the silos.
+        test_file: a public test table; None: records are held out.
+        test_share: probability with which each is.
+        seed: of the hold-out.
+    """
+
+    schema_file: Path
+    schema: bytes = field(repr=False)
+    files: tuple[Path, ...]
+    test_file: Path | None
+    test_share: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Population:
+    """Who holds what: training records over silos and users, and a test table outside every guarantee.
+
+    Silos and users are declared, like |U|: those without a record take part in every round and send their noise, so
+    that nobody sees who has records from who is there.
+
+    Args:
+        name: the data set, as a report names it.
+        train: the records that silos train on.
+        test_features: (t, ...) like ``train.features``.
+        test_targets: (t,) or (t, 2) like ``train.targets``.
+        test_weights: (t,) weights of the test rows in every metric; None weighs them equally.
+        test_rows: (t,) which records of the silos' tables were held out for testing, in the order of the tables; None
+            where the test table comes from elsewhere.
+        public_test: whether the test table is public, and not held out of the records of people: its exact metrics may
+            be handed on.
+        n_users: |U|, the PUBLIC number of users. It is declared, not counted: users without a record belong
+            to it, and the divisor of every user-level average uses it.
+        silo_names: |S| names, in the order of the silo numbers.
+        task: what the targets are.
+        n_classes: number of classes; None unless ``task`` is "classification".
+        scale: the map from stored to float32 features, the same for train and test.
+        notes: sentences that every report repeats: subsets, and what was fitted on private records.
+        main_silos: the silo of each user's whole weight, where a file says so.
+        feature_names: of the columns that new records must have, where features came as a table.
+        classes: the labels, in the order of their numbers, where they are known.
+        source: the tables that it was read from, where a program named them.
+
+    Raises:
+        DataError: |U| below the users present; targets that do not fit the task; labels outside 0 .. n_classes - 1;
+            a survival event other than 0 or 1; a test table that does not fit the training table.
+    """
+
+    name: str
+    train: Records
+    test_features: Features
+    test_targets: Targets
+    test_weights: Float32[np.ndarray, "t"] | None = None
+    test_rows: Int64[np.ndarray, "t"] | None = None
+    public_test: bool = False
+    n_users: int
+    silo_names: tuple[str, ...]
+    task: Task
+    n_classes: int | None = None
+    scale: Affine = field(default_factory=Affine)
+    notes: tuple[str, ...] = ()
+    main_silos: MainSilos | None = None
+    feature_names: tuple[str, ...] | None = None
+    classes: tuple[Label, ...] = ()
+    source: TableSource | None = None
+    complete: ClassVar[bool] = True
+    """Whether the records of all silos are here, and not those of one party of a federation."""
+
+    def __repr__(self) -> str:
+        """Public facts alone: what is printed, logged or shown by a notebook holds no record."""
+        public = (
+            f"n_users={self.n_users}, n_silos={self.n_silos}, task='{self.task}', n_classes={self.n_classes}"
+        )
+        return f"{type(self).__name__}(name='{self.name}', {public})"
+
+    def __post_init__(self) -> None:
+        self._check_users()
+        self._check_silos()
+        check_columns("the test table", self.test_features, self.test_targets)
+        train, test = self.train.features, self.test_features
+        if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+            raise DataError(
+                f"{self.name}: a test record has {test.shape[1:]} features of {test.dtype}, "
+                f"a training record {train.shape[1:]} of {train.dtype}; they must agree"
+            )
+        check_task(f"{self.name}, training table", self.train.targets, self.task, self.n_classes)
+        check_task(f"{self.name}, test table", self.test_targets, self.task, self.n_classes)
+        self._check_weights()
+
+    def _check_users(self) -> None:
+        present = len(np.unique(self.train.user))
+        largest = int(self.train.user.max(initial=-1))
+        if self.n_users < present:
+            raise DataError(
+                f"{self.name}: n_users = {self.n_users}, but more users than that have records; n_users is the "
+                "public number of all users and must not be below the number present"
+            )
+        if largest >= self.n_users:
+            row = int(np.argmax(self.train.user))
+            raise DataError(
+                f"{self.name}: the user number of row {row} is not below n_users = {self.n_users}; users are "
+                "numbered from 0"
+            )
+
+    def _check_silos(self) -> None:
+        if len(set(self.silo_names)) != len(self.silo_names):
+            raise DataError(f"{self.name}: two silos have the same name")
+        largest = int(self.train.silo.max(initial=-1))
+        if largest >= self.n_silos:
+            raise DataError(
+                f"{self.name}: a record lies in silo {largest}, but there are {self.n_silos} silo names"
+            )
+
+    def _check_weights(self) -> None:
+        weights = self.test_weights
+        if weights is None:
+            return
+        if (
+            weights.shape != (len(self.test_features),)
+            or not np.isfinite(weights).all()
+            or (weights < 0).any()
+        ):
+            raise DataError(
+                f"{self.name}: test weights must be one finite number, not negative, per test record"
+            )
+        if len(weights) and not weights.any():
+            raise DataError(f"{self.name}: every test weight is 0; at least one must be positive")
+
+    @property
+    def n_silos(self) -> int:
+        """|S|, the number of silos."""
+        return len(self.silo_names)
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of one record's features."""
+        return self.train.features.shape[1:]
+
+    def records_per_user(self) -> Int64[np.ndarray, "users"]:
+        """Return N_u, the training records of each user over all silos (0 for users without any)."""
+        return np.bincount(self.train.user, minlength=self.n_users).astype(np.int64)
+
+    def records_per_silo(self) -> Int64[np.ndarray, "silos"]:
+        """Return the training records of each silo."""
+        return np.bincount(self.train.silo, minlength=self.n_silos).astype(np.int64)
+
+
+def _starts(size: np.ndarray) -> Int64[np.ndarray, "m"]:
+    """Offsets of consecutive runs of these sizes."""
+    start: Int64[np.ndarray, "m"] = (np.cumsum(size) - size).astype(np.int64)
+    return start
+
+
+# --- contribution limit --------------------------------------------------------------------------------------------
+# Flags of ULDP-GROUP: which records stay when a user may keep at most k of them over all silos.
+
+
+def limit_records_per_user(records: Records, per_user: int) -> Int64[np.ndarray, "kept"]:
+    """Return the rows kept, in the order of the table: at most ``per_user`` records of each user over all silos.
+
+    A user's records are taken in turn from the silos (the first of each silo, then the second of each, ...), as the
+    authors' flags are, so that no silo loses more than it must.
+
+    >>> one = np.zeros(4, dtype=np.int32)
+    >>> table = Records(features=np.zeros((4, 1), np.float32), targets=np.zeros(4, np.int64),
+    ...                 silo=np.array([0, 0, 0, 1], np.int32), user=one)
+    >>> limit_records_per_user(table, 2).tolist()
+    [0, 3]
+    """
+    by_pair = np.lexsort((records.silo, records.user))
+    turn = np.empty(len(records), dtype=np.int64)
+    turn[by_pair] = _position_in_run(records.user[by_pair].astype(np.int64) << 32 | records.silo[by_pair])
+    by_user = np.lexsort((records.silo, turn, records.user))
+    place = np.empty(len(records), dtype=np.int64)
+    place[by_user] = _position_in_run(records.user[by_user])
+    return np.flatnonzero(place < per_user)
+
+
+def _position_in_run(keys: np.ndarray) -> np.ndarray:
+    """Return 0, 1, 2, ... within every run of equal keys."""
+    begins = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
+    lengths = np.diff(np.r_[begins, len(keys)])
+    return np.arange(len(keys)) - np.repeat(begins, lengths)

@@ -1,0 +1,438 @@
+"""The public schema of a user's own tables: which column is what, and how values become features.
+
+Bounds and categories are DECLARED here, by somebody who knows the domain or a public sample. Nothing is fitted on
+private records: a minimum, a mean or a list of categories taken from them would leave the silos without any noise.
+
+A number x with bounds [lower, upper] becomes 2 (x - lower) / (upper - lower) - 1, in [-1, 1]; a value
+outside is clipped to its bound first. A date is the number of its day. A category becomes one 0/1 feature per
+declared category, in the declared order.
+
+A feature's name may be a pattern, ``lab_*``, over the columns that the schema itself lists: what a table happens to
+hold decides no model's width.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field, model_validator
+
+from fedveil.data.column_checks import check_bounds, check_date_format, check_not_missing, check_spellings
+from fedveil.data.identities import AS_TEXT, MOST_USERS
+from fedveil.errors import DataError
+from fedveil.files import as_path, parse_toml, read_text
+from fedveil.sanitize import sanitize
+from fedveil.validation import DocumentTable, validate_document
+
+# --- invalid cells -------------------------------------------------------------------------------------------------
+# For which single records all data are refused, as statements say it: no noise hides whether a run begins.
+#
+# ``tests/test_named_refusals.py`` lists every refusal that a record can cause, beside the words here that name it.
+
+_BEGINS: Final = (
+    "A run that begins therefore shows that there is no such record, and no guarantee covers this."
+)
+
+OF_ARRAYS: Final = (
+    "A single record causes all records to be refused if its id is missing or its silo is not declared; if it has a "
+    "missing, infinite or disallowed value, another type or shape than the other records, or another index in one "
+    "pandas column than in the next; if its user is one more than n_users; or if the code of a data set fails at it. A "
+    f"list or a data set without any record is refused too. {_BEGINS}"
+)
+
+OF_CLIENTS: Final = (
+    "A single record that gives a client's silo a second user, or a user a second silo, causes all records to be "
+    f"refused. {_BEGINS}"
+)
+
+OF_PUBLIC_TESTS: Final = (
+    "All records are refused if more of the test records are also training records than chance explains. A run that "
+    "begins therefore shows that they are not, and no guarantee covers this."
+)
+
+
+def invalid_cells_notice(binned: bool) -> str:
+    """Return the sentence for tables.
+
+    Args:
+        binned: whether invalid cells have a place of their own.
+    """
+    cells = "" if binned else ", or, in training and by silos, with a cell that is not as declared"
+    instead = "" if binned else ' (invalid = "bin" refuses no cell)'
+    return (
+        "A single record with a missing or unknown id or silo, of one user more than n_users, with an incomplete or "
+        f"unreadable line{cells}, causes its table to be refused{instead}. {_BEGINS}"
+    )
+
+
+# --- schema ------------------------------------------------------------
+
+MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
+EPOCH: Final = date(1970, 1, 1)
+SILO: Final = "silo"
+"""What releases of columns call a record's silo, whatever its column is named: no feature or target has this name."""
+
+_NO_DELIMITER: Final = '"\n\r'
+
+
+class _Part(DocumentTable):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _check_absent(absent: str | None, missing: str) -> None:
+    if absent is not None and missing == "error":
+        raise ValueError("absent: a table without the column has missing values alone; declare `missing` too")
+
+
+class Format(_Part):
+    """How the tables' files are written, where that is not usual.
+
+    ``delimiter`` and ``encoding`` are of CSV files, ``sheet`` is of Excel files (None: the first). ``decimal`` is the
+    mark in numbers that are text: where it is a comma, a full stop in a number is no number, rather than a wrong one.
+    """
+
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    decimal: Literal[".", ","] = "."
+    encoding: str = "utf-8"
+    sheet: str | None = None
+
+    @model_validator(mode="after")
+    def _readable(self) -> "Format":
+        if not self.delimiter.isascii() or self.delimiter in _NO_DELIMITER:
+            raise ValueError("delimiter must be one ASCII character, and no quotation mark or line's end")
+        if self.delimiter == self.decimal:
+            raise ValueError("delimiter and decimal are the same character")
+        try:
+            "".encode(self.encoding)
+            codecs.lookup(self.encoding)
+        except (LookupError, ValueError):
+            raise ValueError(
+                f"encoding: there is no encoding of text '{sanitize(self.encoding)}'; usual ones are utf-8, latin-1, "
+                "cp1252, utf-16"
+            ) from None
+        return self
+
+
+class Number(_Part):
+    """A numeric feature, scaled from its declared bounds to [-1, 1]; values outside are clipped to them.
+
+    A missing value is an error, or the middle of the bounds (0 after scaling), or that with a second feature
+    that is 1 where the value is missing and 0 elsewhere ("indicator"). ``fill`` is a number in the middle's place.
+    ``absent`` says that a table may lack the column: then all its cells are missing. Without it, that is an error.
+    """
+
+    kind: Literal["number"]
+    lower: Annotated[float, Field(strict=False, allow_inf_nan=False)]
+    upper: Annotated[float, Field(strict=False, allow_inf_nan=False)]
+    missing: Literal["error", "middle", "indicator"] = "error"
+    absent: Literal["missing"] | None = None
+    fill: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Number":
+        _check_absent(self.absent, self.missing)
+        check_bounds(self.lower, self.upper)
+        if self.fill is not None and (self.missing == "error" or not self.lower <= self.fill <= self.upper):
+            raise ValueError("fill must lie within the bounds, where missing values are no error")
+        return self
+
+    @property
+    def fill_value(self) -> float:
+        """What a missing value becomes."""
+        return 0.0 if self.fill is None else 2 * (self.fill - self.lower) / (self.upper - self.lower) - 1
+
+    @property
+    def width(self) -> int:
+        """Number of features this column becomes."""
+        return 2 if self.missing == "indicator" else 1
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What is scaled to -1 and to 1."""
+        return self.lower, self.upper
+
+
+class Date(_Part):
+    """A date as a numeric feature: its day, scaled from the declared bounds to [-1, 1]; others are clipped to them.
+
+    ``format`` is how text cells are written, as ``strptime`` has it, the year with four digits; a column of dates or
+    times needs none. Missing values and absent columns are as those of :class:`Number`.
+    """
+
+    fill_value: ClassVar[float] = 0.0
+
+    kind: Literal["date"]
+    lower: Annotated[date, Field(strict=False)]
+    upper: Annotated[date, Field(strict=False)]
+    format: str = "%Y-%m-%d"
+    missing: Literal["error", "middle", "indicator"] = "error"
+    absent: Literal["missing"] | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Date":
+        _check_absent(self.absent, self.missing)
+        if not self.lower < self.upper:
+            raise ValueError("lower must be before upper")
+        check_date_format(self.format)
+        return self
+
+    @property
+    def width(self) -> int:
+        """Number of features this column becomes."""
+        return 2 if self.missing == "indicator" else 1
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What is scaled to -1 and to 1, as days since 1970-01-01."""
+        return float((self.lower - EPOCH).days), float((self.upper - EPOCH).days)
+
+
+class Category(_Part):
+    """A categorical feature, one 0/1 feature per declared category.
+
+    A whole number is matched by its value: ``1.0`` is ``1`` (:class:`fedveil.data.cell_values.DeclaredValues`).
+    A value that is not declared is an error, or all zeros. A missing value is an error, or all zeros, or all
+    zeros with a last feature that is 1 ("indicator"). ``also`` names other spellings, each with the category that it
+    stands for. ``absent`` is as that of :class:`Number`.
+    """
+
+    kind: Literal["category"]
+    categories: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    unknown: Literal["error", "zero"] = "error"
+    missing: Literal["error", "zero", "indicator"] = "error"
+    absent: Literal["missing"] | None = None
+    also: dict[str, str] | None = None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "Category":
+        if len(set(self.categories)) != len(self.categories):
+            raise ValueError("a category is declared twice")
+        _check_absent(self.absent, self.missing)
+        check_spellings(self.also, self.categories)
+        return self
+
+    @property
+    def width(self) -> int:
+        """Number of features this column becomes."""
+        return len(self.categories) + (self.missing == "indicator")
+
+
+class Label(_Part):
+    """A class label; class i is the i-th of ``classes``, and ``also`` is as that of :class:`Category`."""
+
+    kind: Literal["label"]
+    column: str
+    classes: Annotated[tuple[str, ...], Field(strict=False, min_length=2)]
+    also: dict[str, str] | None = None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "Label":
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("a class is declared twice")
+        check_spellings(self.also, self.classes)
+        return self
+
+
+class Amount(_Part):
+    """A number to predict, as it is, within its declared bounds where it has some.
+
+    A target outside of them is invalid, or ("clip") taken for the bound.
+    """
+
+    kind: Literal["number"]
+    column: str
+    lower: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
+    upper: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
+    outside: Literal["error", "clip"] = "error"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Amount":
+        if (self.lower is None) != (self.upper is None):
+            raise ValueError("lower and upper go together: give both or neither")
+        if self.bounds is None and self.outside == "clip":
+            raise ValueError("outside: clipping needs bounds; give lower and upper")
+        if self.lower is not None and self.upper is not None:
+            check_bounds(self.lower, self.upper)
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Between what a target lies; None where nothing is declared."""
+        return None if self.lower is None or self.upper is None else (self.lower, self.upper)
+
+
+class Survival(_Part):
+    """A time, not negative, and whether it ended with the event (1) or the record was censored (0)."""
+
+    kind: Literal["survival"]
+    time: str
+    event: str
+
+
+Feature: TypeAlias = Annotated[Number | Date | Category, Field(discriminator="kind")]
+Target: TypeAlias = Annotated[Label | Amount | Survival, Field(discriminator="kind")]
+
+
+class Schema(_Part):
+    """What a table's columns are; public, and the same for every silo.
+
+    ``user`` names the column of the user, whose values are the same for the same person in every silo.
+    ``silo`` names the column of the silo, or is left out where each silo has its own file. ``n_users`` is
+    |U|, the public number of users, with or without records. ``silos`` may list the silos: one without a record
+    then takes part like any other. Columns that the schema does not name are not read. Cells equal to one of
+    ``missing_values`` are missing, numbers by their value and dates by their day.
+
+    ``users`` is the SHA-256 of the list of ids that institutions share among themselves
+    (:mod:`fedveil.data.salted_file`): one id a line, in the order of the users' numbers. A silo with another
+    list, or none, takes no part. Where it is left out, ids are numbers from 0 between institutions. In one process ids
+    are matched as they are, and no list is read.
+
+    ``invalid`` says what happens to a cell that its column's declaration does not allow: no number, not declared,
+    missing without a rule for it. By "error" the tables are refused, and everybody sees that there is such a cell. By
+    "bin" every feature's column gets one more feature, its last, which is 1 there, while the others are 0; and a record
+    whose target is invalid is left out.
+
+    ``listed_columns`` is the tables' header, for patterns alone: a feature whose name has a ``*`` stands for every
+    listed column that it matches and that has no role and no declaration of its own, in the listed order.
+    ``features`` holds what they stand for.
+    """
+
+    n_users: Annotated[int, Field(ge=1, le=MOST_USERS)]
+    user: str
+    users: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    silo: str | None = None
+    silos: Annotated[tuple[str, ...] | None, Field(strict=False)] = None
+    missing_values: Annotated[tuple[str, ...], Field(strict=False)] = MISSING_VALUES
+    invalid: Literal["error", "bin"] = "error"
+    listed_columns: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    format: Format = Format()
+    target: Target
+    features: Annotated[dict[str, Feature], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _patterns(cls, document: Any) -> Any:
+        if not isinstance(document, dict) or not isinstance(document.get("features"), dict):
+            return document
+        return document | {"features": _expanded(document)}
+
+    @model_validator(mode="after")
+    def _one_role_per_column(self) -> "Schema":
+        columns = [*self.roles, *self.features]
+        for column in columns:
+            if columns.count(column) > 1:
+                raise ValueError(f"column '{column}' has two roles")
+        if SILO in (*self.target_columns, *self.features):
+            raise ValueError(
+                f"column '{SILO}': statistics and preprocessing call the silos so; give the feature or target another "
+                "name"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _declared_values_are_read(self) -> "Schema":
+        words = {name: one.categories for name, one in self.features.items() if isinstance(one, Category)}
+        if isinstance(self.target, Label):
+            words[self.target.column] = self.target.classes
+        for name, declared in words.items():
+            check_not_missing(name, (*declared, *self.spellings.get(name, ())), self.missing_values)
+        return self
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """Columns that hold the target."""
+        target = self.target
+        return (target.event, target.time) if isinstance(target, Survival) else (target.column,)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Columns that are no features: user, silo, target."""
+        return (self.user, *((self.silo,) if self.silo is not None else ()), *self.target_columns)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that is read."""
+        return (*self.roles, *self.features)
+
+    @property
+    def may_lack(self) -> frozenset[str]:
+        """Columns without which a table is read, as if every cell of them were missing."""
+        return frozenset(name for name, feature in self.features.items() if feature.absent is not None)
+
+    @property
+    def spellings(self) -> dict[str, dict[str, str]]:
+        """By column: what else is written for a declared value, and that value."""
+        found = {name: one.also for name, one in self.features.items() if isinstance(one, Category)}
+        if isinstance(self.target, Label):
+            found[self.target.column] = self.target.also
+        return {name: also for name, also in found.items() if also}
+
+    @property
+    def width(self) -> int:
+        """Number of features of a record."""
+        return sum(feature.width + self.bins_invalid for feature in self.features.values())
+
+    @property
+    def matching(self) -> tuple[str, str, str]:
+        """How the records of one user are recognised, as statements say it: what is checked of it, and what is not."""
+        how = (
+            "a user's id is the user's number"
+            if self.users is None
+            else f"users are numbered by one list of ids (sha256 {self.users}), without which no silo takes part"
+        )
+        between = (
+            f"Between institutions, {how}. That an id stands for the same person at all of them is their own claim, "
+            "which nobody checks."
+        )
+        return AS_TEXT, between, invalid_cells_notice(self.bins_invalid)
+
+    @property
+    def bins_invalid(self) -> bool:
+        """Whether invalid cells have a place of their own."""
+        return self.invalid == "bin"
+
+
+def _expanded(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the features with every pattern replaced by the listed columns that it stands for."""
+    features, target = document["features"], document.get("target")
+    roles = [document.get("user"), document.get("silo")]
+    if isinstance(target, dict):
+        roles += [target.get(key) for key in ("column", "time", "event")]
+    listed = document.get("listed_columns", ())
+    free = [one for one in listed if one not in roles and one not in features] if _are_names(listed) else []
+    found: dict[str, Any] = {}
+    owner: dict[str, str] = {}
+    for name, declared in features.items():
+        if "*" not in name:
+            found[name] = declared
+            continue
+        pattern = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
+        matched = [one for one in free if pattern.fullmatch(one)]
+        if not matched:
+            raise ValueError(
+                f"features.{name}: no column of listed_columns is matched; list the tables' public header there"
+            )
+        for one in matched:
+            if one in owner:
+                raise ValueError(f"features.{name}: column '{one}' is matched by '{owner[one]}' too")
+            owner[one], found[one] = name, declared
+    return found
+
+
+def _are_names(listed: Any) -> bool:
+    return isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed)
+
+
+def read_schema(path: str | Path) -> Schema:
+    """Read a schema from a TOML file.
+
+    Raises:
+        DataError: the file is missing, is no TOML, or says something a schema does not; names the file and the key.
+    """
+    document = parse_toml(read_text(as_path(path, "read_schema"), DataError), f"schema {path}", DataError)
+    return validate_document(Schema, document, f"schema {path} does not fit", DataError)

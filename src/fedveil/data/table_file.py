@@ -1,0 +1,322 @@
+"""One table as a file: CSV, Parquet or Excel, read once into columns, CSV cells as text.
+
+No error repeats a value.
+"""
+
+import codecs
+import re
+from collections.abc import Callable, Container, Sequence
+from datetime import date
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+
+from fedveil.data.csv_lines import CsvLines
+from fedveil.data.schema import Format
+from fedveil.errors import ConfigError, DataError, did_you_mean
+from fedveil.files import LARGEST_FILE, check_file, read_content
+from fedveil.sanitize import sanitize
+
+EXCEL: Final = (".xlsx", ".xls", ".ods")
+EXCEL_CELL: Final = pa.struct([("text", pa.string()), ("day", pa.date32()), ("id", pa.bool_())])
+"""A cell of an Excel file: its text, its day if it is a date, and whether it may be an id, being text or a whole number
+that Excel holds exactly. Each is a function of the cell alone, whatever else its column holds."""
+
+DELIMITERS: Final = ",;\t|"
+"""Those that CSV files usually have."""
+
+_Pick: TypeAlias = Callable[[list[str]], list[str]]
+"""From the columns that a file has to those that are read."""
+
+REPLACED: Final = "\ufffd"
+"""What stands in a cell for bytes that are no text."""
+
+TEXT: Final = (".csv", ".txt", ".tsv")
+"""Endings of a CSV file's name."""
+
+_PARQUET: Final = ".parquet"
+_USUAL: Final = Format()
+
+_REASONS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"In CSV column #\d+: (Row #\d+: )?CSV conversion error to \w+: invalid UTF8 data",
+        r"CSV parser got out of sync with chunker",
+        r"straddling object straddles two block boundaries",
+        r"Parquet magic bytes not found in footer[^:]*",
+        r"Parquet file size is \d+ bytes[^:]*",
+        r"Couldn't deserialize thrift",
+        r"Unexpected end of stream",
+    )
+)
+"""What Arrow says was wrong, up to where it quotes a cell or a path."""
+
+_UNEVEN: Final = " columns, got "
+"""In what Arrow says of a line with more or fewer cells than the header."""
+
+
+class LackingColumnsError(DataError):
+    """A file does not have columns that are needed.
+
+    Attributes:
+        columns: their names.
+    """
+
+    def __init__(self, told: str, columns: Sequence[str]) -> None:
+        super().__init__(told)
+        self.columns = tuple(columns)
+
+
+def open_table(
+    path: Path,
+    columns: Sequence[str] | None,
+    written: Format = _USUAL,
+    *,
+    tolerant: bool = False,
+    may_lack: Container[str] = frozenset(),
+) -> pa.Table:
+    """Read these columns of a table (None: all of them).
+
+    Args:
+        path: a ``.csv``, ``.txt``, ``.tsv``, ``.parquet``, ``.xlsx``, ``.xls`` or ``.ods`` file, in any case.
+        columns: by name, without the blanks around it; each must be there once.
+        written: how a CSV or Excel file is written.
+        tolerant: whether bytes of a CSV file that are no text are read as U+FFFD, so that they are invalid in their
+            own cell, and nothing is refused because of them.
+        may_lack: columns whose cells are all missing where the file does not have them.
+
+    Returns:
+        The columns in the order asked for. CSV cells are text; Excel cells are of the type :data:`EXCEL_CELL`.
+
+    Raises:
+        DataError: no such file, another format, or columns that are missing (named, with those the file has).
+        ConfigError: an Excel file, and nothing is installed that reads it.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (*TEXT, _PARQUET, *EXCEL):
+        raise DataError(
+            f"{path}: a table is a .csv (.txt, .tsv), a .parquet or an Excel file ({', '.join(EXCEL)})"
+        )
+    pick = partial(_required_columns, path, columns=columns, may_lack=may_lack)
+    try:
+        if suffix == _PARQUET:
+            check_file(path, DataError)
+            return _completed(_parquet(path, pick), columns)
+        content = read_content(path, DataError, largest=LARGEST_FILE)
+        if suffix in EXCEL:
+            return _completed(_excel(path, pick, written), columns)
+        text, wrong = _in_utf8(path, content, written.encoding, tolerant)
+        _check_delimiter(path, text, columns, written.delimiter)
+        table = _csv(path, text, pick, written)
+        if wrong is not None and _has_replaced(table):
+            raise wrong
+        return _completed(table, columns)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
+    except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
+        raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from error
+
+
+def _check_delimiter(path: Path, content: bytes, columns: Sequence[str] | None, declared: str) -> None:
+    """Refuse a header that is one column under the declared delimiter and several under another one."""
+    header = content.partition(b"\n")[0].decode(errors="replace")
+    other = max(DELIMITERS, key=header.count)
+    if columns is not None and len(columns) > 1 and declared not in header and other in header:
+        raise DataError(
+            f"{path}: the header has no {declared!r}, the declared delimiter, but it has {other!r}: declare it in the "
+            "schema, format.delimiter"
+        )
+
+
+def _completed(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    """Return a table with all columns that were asked for; one that the file lacks has no value."""
+    lacked = [name for name in columns or () if name not in table.column_names]
+    for name in lacked:
+        table = table.append_column(name, pa.nulls(table.num_rows, pa.string()))
+    return table.select(columns) if lacked else table
+
+
+def _csv(path: Path, content: bytes, pick: _Pick, written: Format) -> pa.Table:
+    lines = CsvLines(path, content, written.delimiter)
+    parsing = pa_csv.ParseOptions(delimiter=written.delimiter, newlines_in_values=lines.check())
+    try:
+        return _parsed(content, pick, parsing)
+    except pa.ArrowInvalid as error:
+        if _UNEVEN in str(error):
+            lines.refuse_uneven()
+        raise
+
+
+def _parsed(content: bytes, pick: _Pick, parsing: pa_csv.ParseOptions) -> pa.Table:
+    # A copy in Arrow's own memory: its threads let go of it last, and of Python's they would abort a process that ends.
+    held = pa.array([content], pa.large_binary()).buffers()[2]
+    with pa_csv.open_csv(pa.BufferReader(held), parse_options=parsing) as reader:
+        read = _named(reader.schema.names, pick)
+    own = list(read.values())
+    as_text = pa_csv.ConvertOptions(
+        include_columns=own, column_types=dict.fromkeys(own, pa.string()), strings_can_be_null=False
+    )
+    table = pa_csv.read_csv(pa.BufferReader(held), parse_options=parsing, convert_options=as_text)
+    return table.rename_columns(list(read))
+
+
+def _named(present: Sequence[str], pick: _Pick) -> dict[str, str]:
+    """Return the columns to read, by their names without the blanks around them, each as the file calls it."""
+    names = [one.strip() for one in present]
+    return {one: present[names.index(one)] for one in pick(names)}
+
+
+def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> tuple[bytes, DataError | None]:
+    """Return a text's bytes in UTF-8, as Arrow reads them, and the error to raise if a column with wrong bytes is read.
+
+    In UTF-8 such bytes are in their own cell, and do no harm where nobody reads it.
+    """
+    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # in the header, which is public
+    wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+    if tolerant and (wide or not marked):
+        return content.decode(encoding, errors="replace").encode(), None
+    usual = encoding.lower().replace("_", "-") in ("utf-8", "utf8", "ascii")
+    try:
+        text = content.decode() if usual else content.decode(encoding)
+    except UnicodeDecodeError as error:
+        wrong = DataError(
+            f"{path}: byte {error.start} is not {encoding}; convert the file, or declare the encoding that all files "
+            "have in the schema: format.encoding (latin-1, cp1252, utf-16, ...)"
+        )
+        if marked or not usual:
+            raise wrong from None
+        return content.decode(errors="replace").encode(), wrong
+    return content if usual else text.encode(), None
+
+
+def _has_replaced(table: pa.Table) -> bool:
+    """Return whether a column that is read, or its name, has bytes that are no text."""
+    named = any(REPLACED in name for name in table.column_names)
+    return named or any(pc.any(pc.match_substring(column, REPLACED)).as_py() for column in table.columns)
+
+
+def _parquet(path: Path, pick: _Pick) -> pa.Table:
+    """Read a Parquet file piece by piece: room is made for the rows that it has, not for those that it announces."""
+    with pa_parquet.ParquetFile(path) as file:
+        present = file.schema_arrow
+        read = _named(present.names, pick)
+        own = list(read.values())
+        pieces = [piece.select(own) for piece in file.iter_batches(columns=own)]
+        table = pa.Table.from_batches(pieces, pa.schema([present.field(name) for name in own]))
+        if table.num_rows != file.metadata.num_rows:
+            raise DataError(
+                f"{path}: is damaged: it has {table.num_rows} rows and announces {file.metadata.num_rows}"
+            )
+        return table.rename_columns(list(read))
+
+
+def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
+    try:
+        calamine: Any = import_module("python_calamine")
+    except ImportError:
+        raise ConfigError(
+            f"{path}: Excel files are read by the extra excel: pip install 'fedveil[excel]'"
+        ) from None
+    try:
+        book = calamine.CalamineWorkbook.from_path(str(path))
+        sheets = book.sheet_names
+        if written.sheet is not None and written.sheet not in sheets:
+            raise DataError(f"{path} has no sheet '{written.sheet}'; it has: {sanitize(', '.join(sheets))}")
+        if not sheets:
+            raise DataError(f"{path} has no sheet")
+        rows = book.get_sheet_by_name(written.sheet or sheets[0]).to_python(skip_empty_area=False)
+    except calamine.CalamineError:
+        raise DataError(f"{path} is damaged or no {path.suffix} file") from None
+    if not rows:
+        raise DataError(f"{path}: the sheet is empty; its first row names the columns")
+    header, *body = rows
+    names = [str(cell) for cell in header]
+    read = {name: names.index(own) for name, own in _named(names, pick).items() if name}
+    return pa.table({name: _cells([row[at] for row in body], written) for name, at in read.items()})
+
+
+def _cells(cells: list[Any], written: Format) -> pa.Array:
+    """Return an Excel column, one cell by one; an empty cell has no text."""
+    found = [
+        {
+            "text": None if cell == "" else _text(cell, written),
+            "day": date(cell.year, cell.month, cell.day) if isinstance(cell, date) else None,
+            "id": isinstance(cell, str) or (_is_whole(cell) and abs(cell) < 1 << 53),
+        }
+        for cell in cells
+    ]
+    return pa.array(found, EXCEL_CELL)
+
+
+def _text(cell: Any, written: Format) -> str:
+    """Return one cell as somebody would have written it."""
+    if isinstance(cell, bool):
+        return str(int(cell))
+    if isinstance(cell, float) and not _is_whole(cell):
+        return repr(cell).replace(".", written.decimal)
+    if isinstance(cell, date):
+        return str(date(cell.year, cell.month, cell.day))
+    return str(int(cell)) if _is_whole(cell) else str(cell)
+
+
+def _is_whole(cell: Any) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool) and float(cell).is_integer()
+
+
+def without_days(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column's cells as others read them: those of an Excel file as their text."""
+    cells = column.combine_chunks()
+    return cells.field("text") if cells.type == EXCEL_CELL else cells
+
+
+def _required_columns(
+    path: Path, present: list[str], *, columns: Sequence[str] | None, may_lack: Container[str]
+) -> list[str]:
+    """The columns to read: those asked for, each of which the file must have once, or may lack.
+
+    One that it may lack and has in another case, or without the blanks that somebody declared around it, is not
+    lacking: it would be read as missing in every record.
+    """
+    if columns is None:
+        columns = present
+    cases = {one.lower() for one in present}
+    lacking = [one for one in columns if one not in present]
+    _refuse_lacking(
+        path, present, [one for one in lacking if one not in may_lack or one.strip().lower() in cases]
+    )
+    for column in columns:
+        if present.count(column) > 1 and column:
+            raise DataError(
+                f"{path} has {present.count(column)} columns '{sanitize(column)}', and exactly one is needed; it has: "
+                f"{sanitize(', '.join(present))}"
+            )
+    if columns and len(lacking) == len(columns):
+        _refuse_lacking(path, present, lacking)
+    return [one for one in columns if one in present]
+
+
+def _refuse_lacking(path: Path, present: list[str], lacking: Sequence[str]) -> None:
+    if lacking:
+        several, names = "s" * (len(lacking) > 1), "', '".join(map(sanitize, lacking))
+        near = did_you_mean(lacking[0], present) if len(lacking) == 1 else ""
+        if any(REPLACED in name for name in present):
+            near += "; the header is written in another encoding than the schema's: declare format.encoding"
+        told = (
+            f"{path} has no column{several} '{names}'; it has: {sanitize(', '.join(present))}{sanitize(near)}"
+        )
+        raise LackingColumnsError(told, lacking)
+
+
+def _without_values(error: Exception) -> str:
+    """What Arrow says was wrong, without the cells that it quotes."""
+    said = str(error)
+    if "Empty CSV file" in said:
+        return "it is empty; one without records has its header"
+    found = next((match.group() for pattern in _REASONS if (match := pattern.search(said))), None)
+    return found or said.split(":")[0]

@@ -1,0 +1,388 @@
+"""The columns of one table: cells as text, numbers or dates, encoded as a schema declares.
+
+Records are counted from 1, without the header, in every error. No error repeats a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Bool, Float32, Float64, Int64
+
+from fedveil.data.cell_values import DeclaredValues, day_of, number_of, whole_number, without_fraction
+from fedveil.data.records import Targets
+from fedveil.data.schema import Category, Date, Feature, Label, Number, Schema, Survival
+from fedveil.data.table_file import EXCEL_CELL, REPLACED, LackingColumnsError, open_table, without_days
+from fedveil.errors import DataError
+from fedveil.sanitize import sanitize
+
+EVENTS: Final = ("0", "1")
+"""Declared values of a survival event: censored, and ended with the event."""
+
+_ISO: Final = "%Y-%m-%d"
+
+
+def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
+    """Cells as text without surrounding blanks, and which are missing: null, or a declared missing value."""
+    cells = without_days(column)
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.dictionary_decode()
+    if pa.types.is_duration(cells.type):
+        raise DataError(
+            f"a column of type {cells.type} holds durations, which are no numbers without a unit; write it as a column "
+            "of numbers, of days, say"
+        )
+    if pa.types.is_boolean(cells.type):
+        cells = cells.cast(pa.int8())
+    try:
+        text = pc.utf8_trim_whitespace(cells.cast(pa.string()))
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise DataError(f"a column of type {cells.type} holds neither numbers nor text") from error
+    missing = pc.or_(pc.is_null(text), pc.is_in(text, missing_values))
+    return text, np.asarray(missing, dtype=np.bool_)
+
+
+class TableReader:
+    """Turns columns of one file into arrays; every error names file, record and column.
+
+    Args:
+        path: what errors call it.
+        table: its columns.
+        missing_values: cells that hold nothing.
+        decimal: the mark in numbers that are text.
+        binned: whether a cell that its declaration does not allow is counted as invalid, and not refused: as a feature
+            it has a place of its own, as a target its record is left out.
+        spellings: by column, what else is written for a declared value.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        table: pa.Table,
+        missing_values: Sequence[str],
+        decimal: Literal[".", ","] = ".",
+        *,
+        binned: bool = False,
+        spellings: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    ) -> None:
+        if table.num_rows == 0:  # columns without a value may have any type, or none
+            table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
+        self._path = path
+        self._table = table
+        self._missing_values = pa.array(missing_values, pa.string())
+        self._decimal = decimal
+        numbers = self.parse_numbers(self._missing_values)
+        self._missing_numbers = numbers.filter(pc.invert(pc.is_nan(numbers)))
+        self._binned, self._spellings = binned, spellings
+        self._invalid: dict[str, Bool[np.ndarray, "n"]] = {}
+
+    @classmethod
+    def by_schema(
+        cls, schema: Schema, path: Path, columns: Sequence[str], *, tolerant: bool, binned: bool = False
+    ) -> TableReader:
+        """Open these columns of a file as a schema says that it is written.
+
+        Raises:
+            DataError: as :func:`open_table`.
+        """
+        try:
+            table = open_table(path, columns, schema.format, tolerant=tolerant, may_lack=schema.may_lack)
+        except LackingColumnsError as error:
+            if not schema.features.keys() >= set(error.columns):
+                raise
+            absent = "a feature that some table does not have is declared with absent = 'missing'"
+            raise DataError(f"{error}; {absent}") from None
+        return cls(
+            path,
+            table,
+            schema.missing_values,
+            schema.format.decimal,
+            binned=binned,
+            spellings=schema.spellings,
+        )
+
+    @property
+    def n_records(self) -> int:
+        """Records of the file."""
+        return int(self._table.num_rows)
+
+    def encode(self, column: str, feature: Feature) -> Float32[np.ndarray, "n width"]:
+        """Return a column's features by its declaration; where invalid cells have a place, it is the last."""
+        encoded = (
+            self._one_hot(column, feature) if isinstance(feature, Category) else self._scaled(column, feature)
+        )
+        if not self._binned:
+            return encoded
+        wrong = self.invalid(column)
+        encoded[wrong] = 0.0
+        return np.column_stack((encoded, wrong)).astype(np.float32)
+
+    def invalid(self, *columns: str) -> Bool[np.ndarray, "n"]:
+        """Return which records have an invalid cell in one of these columns, as far as they were read."""
+        found = np.zeros(self.n_records, dtype=np.bool_)
+        for column in columns:
+            found |= self._invalid.get(column, False)
+        return found
+
+    def number(self, column: str) -> Float32[np.ndarray, "n"]:
+        """Return a column of numbers as it is."""
+        values, missing = self._numbers(column)
+        self._refuse(missing, column, "the value is missing; the model was trained without missing values")
+        self._refuse(np.abs(values) > np.finfo(np.float32).max, column, "the value is too large for float32")
+        return values.astype(np.float32)
+
+    def identities(self, column: str) -> list[str]:
+        """Return the ids of a user or silo column as text; strings and integers are ids, nothing else.
+
+        A whole number has no fraction of zeros (:func:`without_fraction`): ``7.0`` is 7, and ``07`` is another id.
+
+        Raises:
+            DataError: a missing id, or a column (of an Excel file: a cell) of another type.
+        """
+        kind = self._table.schema.field(column).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if kind == EXCEL_CELL:
+            fit = self._table.column(column).combine_chunks().field("id").to_numpy(zero_copy_only=False)
+            self._refuse(~fit, column, "ids are text or whole numbers below 2^53")
+        elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+            raise DataError(f"{self._path}, column '{column}': ids are text or whole numbers, not {kind}")
+        ids = self.ids(column)
+        missing = np.array([one is None for one in ids], dtype=np.bool_)
+        self._refuse(missing, column, "the id is missing; every record needs one")
+        unknown = np.array(
+            [REPLACED in (one or "") for one in ids], dtype=np.bool_
+        )  # two of them may be two people
+        self._refuse(unknown, column, "the id has bytes that are no text")
+        return [str(one) for one in ids]
+
+    def ids(self, column: str) -> list[str | None]:
+        """Return the cells of a user or silo column as ids, None where a cell holds none; no cell is refused."""
+        cells, missing = self.text(column)
+        found = [
+            None if gone else self._plain(one) for one, gone in zip(cells.to_pylist(), missing, strict=True)
+        ]
+        nothing = frozenset(self._missing_values.to_pylist())
+        return [None if one in nothing else one for one in found]
+
+    def targets(self, schema: Schema) -> Targets:
+        """Return labels, numbers, or (event, time)."""
+        target = schema.target
+        if isinstance(target, Label):
+            return self._classes(target)
+        if isinstance(target, Survival):
+            event, time = self._event(target.event), self._required(target.time)
+            self._count(time < 0, target.time, "the time must not be negative")
+            return np.stack((event, time), axis=1).astype(np.float32)
+        values = self._required(target.column)
+        if target.bounds is not None:
+            inside = np.clip(values, *target.bounds)
+            if target.outside == "error":
+                lower, upper = target.bounds
+                self._count(
+                    inside != values,
+                    target.column,
+                    f"the target is outside of its bounds, {lower:g} to {upper:g}",
+                )
+            values = inside
+        return values.astype(np.float32)
+
+    def _scaled(self, column: str, feature: Number | Date) -> Float32[np.ndarray, "n width"]:
+        values, missing = (
+            self._numbers(column) if isinstance(feature, Number) else self._days(column, feature)
+        )
+        if feature.missing == "error":
+            self._count(
+                missing, column, "the value is missing; declare `missing` in the schema if that may be"
+            )
+        lower, upper = feature.bounds
+        scaled = 2 * (np.clip(values, lower, upper) - lower) / (upper - lower) - 1
+        scaled[missing] = feature.fill_value
+        columns = (scaled, missing) if feature.missing == "indicator" else (scaled,)
+        return np.stack(columns, axis=1).astype(np.float32)
+
+    def _one_hot(self, column: str, feature: Category) -> Float32[np.ndarray, "n width"]:
+        place, missing = self.places(column, feature.categories)
+        if feature.missing == "error":
+            self._count(
+                missing, column, "the value is missing; declare `missing` in the schema if that may be"
+            )
+        if feature.unknown == "error":
+            self._count((place < 0) & ~missing, column, "the value is not among the declared categories")
+        encoded = place[:, None] == np.arange(len(feature.categories))
+        columns = (encoded, missing) if feature.missing == "indicator" else (encoded,)
+        return np.column_stack(columns).astype(np.float32)
+
+    def _classes(self, target: Label) -> Int64[np.ndarray, "n"]:
+        place, missing = self.places(target.column, target.classes)
+        self._count(missing, target.column, "the label is missing")
+        self._count(place < 0, target.column, "the label is not among the declared classes")
+        found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
+        return found
+
+    def _event(self, column: str) -> Int64[np.ndarray, "n"]:
+        place, missing = self.places(column, EVENTS)
+        self._count(missing, column, "the target is missing")
+        self._count((place < 0) & ~missing, column, "the event must be 0 or 1")
+        found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
+        return found
+
+    def _required(self, column: str) -> Float64[np.ndarray, "n"]:
+        values, missing = self._numbers(column)
+        self._count(missing, column, "the target is missing")
+        large = np.abs(values) > np.finfo(np.float32).max
+        self._count(large, column, "the target is too large for float32")
+        return np.where(large, 0.0, values)
+
+    def places(
+        self, column: str, declared: Sequence[str]
+    ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+        """Return the place of every cell in a declared list, -1 where it is not in it; and which cells are missing.
+
+        A cell is matched by its text. A text that nobody declared is matched by its value, as a whole number or a
+        truth value (:class:`DeclaredValues`); this holds for missing values too.
+        """
+        cells, missing = self.text(column)
+        meant = {one: place for place, one in enumerate(declared)}
+        meant |= {one: meant[other] for one, other in self._spellings.get(column, {}).items()}
+        place = pa.array(list(meant.values()), pa.int32()).take(
+            pc.index_in(cells, pa.array(list(meant), pa.string()))
+        )
+        rest = pc.and_(pc.is_null(place), pa.array(~missing))
+        if pc.any(rest).as_py():
+            other = pc.unique(cells.filter(rest))
+            by_value, gone = self._by_value(other.to_pylist(), meant)
+            at = pc.index_in(cells, other)
+            place = pc.coalesce(place, by_value.take(at))
+            missing = missing | np.asarray(pc.fill_null(pc.and_(rest, gone.take(at)), False), dtype=np.bool_)
+        found = pc.fill_null(place, -1).to_numpy(zero_copy_only=False)
+        return np.where(missing, -1, found).astype(np.int64), missing
+
+    def _by_value(self, cells: Sequence[str], declared: Mapping[str, int]) -> tuple[pa.Array, pa.Array]:
+        """Return the places of texts by their values, null where there is none; and which of them are missing values.
+
+        A value that is both declared and missing is neither.
+        """
+        found = DeclaredValues(declared, self._decimal)
+        missing = {whole_number(one, self._decimal) for one in self._missing_values.to_pylist()} - {None}
+        places = [found.place(one) for one in cells]
+        gone = [whole_number(one, self._decimal) in missing for one in cells]
+        kept = [None if is_gone else place for place, is_gone in zip(places, gone, strict=True)]
+        lost = [is_gone and place is None for place, is_gone in zip(places, gone, strict=True)]
+        return pa.array(kept, pa.int32()), pa.array(lost, pa.bool_())
+
+    def _plain(self, cell: str) -> str:
+        return without_fraction(cell, self._decimal)
+
+    def _numbers(self, column: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+        """Values of a numeric column, 0 where missing; and which are missing."""
+        values, missing = self.cells(column)
+        if not pa.types.is_floating(values.type):
+            values = self._parsed(column, pc.if_else(pa.array(missing), None, values), missing)
+            missing = missing | self.standing_for_none(values)
+        numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
+        numbers[missing] = 0.0
+        self._count(~np.isfinite(numbers), column, "the value is infinite")
+        return np.where(np.isfinite(numbers), numbers, 0.0), missing
+
+    def _days(self, column: str, feature: Date) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+        """Days of a column of dates since 1970-01-01, 0 where missing; and which are missing."""
+        days, missing = self.dates(column, feature.format)
+        self._count(np.isnan(days) & ~missing, column, f"the value is no date as {feature.format}")
+        return np.where(np.isnan(days), 0.0, days), missing
+
+    def dates(self, column: str, written: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+        """Days since 1970-01-01 of every cell, NaN where it is missing or no date; and which are missing."""
+        cells = self._table.column(column).combine_chunks()
+        if pa.types.is_date(cells.type) or pa.types.is_timestamp(cells.type):
+            days = cells.cast(pa.date32(), safe=False).cast(pa.int32())
+            missing = np.asarray(cells.is_null(), dtype=np.bool_)
+        else:
+            text, missing = self.text(column)
+            coded = text.dictionary_encode()
+            plain = [
+                self._plain(one) for one in coded.dictionary.to_pylist()
+            ]  # 20200131.0 is written for 20200131
+            found = [day_of(one, written) for one in coded.dictionary.to_pylist()]
+            found = [
+                day_of(one, written) if day is None else day for one, day in zip(plain, found, strict=True)
+            ]
+            days = pa.array(found, pa.int32()).take(coded.indices)
+            gone = pc.is_in(pa.array(plain, pa.string()), self._missing_values).take(coded.indices)
+            missing = missing | np.asarray(pc.fill_null(gone, False), dtype=np.bool_)
+            if cells.type == EXCEL_CELL:
+                days = pc.coalesce(cells.field("day").cast(pa.int32()), days)
+        missing = missing | np.asarray(pc.is_in(days, self._missing_days(written)), dtype=np.bool_)
+        return pc.fill_null(days.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False), missing
+
+    def _missing_days(self, written: str) -> pa.Array:
+        """Days that stand for none: declared missing values that are dates of this format, or else of ISO 8601."""
+        marks = self._missing_values.to_pylist()
+        days = [day_of(one, written) for one in marks], [day_of(one, _ISO) for one in marks]
+        return pc.drop_null(pc.coalesce(*(pa.array(one, pa.int32()) for one in days)))
+
+    def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
+        """Text cells as numbers; refuse the first that is none."""
+        values = self.parse_numbers(cells)
+        self._count(
+            np.asarray(values.is_null()) & ~missing,
+            column,
+            f"the value is no number (decimal mark '{self._decimal}')",
+        )
+        return values
+
+    def parse_numbers(self, cells: pa.Array) -> pa.Array:
+        """Text cells as float64, null where they are no number; one by one only where Arrow refuses the column."""
+        if self._decimal != ".":
+            cells = pc.replace_substring(pc.replace_substring(cells, ".", "?"), self._decimal, ".")
+        try:
+            return pc.cast(cells, pa.float64())
+        except pa.ArrowInvalid:
+            return pa.array([number_of(cell) for cell in cells.to_pylist()], pa.float64())
+
+    def cells(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
+        """Cells as they are, float64 of a numeric column and else text; and which are missing."""
+        kind = self._table.schema.field(column).type
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+            values = self._table.column(column).combine_chunks()
+            if pa.types.is_decimal(kind):  # by its text, as in a CSV table: a cast rounds twice
+                values = values.cast(pa.string())
+            values = values.cast(pa.float64(), safe=False)
+            missing = np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
+            return values, missing | self.standing_for_none(values, kind)
+        return self.text(column)
+
+    def standing_for_none(self, values: pa.Array, kind: pa.DataType | None = None) -> Bool[np.ndarray, "n"]:
+        """Which numbers are declared missing values, as a column of this type holds these."""
+        marks = self._missing_numbers
+        if kind is not None and pa.types.is_floating(kind):
+            marks = marks.cast(kind, safe=False).cast(pa.float64())
+        return np.asarray(pc.is_in(values, marks), dtype=np.bool_)
+
+    def text(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
+        """Cells as text; and which are missing."""
+        try:
+            return text_cells(self._table.column(column), self._missing_values)
+        except DataError as error:
+            raise DataError(f"{self._path}, column '{sanitize(column)}': {error}") from error
+
+    def _count(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
+        """Count wrong cells as invalid where they have a place; else raise the error of the first."""
+        if self._binned:
+            self._invalid[column] = self.invalid(column) | wrong
+        else:
+            self._refuse(wrong, column, problem)
+
+    def _refuse(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
+        """Raise the error of the first wrong cell, if any."""
+        if wrong.any():
+            record = int(np.argmax(wrong)) + 1
+            raise DataError(
+                f"{self._path}, record {record} (the header not counted), column '{column}': {problem}"
+            )

@@ -1,0 +1,138 @@
+"""What the terms of a run propose, read and judged by a silo: under its policy, and from its own records.
+
+    text ─► canonical JSON ─► packages the policy names ─► a document of one kind ─► policy ─► what the silo would do
+
+Everything is refused from the document and the policy, but records that are not those of whom the method needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fedveil.errors import PrivacyError
+from fedveil.federation.canonical_document import parse_terms
+from fedveil.federation.deployable import check_deployable, check_own_client
+from fedveil.federation.errors import RefusalError
+from fedveil.federation.policy import Policy
+from fedveil.federation.silo_data import HoldoutSpec, LocalPopulation, PartyTable
+from fedveil.federation.silo_session.release_task import SiloReleaseTask, make_release_task
+from fedveil.federation.silo_session.run_parts import SiloTasks
+from fedveil.federation.silo_session.task import SiloTask
+from fedveil.federation.silo_session.training_task import SiloTrainingTask
+from fedveil.protocols.refusals import Code
+from fedveil.protocols.session_messages import RunPart
+from fedveil.run.config.experiment import Experiment, TrainerSection, parse
+from fedveil.run.config.release_document import TableDocument, kind_in
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.releases.requests import prepare_document, request_scope, side_release_scope
+from fedveil.run.setup import Prepared, prepare
+from fedveil.validation import validate_document
+
+
+def review_proposal(
+    text: str, phase: RunPart | None, policy: Policy, share: LocalPopulation, number: int
+) -> SiloTask:
+    """Return what a silo would do in a session.
+
+    Args:
+        text: the document that is proposed.
+        phase: which part of it; None: all of it, where it is training alone.
+        policy: the silo's.
+        share: the population as it holds it.
+        number: the silo's own.
+
+    Raises:
+        RefusalError: what the policy does not allow, or what does not fit what was released before.
+        ConfigError: a document that makes no sense.
+        OwnRecordsError: records that are not those of whom the method needs.
+    """
+    document, packages = parse_terms(text)
+    policy.check_packages(document, packages)
+    try:
+        kind = kind_in(document)
+        if kind is not None:
+            return _released(kind, document, phase, policy, share)
+        experiment = parse(document, _ORIGIN)
+        policy.check_request(experiment)
+        if "preprocessing" in document or "evaluation" in document:
+            return _part(experiment, phase, policy, share)
+        if phase is not None:
+            raise RefusalError(Code.SHAPE)
+        return _trained(experiment, policy, share, number)
+    except (PrivacyError, ArithmeticError) as error:  # numbers too large or too small for the method, say
+        raise RefusalError(Code.EXPERIMENT, detail=str(error)) from error
+
+
+def _trained(experiment: Experiment, policy: Policy, share: LocalPopulation, number: int) -> SiloTrainingTask:
+    prepared = _checked(experiment, policy, share, number)
+    return SiloTrainingTask(prepared, policy.event(prepared.guarantee), policy.round_seconds)
+
+
+def _checked(experiment: Experiment, policy: Policy, share: LocalPopulation, number: int) -> Prepared:
+    """Return an experiment as the silo holds it, whose method its policy allows; every part of a run begins so.
+
+    Raises:
+        MainSilosError: the silo's file of main silos is not the one of the run.
+    """
+    prepared = prepare(_own(experiment), FixedPopulation(share, of=share.declared))
+    policy.check_method(prepared.method, prepared.task.dimension)
+    prepared.method.weights.check_file(share.main_silos)
+    check_deployable(prepared)
+    check_own_client(prepared, number)
+    return prepared
+
+
+def _part(experiment: Experiment, phase: RunPart | None, policy: Policy, share: LocalPopulation) -> SiloTask:
+    """Return a silo's work in a part of a run that has releases beside its rounds."""
+    if phase is None:
+        raise RefusalError(Code.SHAPE)
+    if share.table is None:
+        raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
+    policy.check_asked(side_release_scope(experiment, share.table.declared))
+    return SiloTasks(policy, share.table, lambda table: _tested(experiment, policy, table)).work(phase)
+
+
+def _tested(experiment: Experiment, policy: Policy, table: PartyTable) -> Prepared:
+    """Return an experiment over a silo's own table, of which records are held out if their metrics are released."""
+    own, tested = experiment.data.table, None
+    assert own is not None, "Experiment asks for it"
+    if experiment.evaluation is not None:
+        seed = experiment.seed if experiment.data.seed is None else experiment.data.seed
+        tested = HoldoutSpec(own.test_share, seed)
+    assert table.silo is not None
+    return _checked(experiment, policy, table.share(tested), table.silo)
+
+
+def _released(
+    kind: type[TableDocument],
+    document: dict[str, Any],
+    phase: RunPart | None,
+    policy: Policy,
+    share: LocalPopulation,
+) -> SiloReleaseTask:
+    if phase is None:
+        raise RefusalError(Code.SHAPE)
+    if share.table is None:
+        raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
+    asked, of = validate_document(kind, document, _ORIGIN), share.table.declared
+    policy.check_open(asked.protection.name, asked.privacy.insecure_seed)
+    policy.check_asked(request_scope(asked, of))
+    return make_release_task(prepare_document(asked, of), phase, policy, share.table)
+
+
+_ORIGIN: Final = "the coordinator's document"
+
+
+def _own(experiment: Experiment) -> Experiment:
+    """Return the experiment without what concerns the coordinator alone, or names files: none is read here.
+
+    All else of the model stays, so that what is signed is what is trained; and the server's step: under partial
+    encryption the silos make it.
+    """
+    coordinators = {"metrics": None, "initial": None, "initial_layers": None}
+    return experiment.model_copy(
+        update={
+            "model": experiment.model.model_copy(update=coordinators),
+            "trainer": TrainerSection(name=experiment.trainer.name, precision=experiment.trainer.precision),
+        }
+    )

@@ -1,0 +1,208 @@
+"""What one party of a federation holds of its data: a silo its own records, the coordinator a public test table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from fedveil.data.columns import ColumnTable, read_own_columns
+from fedveil.data.main_silos import MainSilos, read_main_silos
+from fedveil.data.records import Population, Records
+from fedveil.data.salted_file import read_salted
+from fedveil.data.schema import Label, Schema, Survival
+from fedveil.data.tables import TASKS, held_out, read_own, read_test
+from fedveil.errors import DataError
+from fedveil.federation.membership import Membership
+from fedveil.run.config.declared_tables import DeclaredTables
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class LocalPopulation(Population):
+    """A population of which this process has the records of one party alone.
+
+    All else (|U|, the silos' names, task, classes) is that of the whole federation.
+
+    Attributes:
+        table: where its records come from, for what reads them otherwise than training does; None: from nowhere.
+    """
+
+    complete: ClassVar[bool] = False
+
+    table: PartyTable | None = None
+
+    @property
+    def declared(self) -> DeclaredTables | None:
+        """What is declared of all parties' tables; None where there are none."""
+        return None if self.table is None else self.table.declared
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyTable:
+    """The table of one party: what is declared of all, and the party's own file.
+
+    Attributes:
+        declared: what is declared of all tables.
+        silo: the silo's number; None: the coordinator, which has no records.
+        path: the silo's own file, or the coordinator's public test table; None: it has none.
+        users: all users' ids, in the order of their numbers; None: ids are numbers from 0.
+        main_silos: of all users, where the silo has a file of them.
+    """
+
+    declared: DeclaredTables
+    silo: int | None = None
+    path: Path | None = None
+    users: tuple[str, ...] | None = None
+    main_silos: MainSilos | None = None
+
+    def with_refined_schema(self, schema: Schema, clip: float | None) -> PartyTable:
+        """Return the same table under a schema, and beside a clip, that follow from releases."""
+        return replace(self, declared=self.declared.with_refined_schema(schema, clip))
+
+    def columns(self, wanted: Sequence[str], schema: Schema | None = None) -> ColumnTable:
+        """Return columns of the silo's own records.
+
+        Args:
+            wanted: their names.
+            schema: what they are; None: as declared.
+
+        Raises:
+            DataError: a file that cannot be read or lacks a column.
+        """
+        silos = self.declared.silos
+        assert self.silo is not None, "the coordinator has no records"
+        assert self.path is not None
+        schema = self.declared.schema if schema is None else schema
+        return read_own_columns(schema, self.path, wanted, silo=self.silo, silo_names=silos, users=self.users)
+
+    def share(self, tested: HoldoutSpec | None = None) -> LocalPopulation:
+        """Return what the party holds: a silo its records, the coordinator the public test table, if there is one.
+
+        The coordinator evaluates models on it; from the shapes alone it is derived what a model looks like.
+
+        Args:
+            tested: which of a silo's records are held out; None: none.
+
+        Raises:
+            DataError: a table that does not fit the schema; named by file, record and column.
+        """
+        schema, silos = self.declared.schema, self.declared.silos
+        if self.silo is None:
+            features, targets = _nothing(schema) if self.path is None else read_test(schema, self.path)
+            nobody = np.zeros(len(features), dtype=np.int32)
+            records = Records(features=features, targets=targets, silo=nobody, user=nobody)
+            return self._of(records, features, targets, None)
+        assert self.path is not None
+        name = silos[self.silo]
+        records, rows = read_own(schema, self.path, silo=self.silo, name=name, users=self.users)
+        if tested is None:
+            return self._of(records, records.features[:1], records.targets[:1], None)
+        assert records.key is not None, "tables name their users"
+        out = held_out(records.user, records.silo, records.key, tested.share, tested.seed)
+        kept = records.select(np.flatnonzero(~out))
+        return self._of(kept, records.features[out], records.targets[out], rows[out])
+
+    def _of(
+        self, records: Records, features: np.ndarray, targets: np.ndarray, rows: np.ndarray | None
+    ) -> LocalPopulation:
+        schema = self.declared.schema
+        return LocalPopulation(
+            name="federation",
+            train=records,
+            test_features=features,
+            test_targets=targets,
+            test_rows=rows,
+            public_test=self.silo is None and self.path is not None,
+            n_users=schema.n_users,
+            silo_names=self.declared.silos,
+            main_silos=self.main_silos,
+            table=self,
+            task=TASKS[schema.target.kind],
+            n_classes=len(schema.target.classes) if isinstance(schema.target, Label) else None,
+            notes=(
+                "Features are scaled and encoded from declared bounds and categories: nothing is fitted on records.",
+                *schema.matching,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class HoldoutSpec:
+    """Which records are held out for testing.
+
+    Attributes:
+        share: the probability of each.
+        seed: of the choice.
+    """
+
+    share: float
+    seed: int
+
+
+def _nothing(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
+    """Return no record, in the shapes of a schema's features and targets."""
+    features = np.zeros((0, schema.width), dtype=np.float32)
+    if isinstance(schema.target, Label):
+        return features, np.zeros(0, dtype=np.int64)
+    pairs = isinstance(schema.target, Survival)
+    return features, np.zeros((0, 2) if pairs else 0, dtype=np.float32)
+
+
+def load_silo_population(
+    schema: Schema,
+    table: Path,
+    membership: Membership,
+    silo: int,
+    users: Path | None,
+    main_silos: Path | None = None,
+) -> LocalPopulation:
+    """Read what a silo holds.
+
+    Args:
+        schema: the public schema.
+        table: the silo's own file.
+        membership: the federation.
+        silo: the silo's number.
+        users: the list of all users' ids that the schema names; None: it names none. Known to the silos alone.
+        main_silos: a file of all users' main silos; None: no run asks for it.
+
+    Raises:
+        DataError: a table that does not fit the schema; named by file, record and column. Another list of users than
+            the schema names.
+
+    Guarantees:
+        With the same schema, which all members sealed, every silo has the same list, byte for byte, or none: an id has
+        one number in all silos, so that no user is two.
+    """
+    listed = _listed(schema, users)
+    declared = DeclaredTables(schema=schema, silos=membership.silos)
+    found = None
+    if main_silos is not None:
+        ids = tuple(map(str, range(schema.n_users))) if listed is None else listed
+        found = read_main_silos(main_silos, ids, membership.silos)
+    return PartyTable(declared=declared, silo=silo, path=table, users=listed, main_silos=found).share()
+
+
+def _listed(schema: Schema, path: Path | None) -> tuple[str, ...] | None:
+    """Return all users' ids, in the order of their numbers; None: ids are numbers."""
+    if path is None and schema.users is not None:
+        raise DataError(
+            f"silo.toml: the schema names a list of users (sha256 {schema.users}); name that file (users)"
+        )
+    if path is None:
+        return None
+    found = read_salted(path)
+    if found.digest != schema.users:
+        raise DataError(
+            f"{path}: a list of users with the sha256 {found.digest}, and the schema names "
+            + ("none: ids are numbers from 0 then" if schema.users is None else f"that with {schema.users}")
+        )
+    return found.lines
+
+
+def load_public_test_table(schema: Schema, test: Path | None, membership: Membership) -> PartyTable:
+    """Return the coordinator's table: a public test table, which is never trained on, or none."""
+    return PartyTable(declared=DeclaredTables(schema=schema, silos=membership.silos), path=test)

@@ -1,0 +1,203 @@
+"""One message of a channel: what it cost, its bytes with what decodes them, and what was decoded."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from fedveil.errors import CompositionError
+from fedveil.quantization.codec import MAX_RATIO, Codec, Sent, gaussian_channel
+from fedveil.quantization.errors import ChannelError
+from fedveil.quantization.information import information_limit
+from fedveil.quantization.lattices import lattice
+from fedveil.quantization.laws import GaussianLaw, LaplaceLaw
+from fedveil.quantization.quantizers import LayeredQuantizer
+from fedveil.quantization.streams import KeyedStreams, update_key
+from fedveil.randomness import BitSource, PrivacyRandomness
+
+_KEY_BYTES: Final = 32
+_SCALE: Final = struct.Struct("<d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sender:
+    """Who sends a message, in which attempt at a round.
+
+    Attributes:
+        number: the silo's or client's own.
+        senders: how many there are.
+        round: counts from 1.
+        attempt: how often the round was begun before; every attempt has noise of its own.
+        grid: the step on which what is sent was rounded, in the unit of the update.
+        privacy: the sender's own randomness.
+        measured: whether a cost says what the message could cost at least, which takes longer than to encode it.
+    """
+
+    number: int
+    senders: int
+    round: int
+    attempt: int = 0
+    grid: float
+    privacy: PrivacyRandomness
+    measured: bool = True
+
+    def source(self, purpose: str) -> BitSource:
+        """Return the sender's randomness for a purpose in this attempt."""
+        attempt = ("attempt", self.attempt) if self.attempt else ()
+        return self.privacy.stream(purpose, self.round, self.number, *attempt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageCost:
+    """What one message of a silo or client cost.
+
+    Attributes:
+        parameters: how many it holds.
+        bytes: length of the whole message.
+        limit: the information limit of :func:`~fedveil.quantization.information.information_limit`, bits a parameter;
+            None where the message is not compressed to its noise.
+        acceptance: share of the quantiser's draws that were accepted; None where nothing is drawn.
+    """
+
+    parameters: int
+    bytes: int
+    limit: float | None = None
+    acceptance: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedMessage:
+    """A message of a channel of bytes, and what its receiver needs to decode it.
+
+    Attributes:
+        key: 32 bytes, of this message alone; who holds it learns more than the decoded value.
+        message: what the codec made.
+        scale: what its noise is measured in, where that is the sender's own (CEPAM by norm); None: a public number.
+    """
+
+    key: bytes
+    message: bytes
+    scale: float | None = None
+
+    def to_bytes(self) -> bytes:
+        """Return key, scale (float64, NaN for a public one) and message as one byte string, to be sealed."""
+        return self.key + _SCALE.pack(math.nan if self.scale is None else self.scale) + self.message
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CodedMessage:
+        """Return the message of :meth:`to_bytes`.
+
+        Raises:
+            ChannelError: too short.
+        """
+        start = _KEY_BYTES + _SCALE.size
+        if len(data) < start:
+            raise ChannelError(f"a coded message has at least {start} bytes, this one {len(data)}")
+        (scale,) = _SCALE.unpack_from(data, _KEY_BYTES)
+        return cls(key=data[:_KEY_BYTES], message=data[start:], scale=None if math.isnan(scale) else scale)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedMessage:
+    """One message before it is received: numbers, or what a codec made of them.
+
+    Attributes:
+        cost: of the message, where it is counted.
+        values: the numbers, where the channel sends numbers.
+        coded: the message as it travels, where the channel makes bytes of it.
+    """
+
+    cost: MessageCost | None = None
+    values: Float64[np.ndarray, " d"] | None = None
+    coded: CodedMessage | None = None
+
+    @property
+    def numbers(self) -> Float64[np.ndarray, " d"]:
+        """The numbers.
+
+        Raises:
+            CompositionError: the channel makes bytes of what it sends.
+        """
+        if self.values is None:
+            raise CompositionError("a message that a codec made is no numbers before it is decoded")
+        return self.values
+
+    @property
+    def payload(self) -> Float64[np.ndarray, " d"] | bytes:
+        """What travels: the numbers, or the codec's bytes with their key, to be sealed."""
+        return self.numbers if self.coded is None else self.coded.to_bytes()
+
+
+# --- quantized encoding --------------------------------------------------------------------------------------------
+# What channels of bytes share: the codec of a law, a message under a key of its own, and what no epsilon covers.
+
+KEY_REASON: Final = (
+    "a message's key bounds the error of every parameter, and its blocks' spreads depend on the sum"
+)
+OF_LAYERS: Final = (
+    "the lengths of messages and the spreads in them, and the message sizes and information limits in metrics.jsonl: "
+    "they depend on private sums, so messages must travel encrypted",
+    "numerical error in the channel's noise, and a break of its cipher: the noise has the stated distribution in real "
+    "numbers, but is computed in float64 from 52-bit uniform numbers of a ChaCha20 stream under a fresh key",
+)
+"""What no epsilon over a layered quantiser covers."""
+OF_DITHERS: Final = (
+    "numerical error in the dithered quantisers, and a break of their cipher: epsilon against readers and clients "
+    "counts the noise of several messages, of which the quantisers' errors are independent in real numbers, but these "
+    "are computed in float64 from 52-bit uniform numbers of a ChaCha20 stream under a fresh key",
+)
+"""What no epsilon over Gaussian noise of several messages covers, where they are dithered; one message is covered."""
+
+
+def layered_codec(law: GaussianLaw | LaplaceLaw, name: str | None) -> Codec:
+    """Return the codec whose error has a law, on a lattice; None sends Gaussian noise in the cheapest way."""
+    if name is None and isinstance(law, GaussianLaw):
+        return gaussian_channel(law.std)
+    return Codec(quantizer=LayeredQuantizer(law=law, lattice=lattice(name or "Z1")))
+
+
+def encode_layered(
+    values: Float64[np.ndarray, " d"],
+    at: Sender,
+    law: GaussianLaw | LaplaceLaw,
+    name: str | None,
+    scale: float | None = None,
+) -> EncodedMessage:
+    """Return numbers as a message whose compression error has a law.
+
+    Args:
+        values: (d,) what is sent.
+        at: who sends it.
+        law: of the error.
+        name: of the lattice; None: see :func:`layered_codec`.
+        scale: what the noise is measured in, where that is the sender's own.
+    """
+    sent, coded = encode_quantized(layered_codec(law, name), values, at, at.source("channel"))
+    cost = MessageCost(
+        parameters=len(values),
+        bytes=len(sent.message),
+        limit=information_limit(values, law) if at.measured else None,
+        acceptance=sent.accepted / sent.drawn,
+    )
+    return EncodedMessage(cost=cost, coded=replace(coded, scale=scale))
+
+
+def encode_quantized(
+    codec: Codec, values: Float64[np.ndarray, " d"], at: Sender, source: BitSource
+) -> tuple[Sent, CodedMessage]:
+    """Return the message of a codec, and the message with its key, which no other message has.
+
+    The source is privacy randomness of this sender and attempt. It stands for a key agreement: the secret is drawn from
+    it, so attempts never share a key. A number that is too large for the codec, above 2^30 scales of its law, is cut:
+    nobody moves a cut sum farther than the sum, and a refusal would tell of it.
+    """
+    longest = MAX_RATIO * codec.quantizer.law.scale
+    secret = source.uint64(4).astype("<u8").tobytes()
+    key = update_key(secret, run="one process", client=at.number, round_number=at.round)
+    sent = codec.send(np.clip(values, -longest, longest), KeyedStreams(key))
+    return sent, CodedMessage(key=key, message=sent.message)

@@ -1,0 +1,85 @@
+"""How much noise a run has beside how far it can travel, from public numbers alone, and the rules that read it.
+
+With everyone in every round and updates of length at most C, T rounds with the server's rate eta move a model by at
+most eta T C, and leave noise of the norm eta C sqrt(d T) z / (q |U|) in it. Their quotient
+
+    rho = sqrt(d / T) z / (q |U|)
+
+is the noise-to-travel ratio. Under Gaussian noise without sampling it is sqrt(d) / (|U| mu), mu = sqrt(T) / z: at one
+epsilon it depends on neither T nor z. It is a function of public numbers, so what is chosen by it costs nothing.
+docs/theory/noise-to-travel.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from fedveil.errors import CompositionError
+from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.method import Method
+
+MOST: Final = 3.0
+"""The longest step that the rule proposes, in mean updates."""
+SCALE: Final = 0.25
+"""rho times the step that the rule proposes. Both were set on digits and TcgaBrca."""
+
+
+def noise_to_displacement(method: Method, public: PublicFacts, rounds: int) -> float:
+    """Return rho of a run; infinite where updates are not bounded, so that nothing is known.
+
+    Args:
+        method: with its noise; where that falls from round to round, rho is that of a run with the first round's.
+        public: |S|, |U| and d.
+        rounds: T.
+
+    Raises:
+        CompositionError: noise of unknown size.
+    """
+    noise = method.noise_std(public.n_silos)
+    if noise is None or public.dimension is None:
+        raise CompositionError(
+            f"{method.name}: the noise-to-travel ratio needs one size of the noise on the sums, which is not known here"
+        )
+    if not method.bound.bounded:
+        return 0.0 if noise == 0 else math.inf
+    length = method.bound.longest / method.bound.unit
+    return math.sqrt(public.dimension / rounds) * noise / (length * method.sampler.rate * public.n_users)
+
+
+def step_by_rule(ratio: float) -> float:
+    """Return eta = min(3, 0.25 / rho): how many mean updates of a user the server goes along.
+
+    >>> step_by_rule(0.05), step_by_rule(0.5)
+    (3.0, 0.5)
+    """
+    return MOST if ratio == 0 else min(MOST, SCALE / ratio)
+
+
+def rounds_by_rule(rounds: int, ratio: float) -> int:
+    """Return how many rounds go 0.25 T / rho mean updates along: T, and more where the rule's step is capped at 3.
+
+    At one epsilon, without sampling, rho is the same for every T; so is the noise that these rounds leave, 0.25 T C.
+
+    >>> rounds_by_rule(30, 0.24), rounds_by_rule(30, 0.025)
+    (30, 100)
+    """
+    return rounds if ratio == 0 else max(rounds, round(rounds * SCALE / (MOST * ratio)))
+
+
+def rate_by_rule(method: Method, public: PublicFacts, rounds: int) -> float:
+    """Return the server's learning rate that goes eta mean updates of a user along, by :func:`step_by_rule`.
+
+    Sums are divided by the method's divisor, not by q |U|: for pairs the rate is |S| eta.
+
+    Raises:
+        CompositionError: noise of unknown size, or none.
+    """
+    ratio = noise_to_displacement(method, public, rounds)
+    if not 0 < ratio < math.inf:
+        raise CompositionError(
+            f"{method.name}: learning_rate = 'by-rule' weighs the noise against the way; without noise, or without a "
+            "clip, there is nothing to weigh: give a number"
+        )
+    users = method.sampler.rate * public.n_users
+    return step_by_rule(ratio) * method.divisor(public.n_silos, public.n_users) / users

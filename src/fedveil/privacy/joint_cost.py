@@ -1,0 +1,169 @@
+"""What several runs over the same people cost together.
+
+**Claim.** A reader of everything that the runs released learns at most what is (epsilon, delta) with the composition of
+all their ledgers' charges: the charges of every run hold whatever was released before (adaptive composition).
+
+Noise on a grid costs a little more than the events say; what that is for a run is not in its ledger. A statement's
+epsilon is eps(event, e^-loss delta) + loss by its accountant, and eps does not grow with delta, so
+
+    loss <= stated epsilon - eps(event, delta),
+
+and the sum of these bounds is taken for all runs. Runs over other people only make the figure larger than it need be.
+A unit must be the same in all of them. Ids make it so; a data set of the catalogue has users that its allocation draws,
+so runs on it have one epsilon only where that is the same. Several data sets of the catalogue are made of the same
+records (all that are called MNIST), so runs on two of them have none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import folders_with, read_json, read_toml, reading
+from fedveil.privacy.accountant import epsilon_on_grid, is_large_delta
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import Event, atoms, compose
+from fedveil.privacy.ledger import read_entries
+from fedveil.privacy.statement import Statement, show_delta, show_epsilon
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointCost:
+    """What runs cost.
+
+    Attributes:
+        runs: of every run its folder, its number of charges, and its own epsilon (None: nothing is guaranteed).
+        epsilon: of all together; None where one of them guarantees nothing.
+        delta: what a probability may change by beyond the factor e^epsilon.
+        accountant: who bounded epsilon.
+        unit: what is protected as a whole.
+        units: the smallest declared number of units of a run; None: no run has one.
+        by_ids: whether several runs have one unit by what their tables' ids name, which no run folder tells.
+    """
+
+    runs: tuple[tuple[Path, int, float | None], ...]
+    epsilon: float | None
+    delta: float
+    accountant: str
+    unit: str
+    by_ids: bool
+    units: int | None = None
+
+    @property
+    def promise(self) -> str | None:
+        """What all together guarantee, in words; None for nothing."""
+        if self.epsilon is None:
+            return None
+        promise = (
+            f"each {self.unit} is protected with epsilon {show_epsilon(self.epsilon)} at delta "
+            f"{show_delta(self.delta)} (accountant {self.accountant})"
+        )
+        if self.units is not None and is_large_delta(self.delta, self.units):
+            promise += f", which promises nothing to any one {self.unit}: delta is not below 1 / {self.units}"
+        return f"{promise}, if an id names the same person in all of them" if self.by_ids else promise
+
+
+def joint_cost(folders: Sequence[Path], delta: float | None = None, accountant: str = "pld") -> JointCost:
+    """Return what runs cost together.
+
+    Args:
+        folders: run folders; one that is given twice counts once.
+        delta: of the figure; default: that of the runs, if it is the same.
+        accountant: who bounds epsilon.
+
+    Raises:
+        ConfigError: no folder; runs of different deltas, units or adjacencies, or of different users of the catalogue.
+        RunFolderError: a folder without a whole ledger and the statement of just these charges.
+        PrivacyError: a charge that the accountant has no bound for.
+    """
+    if not folders:
+        raise ConfigError("name the run folders whose cost is summed")
+    paths = list(dict.fromkeys(folder.resolve() for folder in folders))
+    statements = [_statement(path) for path in paths]
+    kinds = {(one.unit, one.adjacency) for one in statements}
+    if len(kinds) > 1:
+        told = ", ".join(sorted(f"{unit} ({adjacency.value})" for unit, adjacency in kinds))
+        raise ConfigError(f"the runs protect different things, so no one epsilon covers them: {told}")
+    by_ids = _some_by_ids(paths, statements) and len(paths) > 1
+    deltas = {one.delta for one in statements}
+    if delta is None and len(deltas) > 1:
+        raise ConfigError(
+            f"the runs have deltas {', '.join(f'{one:g}' for one in sorted(deltas))}; give --delta"
+        )
+    at = delta if delta is not None else deltas.pop()
+    if not 0 < at < 1:
+        raise ConfigError(f"--delta must lie between 0 and 1, not at {at:g}")
+    charges: Counter[Event] = Counter()
+    found, loss, guaranteed = [], 0.0, True
+    for path, statement in zip(paths, statements, strict=True):
+        entries = read_entries(path / "ledger.jsonl")
+        own: Counter[Event] = Counter()
+        for entry in entries:
+            own.update(atoms(entry.event))
+        if own != atoms(statement.event):
+            raise RunFolderError(
+                f"{path}: its ledger has other charges than its statement; end the run (fedveil resume) first"
+            )
+        charges += own
+        guaranteed &= statement.epsilon is not None
+        loss += _grid_loss(statement)
+        found.append((path, len(entries), statement.epsilon))
+    unit, adjacency = kinds.pop()
+    judge = make_accountant(accountant, adjacency)
+    return JointCost(
+        runs=tuple(found),
+        epsilon=epsilon_on_grid(judge, compose(charges), at, loss) if guaranteed else None,
+        delta=at,
+        accountant=judge.name,
+        unit=unit,
+        by_ids=by_ids,
+        units=min((one.units for one in statements if one.units is not None), default=None),
+    )
+
+
+def _statement(folder: Path) -> Statement:
+    path = folder / "privacy.json"
+    if not path.exists():
+        others = folders_with(folder, path.name)
+        raise RunFolderError(f"{folder}: no folder of a run that ended: it has no privacy.json{others}")
+    return Statement.from_json(read_json(path, RunFolderError))
+
+
+def _some_by_ids(folders: Sequence[Path], statements: Sequence[Statement]) -> bool:
+    """Return whether any run's users are told apart by ids; all on the catalogue must allot one data set alike.
+
+    Raises:
+        ConfigError: they do not; or a run of training has no experiment, so that nobody knows.
+    """
+    found: list[dict[str, Any]] = []
+    for folder, statement in zip(folders, statements, strict=True):
+        path = folder / "experiment.toml"
+        if statement.released == "statistics" and not path.exists():
+            continue  # of tables alone
+        document = read_toml(path)
+        with reading(path, RunFolderError):
+            data = document.get("data", {})
+            if ":" in data.get("name", ":"):  # tables, and what was handed over: their records have ids
+                continue
+            own = {key: data.get(key) for key in ("name", "n_users", "allocation")}
+            found.append({**own, "seed": data.get("seed", document.get("seed"))})
+    if any(own != found[0] for own in found):
+        names = " and ".join(sorted({repr(own["name"]) for own in found}))
+        raise ConfigError(
+            f"the runs allot the records of {names} to users in different ways, so a user of one run is not a user of "
+            "another, and no one epsilon covers them; give all of them one data.name, data.seed, data.n_users and "
+            "data.allocation"
+        )
+    return len(found) < len(folders)
+
+
+def _grid_loss(statement: Statement) -> float:
+    """Return the most that the grid of a run's noise costs."""
+    if statement.epsilon is None:
+        return 0.0
+    accountant = make_accountant(statement.accountant, statement.adjacency)
+    return max(0.0, statement.epsilon - accountant.epsilon(statement.event, statement.delta))

@@ -1,0 +1,284 @@
+"""Secure aggregation: the server learns the silos' sum and nothing else (Bonawitz et al. 2017).
+
+A silo sends y_s = x_s + b_s + sum_{t > s} m_{s,t} - sum_{t < s} m_{t,s} modulo 2^32 or 2^64. The pairwise masks m
+come from a key that silos s and t share and cancel in the sum; the silo's own mask b_s comes from a seed that it
+gives away only when every vector of the attempt has arrived.
+
+    setup:  announce -> directory
+    round:  start -> masked vectors -> reveal request -> own masks -> sum
+
+A silo that vanishes before the reveal ends the attempt: no own mask was given, so every vector the server holds, and
+each one that arrives late, stays uniform. The attempt may be repeated with other silos; all its keys are new. An
+attempt that reached the reveal may have released its sum, so it is charged
+(:attr:`AggregationServer.may_have_released`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Int64, UInt32, UInt64
+
+from fedveil.crypto.key_agreement import RoundId
+from fedveil.crypto.masks import apply_masks_
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.messages import (
+    Announcement,
+    Directory,
+    Envelope,
+    MaskedVector,
+    Message,
+    OwnMask,
+    RevealRequest,
+    RoundStart,
+)
+from fedveil.protocols.parties import CohortServer, KeyedSilo
+from fedveil.protocols.protocol import ClientContext, Drawn, Outgoing
+
+Units: TypeAlias = Int64[np.ndarray, " d"]
+Words = UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"]
+
+MASK_PURPOSE = "secure aggregation: vector mask"
+KEY_PURPOSE = "secure aggregation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationPlan:
+    """The vectors of a sum, on which all parties of a run agree beforehand.
+
+    Attributes:
+        clients: how many silos there are.
+        length: d, the length of a vector.
+        limit: the largest absolute value of one silo's coordinate, noise included, in grid units.
+
+    Raises:
+        ProtocolError: fewer than two silos, or the sum of all would not fit 64 bits.
+    """
+
+    clients: int
+    length: int
+    limit: int
+
+    def __post_init__(self) -> None:
+        """Check before any training that no sum can wrap around."""
+        if self.clients < 2 or self.length < 1 or self.limit < 1:
+            raise ProtocolError(
+                f"secure aggregation needs 2 silos, 1 coordinate and a limit of 1, not {self.clients} silos, "
+                f"{self.length} coordinates and a limit of {self.limit}"
+            )
+        if self.largest_sum >= 2**63:
+            raise ProtocolError(
+                f"{self.clients} silos with values up to {self.limit} grid units need "
+                f"{self.largest_sum.bit_length() + 1} bits, more than 64; take fewer silos or a lower noise multiplier"
+            )
+
+    @property
+    def largest_sum(self) -> int:
+        """Largest absolute value of a coordinate of the sum."""
+        return self.clients * self.limit
+
+    @property
+    def word(self) -> np.dtype[np.unsignedinteger]:
+        """Type of a masked word: 32 bits where the sum fits, else 64."""
+        return np.dtype("<u4") if self.largest_sum < 2**31 else np.dtype("<u8")
+
+    def encode(self, units: Int64[np.ndarray, " d"], silo: int) -> Words:
+        """Return a silo's vector modulo 2^32 or 2^64, a copy.
+
+        Raises:
+            ProtocolError: another length, or a value above the limit.
+        """
+        if units.shape != (self.length,) or units.dtype != np.int64:
+            raise ProtocolError(f"its vector is not {self.length} int64 grid units", silo=silo)
+        if units.max() > self.limit or units.min() < -self.limit:
+            raise ProtocolError(
+                f"a value of its vector is above the limit of {self.limit} grid units; "
+                "a larger limit must be agreed before the run",
+                silo=silo,
+            )
+        return units.astype(self.word)
+
+    def check(self, words: Words) -> None:
+        """Return if a silo's masked words are of the type and number that was agreed on.
+
+        Raises:
+            ProtocolError: they are not.
+        """
+        if words.dtype != self.word or words.shape != (self.length,):
+            raise ProtocolError(
+                f"sent {len(words)} words of {words.dtype.itemsize} bytes instead of {self.length} "
+                f"of {self.word.itemsize}"
+            )
+
+    def decode(self, words: Words) -> Int64[np.ndarray, " d"]:
+        """Return the signed sum.
+
+        Raises:
+            ProtocolError: a value that no sum within the limits can have (masks that did not cancel).
+        """
+        signed = words.view("<i4" if self.word.itemsize == 4 else "<i8").astype(np.int64)
+        if signed.max() > self.largest_sum or signed.min() < -self.largest_sum:
+            raise ProtocolError(
+                "the sum is out of range: the masks did not cancel, or a silo broke its limit"
+            )
+        return signed
+
+
+class _Phase(Enum):
+    SETUP = auto()
+    IDLE = auto()
+    INPUTS = auto()
+    REVEAL = auto()
+    DONE = auto()
+
+
+class AggregationSilo(KeyedSilo[Units, Units]):
+    """One silo of a run. It reads the server's bytes and answers with bytes.
+
+    Args:
+        plan: what all parties agreed on.
+        place: the silo's in the session.
+    """
+
+    def __init__(self, plan: AggregationPlan, place: ClientContext) -> None:
+        super().__init__(plan.clients, place, purpose=KEY_PURPOSE)
+        self._plan = plan
+        self._phase = _Phase.SETUP
+        self._seed = b""
+
+    @property
+    def awaits_input(self) -> bool:
+        """Whether a round has begun and :meth:`contribute` is due."""
+        return self._phase is _Phase.INPUTS
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Read a message of the server; return the answers to it.
+
+        Raises:
+            ProtocolError: a message that must not be accepted; nothing was revealed and the state is as before.
+        """
+        envelope = Envelope.decode(data)
+        if isinstance(envelope.message, RoundStart):
+            return self._start(envelope)
+        if self._phase is _Phase.SETUP:
+            self._inbox.accept(envelope, Directory)
+            return self._meet(envelope.message)
+        self._inbox.accept(envelope, RevealRequest)
+        if self._phase is not _Phase.REVEAL:
+            raise ProtocolError("the server asks for an own mask before it was used")
+        self._phase = _Phase.DONE
+        return [self._envelope(OwnMask(seed=self._seed))]
+
+    def mask_vector(self, units: Units) -> bytes:
+        """Return the masked vector for the round that has begun.
+
+        Args:
+            units: (d,) the silo's sum with its share of the noise, in grid units.
+
+        Raises:
+            ProtocolError: no round awaits input, or a vector that the plan does not allow.
+        """
+        if self._phase is not _Phase.INPUTS:
+            raise ProtocolError("no round awaits this silo's vector", silo=self.index)
+        words = self._plan.encode(units, self.index)
+        self._seed = os.urandom(32)
+        pairwise = self._peers.mask_keys(self._cohort, MASK_PURPOSE, self._round_id)
+        apply_masks_(words, [(self._seed, True), *pairwise])
+        self._phase = _Phase.REVEAL
+        return self._envelope(MaskedVector(words=words))
+
+    def _send(self, given: Units, round_id: RoundId) -> list[bytes]:
+        return [self.mask_vector(given)]
+
+    def _meet(self, directory: Message) -> list[bytes]:
+        assert isinstance(directory, Directory)
+        self._agree(directory)
+        self._phase = _Phase.IDLE
+        return []
+
+    def _start(self, envelope: Envelope) -> list[bytes]:
+        start = envelope.message
+        assert isinstance(start, RoundStart)
+        if self._phase is _Phase.SETUP:
+            raise ProtocolError("a round begins before the silos' keys are known")
+        self._join(envelope, start)
+        self._seed, self._phase = b"", _Phase.INPUTS
+        return []
+
+
+class AggregationServer(CohortServer):
+    """The server of a run: relays signed keys, adds masked vectors up, takes the own masks off.
+
+    Args:
+        plan: what all parties agreed on.
+        run: 16 bytes that name the session.
+    """
+
+    def __init__(self, plan: AggregationPlan, run: bytes) -> None:
+        super().__init__(plan.clients, run)
+        self._plan = plan
+        self._phase = _Phase.SETUP
+        self._sum = np.zeros(0, dtype=plan.word)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every silo's key is known, so that a round may begin."""
+        return self._phase is not _Phase.SETUP
+
+    @property
+    def may_have_released(self) -> bool:
+        """Whether own masks of this attempt were asked for: from then on its privacy event counts."""
+        return self._phase in (_Phase.REVEAL, _Phase.DONE)
+
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
+        """Begin a round, or another attempt of it; who is drawn, the vectors say. Return the messages to the cohort.
+
+        Raises:
+            ProtocolError: keys are not known yet, an attempt that was played before, or fewer than two silos.
+        """
+        if self._phase is _Phase.SETUP:
+            raise ProtocolError("a round cannot begin before every silo's key is known")
+        self._start(round_id, cohort)
+        self._phase = _Phase.INPUTS
+        self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
+        return self._to_cohort(RoundStart(cohort=cohort))
+
+    def result(self) -> Int64[np.ndarray, " d"]:
+        """Return the sum of the cohort's vectors in grid units.
+
+        Raises:
+            ProtocolError: the attempt is not complete, or the sum is out of range.
+        """
+        if self._phase is not _Phase.DONE:
+            raise ProtocolError(f"the sum is not complete; silos {list(self.missing)} are missing")
+        return self._plan.decode(self._sum)
+
+    def _awaited(self, sender: int) -> type[Message] | None:
+        return {_Phase.SETUP: Announcement, _Phase.INPUTS: MaskedVector, _Phase.REVEAL: OwnMask}.get(
+            self._phase
+        )
+
+    def _take(self, sender: int, content: Message) -> list[tuple[int, bytes]]:
+        if isinstance(content, Announcement):
+            self._keys[sender] = content.key
+        elif isinstance(content, MaskedVector):
+            self._plan.check(content.words)
+            self._sum += content.words
+        elif isinstance(content, OwnMask):
+            apply_masks_(self._sum, [(content.seed, False)])
+        return []
+
+    def _next_phase(self) -> list[tuple[int, bytes]]:
+        if self._phase is _Phase.REVEAL:
+            self._phase = _Phase.DONE
+            return []
+        self._arrived = set()
+        if self._phase is _Phase.SETUP:
+            self._phase = _Phase.IDLE
+            return self._to_cohort(self._directory())
+        self._phase = _Phase.REVEAL
+        return self._to_cohort(RevealRequest())

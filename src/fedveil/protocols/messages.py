@@ -1,0 +1,295 @@
+"""The envelope every message travels in, and the messages that all protocols share.
+
+    magic "FV" | version 1 | kind | run (16) | round (4) | attempt (2) | sender (2) | recipient (2) | length (8) | body
+
+A message of another run, round or attempt, to somebody else, or seen before is refused by :class:`Inbox` before its
+body is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Final, TypeVar, dataclass_transform
+
+import numpy as np
+from jaxtyping import UInt32, UInt64
+
+from fedveil.crypto.key_agreement import KEY_BYTES, RUN_BYTES, RoundId, SignedKey
+from fedveil.crypto.keys import SIGNATURE_BYTES
+from fedveil.privacy.claims import Key, Reveals, check_reveals
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.field_codecs import (
+    Body,
+    FieldCodec,
+    custom_field,
+    fixed_bytes,
+    number,
+    pair,
+    repeated,
+    wire_field,
+)
+from fedveil.protocols.wire import Reader, Writer
+
+SERVER: Final = 0xFFFF
+"""The server's number as sender or recipient; silos count from 0."""
+
+LARGEST_SILOS: Final = 1000
+
+_MAGIC: Final = b"FV"
+_VERSION: Final = 1
+_HEADER: Final = struct.Struct(f">2sBB{RUN_BYTES}sIHHHQ")
+
+
+class Message(Body):
+    """One kind of message: a frozen value with a body.
+
+    Attributes:
+        kind: number of the kind on the wire.
+        purpose: what it is for, as the transcript prints it.
+    """
+
+    kind: ClassVar[int]
+    purpose: ClassVar[str]
+
+
+KINDS: Final[dict[int, type[Message]]] = {}
+"""Every kind of message by its number."""
+
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=Message)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(wire_field, custom_field))
+def message(kind: int, purpose: str, *, eq: bool = True) -> Callable[[type[_M]], type[_M]]:
+    """Make a class a frozen dataclass, registered under its number on the wire.
+
+    Args:
+        kind: the number.
+        purpose: what the message is for, as the transcript prints it.
+        eq: whether two of them can be compared; not if they hold arrays.
+
+    Raises:
+        TypeError: a field does not say what it tells.
+    """
+
+    def register(cls: type[_M]) -> type[_M]:
+        assert kind not in KINDS
+        cls.kind, cls.purpose = kind, purpose
+        KINDS[kind] = cls
+        return check_reveals(dataclass(frozen=True, kw_only=True, eq=eq)(cls))
+
+    return register
+
+
+@dataclass(frozen=True, kw_only=True)
+class Envelope:
+    """A message with its address; :meth:`encode` and :meth:`decode` are the only way to and from bytes."""
+
+    round_id: RoundId
+    sender: int
+    recipient: int
+    message: Message
+
+    def encode(self) -> bytes:
+        """Return the bytes to carry."""
+        body = self.message.encode()
+        round_id = self.round_id
+        return (
+            _HEADER.pack(
+                _MAGIC,
+                _VERSION,
+                self.message.kind,
+                round_id.run,
+                round_id.round,
+                round_id.attempt,
+                self.sender,
+                self.recipient,
+                len(body),
+            )
+            + body
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Envelope:
+        """Return the envelope of received bytes.
+
+        Raises:
+            ProtocolError: not a message of this version, an unknown kind, or a body that does not fit it.
+        """
+        kind = cls.kind_of(data)
+        _, _, _, run, round_number, attempt, sender, recipient, length = _HEADER.unpack_from(data)
+        if length != len(data) - _HEADER.size:
+            raise ProtocolError(f"a message announces {length} bytes and has {len(data) - _HEADER.size}")
+        return cls(
+            round_id=RoundId(run=run, round=round_number, attempt=attempt),
+            sender=sender,
+            recipient=recipient,
+            message=kind.decode(data[_HEADER.size :]),
+        )
+
+    @staticmethod
+    def kind_of(data: bytes) -> type[Message]:
+        """Return the kind of message that bytes say they are; the body is not read.
+
+        Raises:
+            ProtocolError: not a message of this version, or an unknown kind.
+        """
+        if len(data) < _HEADER.size:
+            raise ProtocolError(f"a message has at least {_HEADER.size} bytes, this one has {len(data)}")
+        magic, version, kind, *_ = _HEADER.unpack_from(data)
+        if magic != _MAGIC or version != _VERSION:
+            raise ProtocolError(f"not a message of protocol version {_VERSION}")
+        if kind not in KINDS:
+            raise ProtocolError(f"messages of kind {kind} do not exist in version {_VERSION}")
+        return KINDS[kind]
+
+    @classmethod
+    def from_silo(cls, data: bytes, sender: int, cohort: Collection[int]) -> Envelope:
+        """Return the envelope of what a silo sent to the server.
+
+        Args:
+            data: what it sent.
+            sender: the silo at the other end of the channel, as the transport knows it.
+            cohort: the silos that take part.
+
+        Raises:
+            ProtocolError: as :meth:`decode`, or another sender than the transport's, or one outside the cohort; names
+                the silo.
+        """
+        try:
+            envelope = cls.decode(data)
+        except ProtocolError as error:
+            raise ProtocolError(error.reason, silo=sender) from error
+        if envelope.sender != sender or sender not in cohort:
+            raise ProtocolError("sent a message as somebody else or outside its cohort", silo=sender)
+        return envelope
+
+
+class Inbox:
+    """Lets through each message once, and only those of the attempt that is being played.
+
+    Args:
+        owner: the party's own number.
+    """
+
+    def __init__(self, owner: int) -> None:
+        self._owner = owner
+        self._round_id: RoundId | None = None
+        self._seen: set[tuple[int, int]] = set()
+
+    def open(self, round_id: RoundId) -> None:
+        """Begin a round or an attempt, which must come after every earlier one of the run.
+
+        Raises:
+            ProtocolError: it is not later than the last one, so its keys were used before.
+        """
+        last = self._round_id
+        if last is not None and (
+            round_id.run != last.run or (round_id.round, round_id.attempt) <= (last.round, last.attempt)
+        ):
+            raise ProtocolError(
+                f"round {round_id.round}, attempt {round_id.attempt} does not follow round {last.round}, "
+                f"attempt {last.attempt} of the same run; keys are used once"
+            )
+        self._round_id = round_id
+        self._seen.clear()
+
+    def accept(self, envelope: Envelope, *kinds: type[_M]) -> _M:
+        """Return the message of an envelope, if it may be read now.
+
+        Raises:
+            ProtocolError: another run, round, attempt or recipient, a kind that is not awaited, or a replay.
+        """
+        sender = None if envelope.sender == SERVER else envelope.sender
+        if envelope.recipient != self._owner:
+            raise ProtocolError("a message is addressed to somebody else", silo=sender)
+        if envelope.round_id != self._round_id:
+            raise ProtocolError(
+                f"a message belongs to another run, or to round {envelope.round_id.round}, attempt "
+                f"{envelope.round_id.attempt}, which is not being played",
+                silo=sender,
+            )
+        found = envelope.message
+        if not isinstance(found, kinds):
+            raise ProtocolError(f"did not expect a message with {found.purpose} now", silo=sender)
+        key = (envelope.sender, found.kind)
+        if key in self._seen:
+            raise ProtocolError(f"sent {found.purpose} twice (a replay)", silo=sender)
+        self._seen.add(key)
+        return found
+
+
+def _ascending(silos: Iterable[int]) -> bool:
+    """Return whether silos' numbers ascend strictly and are those of silos."""
+    return all(a < b for a, b in pairwise([-1, *silos, LARGEST_SILOS]))
+
+
+_ASCEND: Final = f"a list of silos must ascend and stay below {LARGEST_SILOS}"
+
+SILOS: Final = repeated(number(2), size=2).with_check(_ascending, _ASCEND)
+"""Numbers of silos, ascending."""
+
+
+def by_silo(layout: FieldCodec[_T]) -> FieldCodec[tuple[tuple[int, _T], ...]]:
+    """Return the layout of a value for each of some silos, with the silo's number; the silos ascend."""
+    values = repeated(pair(number(2), layout), size=2)
+    return values.with_check(lambda found: _ascending(silo for silo, _ in found), _ASCEND)
+
+
+SIGNED_KEY: Final[FieldCodec[SignedKey]] = pair(fixed_bytes(KEY_BYTES), fixed_bytes(SIGNATURE_BYTES)).mapped(
+    lambda key: (key.public, key.signature), lambda raw: SignedKey(public=raw[0], signature=raw[1])
+)
+
+
+@message(1, "a signed public key")
+class Announcement(Message):
+    """A silo's agreement key, signed with its identity."""
+
+    key: SignedKey = wire_field(SIGNED_KEY, Reveals.NOTHING)
+
+
+@message(2, "the silos' signed public keys")
+class Directory(Message):
+    """The signed keys of all silos of a cohort, relayed by the server."""
+
+    keys: tuple[tuple[int, SignedKey], ...] = wire_field(by_silo(SIGNED_KEY), Reveals.NOTHING)
+
+
+@message(3, "the start of a round")
+class RoundStart(Message):
+    """The server begins a round or another attempt of it, with these silos."""
+
+    cohort: tuple[int, ...] = wire_field(SILOS, Reveals.NOTHING)
+
+
+@message(4, "a masked vector", eq=False)
+class MaskedVector(Message):
+    """A silo's vector under its masks: uniform words to whoever lacks one of them."""
+
+    words: UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"] = custom_field(Reveals.CONTENT, Key.NOBODY)
+
+    def encode(self) -> bytes:
+        """Return the word size and the words (little-endian)."""
+        return Writer().number(self.words.dtype.itemsize, 1).bytes() + self.words.tobytes()
+
+    @classmethod
+    def decode(cls, data: bytes) -> MaskedVector:
+        size = Reader(data[:1]).number(1)
+        if size not in (4, 8) or (len(data) - 1) % size:
+            raise ProtocolError(f"a masked vector has words of 4 or 8 bytes, this one claims {size}")
+        return cls(words=np.frombuffer(data, dtype=f"<u{size}", offset=1))
+
+
+@message(5, "the request for the silos' own masks")
+class RevealRequest(Message):
+    """All masked inputs of the attempt are in: the silos may give their own masks."""
+
+
+@message(6, "the seed of a silo's own mask")
+class OwnMask(Message):
+    """The seed of a silo's own mask; without it the sum stays hidden, with it nothing but the sum shows."""
+
+    seed: bytes = wire_field(fixed_bytes(KEY_BYTES), Reveals.SUM)

@@ -1,0 +1,116 @@
+"""What a client puts into a round under partial encryption and keeps on its own disk, and what it has after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.wire import Reader, Writer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SplitUpdate:
+    """A message once it is divided.
+
+    Attributes:
+        partition: (d,) which coordinates are encrypted.
+        clear: (d - k,) the others with their noise, ascending, in grid units.
+        hidden: (k,) those, with theirs.
+    """
+
+    partition: Bool[np.ndarray, " d"]
+    clear: Int64[np.ndarray, " c"]
+    hidden: Int64[np.ndarray, " h"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartialInputs:
+    """What a client puts into a round.
+
+    Attributes:
+        values: (d,) what it votes by, or, where nobody votes, values that are the same for all.
+        message: (d,) its message, to be divided once the partition is known; in the unit of the update, no noise yet.
+        votes: (d,) its share of the noise on the counts of votes; None where they have none.
+        divided: its parts, where it was divided in an earlier session; None until then.
+    """
+
+    values: Float64[np.ndarray, " d"]
+    message: Float64[np.ndarray, " d"]
+    votes: Int64[np.ndarray, " d"] | None = None
+    divided: SplitUpdate | None = None
+
+    def encode(self) -> bytes:
+        """Return the bytes to keep."""
+        writer = Writer().block(self.message.astype("<f8").tobytes())
+        writer.block(b"" if self.values is self.message else self.values.astype("<f8").tobytes())
+        writer.block(b"" if self.votes is None else self.votes.astype("<i8").tobytes())
+        if self.divided is not None:
+            writer.block(np.packbits(self.divided.partition).tobytes())
+            for part in (self.divided.clear, self.divided.hidden):
+                writer.block(part.astype("<i8").tobytes())
+        return writer.bytes()
+
+    @classmethod
+    def decode(cls, data: bytes) -> PartialInputs:
+        """Return what :meth:`encode` kept.
+
+        Raises:
+            ProtocolError: the bytes are none that it made.
+        """
+        reader = Reader(data)
+        message = _numbers(reader, "<f8")
+        values, votes = _numbers(reader, "<f8"), _numbers(reader, "<i8")
+        divided = None
+        if reader.n_remaining:
+            bits = np.frombuffer(reader.block(), dtype=np.uint8)
+            if len(bits) != -(-len(message) // 8):
+                raise ProtocolError(f"a kept partition of {len(message)} coordinates has {len(bits)} bytes")
+            partition = np.unpackbits(bits, count=len(message)).astype(np.bool_)
+            divided = SplitUpdate(
+                partition=partition, clear=_numbers(reader, "<i8"), hidden=_numbers(reader, "<i8")
+            )
+        reader.finish()
+        return cls(
+            values=values if len(values) else message,
+            message=message,
+            votes=votes if len(votes) else None,
+            divided=divided,
+        )
+
+
+def _numbers(reader: Reader, kept: str) -> np.ndarray:
+    content = reader.block()
+    if len(content) % 8:
+        raise ProtocolError(f"kept numbers of 8 bytes have {len(content)} bytes")
+    return np.frombuffer(content, dtype=kept)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartialResult:
+    """What every client of a cohort has after a round.
+
+    Attributes:
+        partition: (d,) which coordinates were encrypted.
+        clear: (d - k,) the sum of the others, ascending, in grid units.
+        hidden: (k,) the sum of those, ascending, in grid units.
+    """
+
+    partition: Bool[np.ndarray, " d"]
+    clear: Int64[np.ndarray, " c"]
+    hidden: Int64[np.ndarray, " h"]
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether partition and both sums are the same."""
+        return isinstance(other, PartialResult) and all(
+            np.array_equal(mine, its)
+            for mine, its in (
+                (self.partition, other.partition),
+                (self.clear, other.clear),
+                (self.hidden, other.hidden),
+            )
+        )
+
+    __hash__ = None  # type: ignore[assignment]

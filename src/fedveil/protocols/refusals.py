@@ -1,0 +1,269 @@
+"""Why a silo refuses: a code and numbers. Nothing that travels is a sentence; who reads the code makes one.
+
+Claim: a refusal brings its reader no text of the sender's, no path and no name, and of a silo's private records at most
+that they do not allow what was asked. Conditions: the numbers that a code names are of the request or of the silo's
+policy. Enforced by :class:`Refusal`, which has no other fields and refuses numbers that its code does not name;
+``tests/test_refusal_codes.py`` reads every place that refuses.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from enum import Enum
+from string import Formatter
+from typing import Final, Literal
+
+from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.field_codecs import FieldCodec, fixed_bytes, number, pair, repeated
+
+Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request", "integrity"]
+"""What kind of reason: the silo's policy, its users' budget, another schema, a request that was answered with something
+else before, its own state is not what it was, its disk, a request that makes no sense, or a ledger without all its
+lines."""
+
+
+class Code(Enum):
+    """A reason: its number on the wire, its kind, and the sentence, in which numbers stand by name."""
+
+    METHOD = 1, "policy", "its policy does not allow method.name"
+    MODEL = 2, "policy", "its policy does not allow model.name"
+    LOSS = 3, "policy", "its policy does not allow model.loss"
+    PROTECTION = 4, "policy", "its policy does not allow protection.name"
+    PACKAGE = (
+        5,
+        "policy",
+        "its policy names no package there that brings what the experiment names, or several do",
+    )
+    VERSION = (
+        68,
+        "policy",
+        "it has another version of a package that brings what the experiment names; its own log says which",
+    )
+    KNOWN_SEED = 6, "policy", "privacy.insecure_seed: noise from a known seed protects nobody; remove the key"
+    CLIP = (
+        7,
+        "policy",
+        "method.clip: this silo allows at most {clip:g}, and that for method.clip.most if it moves",
+    )
+    UNBOUNDED = 8, "policy", "the method does not bound what one user changes"
+    DISCLOSES_COUNTS = (
+        9,
+        "policy",
+        "the coordinator would learn how many records each user has there, and every silo how many in all, and "
+        "no noise covers either; use uldp-avg or private weighting, or allow it by disclose_counts with "
+        "trust_coordinator and trust_silos",
+    )
+    NOT_AGAINST_READERS = (
+        10,
+        "policy",
+        "nothing is guaranteed against readers of the models; allow it by without_guarantee",
+    )
+    NOT_AGAINST_COORDINATOR = (
+        11,
+        "policy",
+        "nothing is guaranteed against the coordinator; allow it by trust_coordinator",
+    )
+    NOT_AGAINST_SILOS = 12, "policy", "nothing is guaranteed against another silo; allow it by trust_silos"
+    RUN_BUDGET = (
+        13,
+        "budget",
+        "{rounds:.0f} rounds would bring this silo's users above epsilon {epsilon:g} at delta {delta:g} over all runs; "
+        "fewer rounds, or more noise",
+    )
+    ROUND_BUDGET = (
+        14,
+        "budget",
+        "the round would bring this silo's users above what they may spend over all runs",
+    )
+    MEMBERSHIP = 15, "schema", "the coordinator has another membership or schema; compare membership.toml"
+    EXCHANGE_OVER = 17, "replay", "exchange {number:.0f} is over, the last was {last:.0f}"
+    OTHER_LETTER = 18, "replay", "this exchange had another letter before"
+    NO_SUCH_ROUND = 19, "replay", "the run has rounds 1 to {rounds:.0f}"
+    ROUND_OVER = 20, "replay", "round {round:.0f} is over, the last answered is {last:.0f}"
+    ROUND_AHEAD = 21, "replay", "round {round:.0f} does not follow round {last:.0f}, the last answered"
+    REPEATED = (
+        73,
+        "replay",
+        "round {round:.0f} was given {times:.0f} times and is given no more, for all that messages show is counted for "
+        "so many; begin another run",
+    )
+    ASKED_OTHERWISE = (
+        22,
+        "replay",
+        "round {round:.0f} was answered for another experiment, model, clip or draw of users",
+    )
+    OTHER_BINDING = (
+        23,
+        "replay",
+        "round {round:.0f} was answered for other records of its users, or silo 0 lost the secret of the orders that "
+        "it was answered in",
+    )
+    OTHER_LENGTH = (
+        24,
+        "replay",
+        "round {round:.0f} ended with a model of {found:.0f} parameters, not {asked:.0f}",
+    )
+    OTHER_SERVER = 25, "replay", "round {round:.0f} ended with the state of another server"
+    UNENDED = 26, "state", "round {round:.0f} has not ended here; it must be asked for again"
+    OTHER_SUM = (
+        27,
+        "state",
+        "round {round:.0f} came here to a sum that cannot be its silos', or to two; this silo gives nothing more to "
+        "the run, and its own log says more",
+    )
+    REPLACED = 28, "state", "ledger and answers of this run do not fit: one of them was replaced"
+    WEIGHTS = 29, "state", "the weights are not those that the guarantee was computed for"
+    RECORDS = 69, "state", "its records, or whose they are, are not those that the stream of noise began with"
+    STORAGE = 30, "storage", "the silo cannot read or keep its own state; its own log says more"
+    SHAPE = (
+        31,
+        "request",
+        "a letter of another shape than this state of the session has: its sender runs another version, or is "
+        "out of step; nothing was changed",
+    )
+    USERS = 32, "request", "{found:.0f} users instead of {expected:.0f}"
+    PARAMETERS = 33, "request", "the model has {found:.0f} parameters instead of {expected:.0f}"
+    EXPERIMENT_LENGTH = (
+        34,
+        "request",
+        "the experiment is longer, deeper or of more values than a silo reads ({bytes:.0f} bytes)",
+    )
+    EXPERIMENT = (
+        35,
+        "request",
+        "no experiment that this silo's release reads and runs between institutions; its own log says more",
+    )
+    PROTOCOL = (
+        36,
+        "request",
+        "a message of the protocol that must not be accepted; the silo's own log says more",
+    )
+    OF_SILO = (
+        74,
+        "request",
+        "a message of silo {silo:.0f}, or what was passed on as one, must not be accepted; its own log says more",
+    )
+    OWN_RECORDS = (
+        37,
+        "request",
+        "the silo's own records do not allow what is asked; its own log says more",
+    )
+    ASKED_APART = 38, "request", "silo {silo:.0f} was asked something else in this round than this silo"
+    ASKED_FEW = (
+        39,
+        "request",
+        "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
+    )
+    UNSHOWN = (
+        71,
+        "request",
+        "silo {silo:.0f} counts as one that gave to the round, and does not show where its ledger ends since",
+    )
+    HEADS = 40, "request", "silo {silo:.0f} did not sign what is said here of the heads of ledgers"
+    HEADS_FEW = (
+        46,
+        "request",
+        "{silos:.0f} other silos say what they have heard of this silo's ledger; {least:.0f} are needed",
+    )
+    RELEASE = 60, "policy", "its policy does not allow one of the releases that are asked for"
+    COLUMN = 70, "policy", "its policy does not allow one of the columns that a release reads"
+    CLIP_MOVED = (
+        65,
+        "request",
+        "method.clip cannot be {clip:g} in round {round:.0f}; 0 stands for what is no finite number",
+    )
+    DIMENSION = 61, "policy", "a release has {numbers:.0f} numbers; this silo allows at most {most:.0f}"
+    PRECISION = (
+        62,
+        "policy",
+        "the noise on a release has a standard deviation of {std:g} people; this silo pays for no less than {least:g}",
+    )
+    BY_SILO = 63, "policy", "its policy allows no figures silo by silo"
+    RELEASED = 64, "request", "what was released before does not fit what is asked for now"
+    ROUNDS = 41, "policy", "rounds = {asked:.0f}: this silo plays at most {most:.0f}"
+    EPOCHS = 42, "policy", "local.epochs = {asked:.0f}: this silo allows at most {most:.0f}"
+    LARGE_MODEL = 43, "policy", "the model has {found:.0f} parameters; this silo trains at most {most:.0f}"
+    OTHER_EXPERIMENT = 66, "replay", "something of this run was charged under another experiment"
+    OVERTIME = 44, "policy", "the round took longer than the {seconds:.0f} s that this silo trains for one"
+    STATEMENT = (
+        49,
+        "request",
+        "the statement of the run is not the one that this silo computes from its terms",
+    )
+    RUN_OVER = (
+        50,
+        "replay",
+        "this silo has signed the end of the run, gives nothing to a round of it any more, and signs no other end",
+    )
+    STANDING = (
+        45,
+        "schema",
+        "its own membership or policy cannot be read, is over, or is another than it was served under; its own log "
+        "says more",
+    )
+    MAIN_SILOS = (
+        67,
+        "schema",
+        "its file of main silos is not the one that method.power names; compare the files that silo.toml names",
+    )
+    LATER_HEAD = (
+        72,
+        "integrity",
+        "silo {silo:.0f} has signed that it heard of an end of this silo's ledger that is not in it: lines are missing "
+        "here, or that silo is wrong",
+    )
+    INTEGRITY = 16, "integrity", "lines are missing from the silo's ledger; its own log says more"
+
+    def __init__(self, number: int, cause: Cause, template: str) -> None:
+        self.number, self.cause, self.template = number, cause, template
+        self.names = tuple(name for _, name, _, _ in Formatter().parse(template) if name)
+
+
+_CODES: Final = {code.number: code for code in Code}
+_FLOAT: Final = struct.Struct(">d")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A code and the numbers that its sentence names.
+
+    Attributes:
+        code: why.
+        numbers: in the order of the sentence.
+
+    Raises:
+        ProtocolError: more or fewer numbers than the sentence has, or one that is none.
+    """
+
+    code: Code
+    numbers: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sentence."""
+        if len(self.numbers) != len(self.code.names) or not all(map(math.isfinite, self.numbers)):
+            raise ProtocolError(f"a refusal of code {self.code.number} has {len(self.code.names)} numbers")
+
+    @property
+    def sentence(self) -> str:
+        """The reason in words."""
+        return self.code.template.format(**dict(zip(self.code.names, self.numbers, strict=True)))
+
+
+def _code(number: int) -> Code:
+    if number not in _CODES:
+        raise ProtocolError(f"a refusal gives code {number}, which does not exist")
+    return _CODES[number]
+
+
+def _float(raw: bytes) -> float:
+    value: float = _FLOAT.unpack(raw)[0]
+    return value
+
+
+REFUSAL: Final[FieldCodec[Refusal]] = pair(
+    number(1).mapped(lambda code: code.number, _code),
+    repeated(fixed_bytes(_FLOAT.size).mapped(_FLOAT.pack, _float), size=1),
+).mapped(lambda refusal: (refusal.code, refusal.numbers), lambda read: Refusal(*read))
+"""The code (1), the count of numbers (1), and each as a float64."""

@@ -1,0 +1,99 @@
+"""What public numbers of a run say, and what to change: nothing private is read, so it costs nothing.
+
+Round 0 may have remarks on the model and its features (:mod:`fedveil.run.remarks`); the rest is about noise.
+
+Noise moves a model of d parameters by ``noise`` in expectation, and the square of that has the relative standard
+deviation sqrt(2 / d). If the model is ``model`` away from its start, what people contributed has moved it by at most
+
+    S = sqrt(max(0, model^2 - noise^2) + 3 noise^2 sqrt(2 / d))
+
+(three standard deviations; where people's share is small, its own cross term is smaller than that). People's share
+grows with the rounds, noise with their root, so at the end of T rounds noise / S is at least sqrt(t / T) times what it
+is after t. How much of the way is noise before anything is known of people is the noise-to-travel ratio
+(docs/theory/noise-to-travel.md): noise / ``most``. The numbers are those of :mod:`fedveil.run.movement`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from fedveil.run.folder.documents import RoundRow, read_lines
+
+_LEAST: Final = 1.5
+"""How many times as far as people noise must move a model for advice to be given."""
+
+
+def advice_of(folder: Path) -> str | None:
+    """Return the advice on the complete rounds of a run folder.
+
+    Raises:
+        RunFolderError: ``metrics.jsonl`` is damaged.
+    """
+    rows, _ = read_lines(folder / "metrics.jsonl", RoundRow)
+    return advice(rows, rows[-1].round) if rows else None
+
+
+def advice(rows: Sequence[RoundRow], rounds: int) -> str | None:
+    """Return what a run's public facts say after its last row, a line each; None where they give no reason to change.
+
+    What is said later comes last: earlier lines stay as they are.
+
+    Args:
+        rows: of ``metrics.jsonl``, from round 0 on.
+        rounds: T, how many there shall be.
+    """
+    said = [one for row in rows for one in row.remarks]
+    noise = _of_noise(rows, rounds)
+    return "\n".join([*said, *([] if noise is None else [noise])]) or None
+
+
+def heard_before(folder: Path, number: int) -> list[RoundRow]:
+    """Return the rows of a run folder before a round; none where the folder has none yet, or is elsewhere.
+
+    Raises:
+        RunFolderError: ``metrics.jsonl`` is damaged.
+    """
+    path = folder / "metrics.jsonl"
+    return [row for row in read_lines(path, RoundRow)[0] if row.round < number] if path.exists() else []
+
+
+def news(said: str | None, lines: int) -> str | None:
+    """Return the advice after so many lines of it; None if there is no more."""
+    return "\n".join((said or "").split("\n")[lines:]) or None
+
+
+def _of_noise(rows: Sequence[RoundRow], rounds: int) -> str | None:
+    last = rows[-1] if rows else None
+    if last is None or last.movement is None or not last.movement.noise or not last.round:
+        return None
+    found, done = last.movement, math.sqrt(last.round / rounds)
+    if found.most is not None and found.noise * done >= found.most:
+        times = f"{found.noise * done / found.most:.2g} times"
+        return (
+            f"After all {rounds} rounds the noise will have moved the model {times} as far as people can, even if all "
+            "their updates were as long as the clip and agreed. No clip and no learning rate changes that; more "
+            "people, fewer parameters or a larger epsilon would."
+        )
+    spread = 3 * found.noise**2 * math.sqrt(2 / found.parameters)
+    people = math.sqrt(max(0.0, found.model**2 - found.noise**2) + spread)
+    if found.noise * done < _LEAST * people:
+        return None
+    times = f"at least {found.noise / people:.2g} times"
+    said = f"In {last.round} rounds the noise has moved the model {times} as far as people's updates have"
+    if found.most is None:
+        return f"{said}. More people, fewer parameters or a larger epsilon would help."
+    share = f"at most {min(1.0, people / found.most):.0%}"
+    said += f"; these reach {share} of what the clip allows, because they are short or disagree"
+    if len({row.clip for row in rows}) > 1:
+        return (
+            f"{said}. The clip follows their length; more people, fewer parameters or a larger epsilon would "
+            "help."
+        )
+    return (
+        f"{said}. If they are shorter than the clip, a smaller clip removes noise and nothing else: "
+        "method.clip = { start = 0.1 } makes it follow their median length within the same epsilon, and more local "
+        "steps make them longer. If they disagree, more people or fewer parameters help."
+    )

@@ -1,0 +1,257 @@
+"""From an experiment's sections to its method: composed for a population's public numbers, with the noise it asks for.
+
+    [method] ─► builder ─► [channel] ─► [server] ─► [protection] ─► Method ─► guarantee ─► noise, if a word asks for it
+
+The population is read for |S|, |U| and, where the experiment says so by name, for counts that the statement then names
+as not covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedveil.data.records import Population, Records
+from fedveil.errors import CompositionError, ConfigError
+from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import Guarantee, PublicFacts
+from fedveil.methods.method import Method
+from fedveil.methods.noise_ratio import noise_to_displacement, rate_by_rule
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.calibration import epsilon_of, least_noise
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import ComposedEvent
+from fedveil.privacy.ledger import Budget
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.releases.release import Release
+from fedveil.run.releases.side_releases import (
+    check_composable,
+    compose_with_rounds,
+    document_multiplier,
+    other_documents,
+    refuse_shared,
+    shared_multiplier,
+)
+from fedveil.stage import answers
+from fedveil.training.server.denoise import NO_DENOISER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composition:
+    """A method at the noise that an experiment asks for.
+
+    Attributes:
+        experiment: what asks for it.
+        population: for which it is composed.
+        beside: releases of the run that are no round, and are paid from the same epsilon.
+        clip: the bound of an update, where a release has found it; None: as declared.
+    """
+
+    experiment: Experiment
+    population: Population
+    beside: tuple[Release, ...] = ()
+    clip: float | None = None
+
+    def method(self, noise_multiplier: float | None = None) -> Method:
+        """Return the method, at this noise where a word stands for it (at 1 if it is not yet known).
+
+        Raises:
+            CompositionError: stages that cannot go together.
+        """
+        experiment, population = self.experiment, self.population
+        given = self._facts()
+        method: Method = experiment.method.build(given, **self._found(noise_multiplier))
+        if not isinstance(method, Method):
+            raise CompositionError(
+                f"method '{experiment.method.name}' builds no method: {type(method).__name__}"
+            )
+        around = {"method": method, "shares": method.channel, **given}
+        method = replace(method, channel=experiment.channel.build(around))
+        method = replace(method, channel=method.channel.sized_for_users(population.n_users))
+        method = _served(method, experiment, around)
+        protection = experiment.protection.build(around)
+        if not answers(protection, "apply_to"):
+            raise CompositionError(
+                f"protection '{experiment.protection.name}' is none: {type(protection).__name__}"
+            )
+        if share := experiment.shares.votes:
+            ballots = method.contribution.ballots(population.n_silos)
+            each = shared_multiplier(
+                share / experiment.rounds, document_multiplier(experiment.privacy, method.sampler.adjacency)
+            )
+            protection = protection.with_vote_noise(each, ballots)
+        protected: Method = protection.apply_to(method, population.n_users)
+        protected.channel.check_pooled(experiment.privacy.colluding_silos, population.n_silos, protected.name)
+        return protected
+
+    def uncovered_choices(self, method: Method) -> tuple[str, ...]:
+        """Return the private choices that the method's parameters rest on."""
+        rule = self.experiment.method.get("group_size")
+        looked = f"the group size is the {rule} of the users' record counts, which are private data"
+        return (*((looked,) if isinstance(rule, str) else ()), *method.public_counts)
+
+    def resolve_calibrated(self, method: Method, public: PublicFacts) -> Method:
+        """Return the method with what words ask for: its noise, and then what follows from it."""
+        noisy, rounds = self._at_noise(method, public), self.experiment.rounds
+        if isinstance(self.experiment.method.get("learning_rate"), str):
+            noisy = replace(noisy, server=noisy.server.at_rate(rate_by_rule(noisy, public, rounds)))
+        if noisy.noise_decay != 1:
+            noisy.at_round(rounds).channel.check_fine(public.n_silos, noisy.bound.grid)
+        shape = tuple(self.population.feature_shape)
+        denoiser = noisy.denoiser.resolve(lambda: noise_to_displacement(noisy, public, rounds), shape)
+        return replace(noisy, denoiser=denoiser)
+
+    def _at_noise(self, method: Method, public: PublicFacts) -> Method:
+        """Return the method with the noise that a word asks for; itself where a number is given."""
+        experiment = self.experiment
+        word, epsilon = experiment.method.get("noise_multiplier"), experiment.privacy.epsilon
+        if not isinstance(word, str):
+            return method
+        assert epsilon is not None, "Experiment asks for it"
+        if word == "calibrated":
+            if method.calibrated_to == "nobody":
+                raise ConfigError(
+                    "method.calibration: as published the noise bounds no client, so no accountant can calibrate it; "
+                    "give noise_multiplier = 'closed-form' or a number"
+                )
+            return self._calibrated(public, epsilon)
+        if method.closed_form is None:
+            raise ConfigError(
+                "method.noise_multiplier: the closed forms are those of dp-fed and dp-fed-ls, and, with "
+                f"method.calibration = 'as-published', Remark 1 of ParaAegis; {method.name} has none"
+            )
+        rounds, delta = experiment.rounds, experiment.privacy.delta
+        found = self.method(method.closed_form.noise_multiplier(rounds, epsilon, delta))
+        if found.noise_decay == 1:
+            return found
+        return self._calibrated(public, self._steady_epsilon(found, public))
+
+    def public_facts(self, method: Method, records: Records, dimension: int) -> PublicFacts:
+        """Return the public facts that the guarantee rests on.
+
+        Records a silo are among them only where the statement names them as counted public; a silo without any is
+        taken for one with one, as DP-SGD does.
+        """
+        n_silos, counts = self.population.n_silos, None
+        if method.public_counts or method.contribution.per == "record":
+            counts = tuple(max(1, int(n)) for n in records.by_silo(n_silos).size)
+        return PublicFacts(
+            n_silos=n_silos, n_users=self.population.n_users, silo_records=counts, dimension=dimension
+        )
+
+    def accountant(self, guarantee: Guarantee) -> Accountant:
+        """Return the accountant that was asked for, if it has a bound for all that the method releases.
+
+        Raises:
+            ConfigError: it has none; names those that have.
+        """
+        asked = self.experiment.privacy.accountant
+        events = ComposedEvent(events=(guarantee.event, *(view.event for view in guarantee.views)))
+        fitting = [
+            name for name in ("pld", "rdp") if make_accountant(name, guarantee.adjacency).supports(events)
+        ]
+        if asked not in fitting:
+            raise ConfigError(
+                f"privacy.accountant: '{asked}' has no bound for what {self.experiment.method.name} releases here; "
+                f"{' or '.join(fitting) or 'no accountant'} has"
+            )
+        return make_accountant(asked, guarantee.adjacency)
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what composition can fill in."""
+        experiment, population = self.experiment, self.population
+        return {
+            "local": experiment.local,
+            "n_silos": population.n_silos,
+            "n_users": population.n_users,
+            "largest_silo": max(1, int(population.records_per_silo().max())),
+            "colluding_silos": experiment.privacy.colluding_silos,
+            "rounds": experiment.rounds,
+        }
+
+    def _found(self, noise_multiplier: float | None) -> dict[str, Any]:
+        """Return the numbers that words of the table ``[method]`` stand for, and those that were found."""
+        asked, numbers = self.experiment.method, dict[str, Any]()
+        if self.clip is not None:
+            numbers["clip"] = self.clip
+        if isinstance(asked.get("noise_multiplier"), str):
+            numbers["noise_multiplier"] = noise_multiplier or 1.0
+        if isinstance(asked.get("learning_rate"), str):
+            numbers["learning_rate"] = 1.0
+        rule = asked.get("group_size")
+        if isinstance(rule, str):
+            per_user = self.population.records_per_user()
+            present = per_user[per_user > 0]
+            numbers["group_size"] = 1
+            if len(present):
+                most = present.max() if rule == "max" else sorted(present)[len(present) // 2]
+                numbers["group_size"] = int(most)
+        return numbers
+
+    def _calibrated(self, public: PublicFacts, epsilon: float) -> Method:
+        """Return the method with the least noise whose whole run spends at most ``epsilon``, as it will be stated.
+
+        Where noise falls from round to round, what is found is that of the first.
+        """
+        experiment, dimension, method = self.experiment, public.dimension, self.method()
+        assert dimension is not None
+        guarantee = derive(method, public)
+        check_composable(self.beside, guarantee)
+        refuse_shared(experiment.privacy, guarantee.event_for(_counted(method)))
+        others = other_documents(experiment.privacy, guarantee.adjacency)
+        budget = Budget(
+            epsilon=epsilon, delta=experiment.privacy.delta, accountant=self.accountant(guarantee)
+        )
+
+        def spent(noise_multiplier: float) -> float:
+            method = self.method(noise_multiplier)
+            guarantee, role = derive(method, public), _counted(method)
+            rounds = guarantee.after_rounds(guarantee.event_for(role), experiment.rounds)
+            loss = guarantee.grid_loss_after(experiment.rounds, dimension)
+            event, loss = compose_with_rounds(rounds, loss, self.beside, role)
+            return epsilon_of(ComposedEvent(events=(event, *others)), budget, loss)
+
+        return self.method(least_noise(spent, budget))
+
+    def _steady_epsilon(self, method: Method, public: PublicFacts) -> float:
+        """Return what the whole run would spend against those who count if its noise stayed that of round 1.
+
+        A published formula gives the noise of every round alike. Noise that falls starts higher, so that the run
+        spends the same: methods are compared at one budget.
+        """
+        experiment, steady = self.experiment, derive(replace(method, noise_decay=1.0), public)
+        assert public.dimension is not None
+        return epsilon_on_grid(
+            make_accountant(experiment.privacy.accountant, steady.adjacency),
+            steady.after_rounds(steady.event_for(_counted(method)), experiment.rounds),
+            experiment.privacy.delta,
+            steady.grid_loss_after(experiment.rounds, public.dimension),
+        )
+
+
+def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -> Method:
+    """Return the method with the denoiser that was asked for in place of none, with the server's step and average.
+
+    Raises:
+        CompositionError: the method brings its own denoiser.
+    """
+    server = experiment.server
+    if server.denoiser is not None:
+        if method.denoiser != NO_DENOISER:
+            raise CompositionError(
+                f"server.denoiser: {method.name} brings its own ({method.denoiser.description}); take the method that "
+                "it is a variant of with another one, dp-fed for dp-fed-ls"
+            )
+        method = replace(method, denoiser=server.denoiser.build(around))
+    if server.optimizer is not None:
+        method = replace(method, server=server.optimizer.build(around))
+    if server.average is not None:
+        method = replace(method, average=server.average.build(around))
+    return method
+
+
+def _counted(method: Method) -> Role:
+    """Return against whom a target epsilon counts."""
+    return Role.READER if method.calibrated_to == "readers" else Role.SERVER

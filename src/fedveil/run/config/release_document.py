@@ -1,0 +1,112 @@
+"""Documents of releases from tables: which tables, what is asked of them, and under which guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+
+import tomlkit
+from pydantic import Field, model_validator
+
+from fedveil.errors import ConfigError
+from fedveil.files import read_toml
+from fedveil.run.config.choice import Choice, ChoiceField
+from fedveil.run.config.experiment import DataSection, PrivacySection, Section
+from fedveil.statistics.inference.request import Inference
+from fedveil.statistics.request import Request
+from fedveil.validation import validate_document
+
+STATISTICS: Final = "statistics.toml"
+INFERENCE: Final = "inference.toml"
+"""Names of the documents in run folders."""
+
+
+class TableDocument(Section):
+    """Releases from your own tables. `[data]`, `[privacy]` and `[protection]` are those of an experiment.
+
+    Attributes:
+        table: the table of the document that only its kind has.
+        file: name of the document in run folders.
+        command: that makes them.
+    """
+
+    table: ClassVar[str]
+    file: ClassVar[str]
+    command: ClassVar[str]
+
+    schema_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
+    data: DataSection
+    privacy: PrivacySection
+    protection: Annotated[Choice, ChoiceField("protections")] = Choice("protections", "none")
+
+    @model_validator(mode="after")
+    def _one_release(self) -> TableDocument:
+        if self.data.table is None:
+            raise ValueError(
+                "data.table: statistics are of your own tables, whose schema declares bounds and categories"
+            )
+        if self.privacy.epsilon is None:
+            raise ValueError("privacy.epsilon: needed; it is what the release may spend")
+        if self.privacy.budget is not None:
+            raise ValueError("privacy.budget: belongs to training; a release spends privacy.epsilon at once")
+        if self.protection.get("dropout_rate"):
+            raise ValueError("protection.dropout_rate: belongs to the simulation of training")
+        return self
+
+    def to_toml(self) -> str:
+        """Return the complete document."""
+        return tomlkit.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+class ReleaseDocument(TableDocument):
+    """One release of statistics, complete."""
+
+    table: ClassVar[str] = "statistics"
+    file: ClassVar[str] = STATISTICS
+    command: ClassVar[str] = "stats"
+
+    statistics: Request
+
+
+class InferenceDocument(TableDocument):
+    """One regression, complete."""
+
+    table: ClassVar[str] = "inference"
+    file: ClassVar[str] = INFERENCE
+    command: ClassVar[str] = "infer"
+
+    inference: Inference
+
+
+KINDS: Final[tuple[type[TableDocument], ...]] = (ReleaseDocument, InferenceDocument)
+
+
+def kind_in(document: Mapping[str, Any]) -> type[TableDocument] | None:
+    """Return the kind of a document of releases; None for an experiment."""
+    return next((kind for kind in KINDS if kind.table in document), None)
+
+
+_Document = TypeVar("_Document", bound=TableDocument)
+
+
+def read_releases(path: Path, kind: type[_Document]) -> _Document:
+    """Read a document of a kind; the paths of its tables are taken relative to it.
+
+    Raises:
+        ConfigError: unreadable, of another kind, or a key that is wrong, by its path.
+    """
+    document = read_toml(path)
+    if kind.table not in document:
+        other = kind_in(document)
+        does = "run" if other is None and "method" in document else other and other.command
+        instead = f"; `fedveil {does} {path}` reads it" if does else ""
+        raise ConfigError(
+            f"{path}: has no table [{kind.table}], which `fedveil {kind.command}` needs{instead}"
+        )
+    found = validate_document(kind, document, path)
+    table = found.data.table
+    assert table is not None
+    data = found.data.model_copy(update={"table": table.resolve_paths(path.parent.absolute())})
+    return found.model_copy(update={"data": data})

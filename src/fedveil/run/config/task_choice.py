@@ -1,0 +1,123 @@
+"""What is trained where nobody says: model, loss and metrics of a data set, or those that fit its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import torch
+
+from fedveil.data.catalogue import data_set
+from fedveil.data.records import Population
+from fedveil.errors import ConfigError
+from fedveil.randomness import ExperimentRandomness
+from fedveil.run.config.experiment import Experiment, refuse_session
+from fedveil.training.class_weights import ClassWeighted
+from fedveil.training.losses import load_loss
+from fedveil.training.metrics import load_metric
+from fedveil.training.models import build_model, start_at_zero
+from fedveil.training.pretrained import PublicModel, take_parameters
+from fedveil.training.task import Task
+from fedveil.training.validation import validate_loss
+
+
+class Defaults(NamedTuple):
+    """What is trained where nobody names it."""
+
+    model: str
+    loss: str
+    metrics: tuple[str, ...]
+
+
+BY_TASK: Final[Mapping[str, Defaults]] = {
+    "classification": Defaults("linear", "cross_entropy", ("accuracy", "loss")),
+    "two classes": Defaults("linear", "binary_cross_entropy", ("auc", "accuracy", "loss")),
+    "regression": Defaults("linear", "squared_error", ("r2", "mae", "loss")),
+    "survival": Defaults("linear", "cox", ("c_index", "loss")),
+}
+"""Model, loss and metrics where neither the experiment nor the data set names them."""
+
+
+def defaults_of(source: str | None, population: Population) -> Defaults:
+    """Return what is trained where the experiment does not say: what the data set brings, else what fits the task.
+
+    Args:
+        source: name of the data set; None for tables and for what was handed over.
+        population: what is trained on.
+    """
+    default = BY_TASK["two classes" if population.n_classes == 2 else population.task]
+    if source is None:
+        return default
+    chosen = data_set(source)
+    return Defaults(
+        model=chosen.model or default.model,
+        loss=chosen.loss or default.loss,
+        metrics=chosen.metrics or default.metrics,
+    )
+
+
+def task_of(experiment: Experiment, population: Population, begin: PublicModel | None = None) -> Task:
+    """Build the model that an experiment names, with its loss and its metrics.
+
+    Args:
+        experiment: names them.
+        population: what is trained on.
+        begin: whose parameters the model begins with; None: it begins as the experiment's seed says.
+
+    Raises:
+        FedveilError: a name that does not exist, or something that does not fit the targets.
+    """
+    asked = experiment.model
+    for key, named in (
+        ("name", asked.name),
+        ("loss", asked.loss),
+        *(("metrics", one) for one in asked.metrics or ()),
+    ):
+        refuse_session(f"model.{key}", named or "")
+    default = defaults_of(experiment.data.name, population)
+    loss = load_loss(asked.loss or default.loss)
+    loss.check_task(population.task)
+    one_output = population.n_classes is None or loss.name == "binary_cross_entropy"
+    outputs = 1 if one_output else population.n_classes
+    assert outputs is not None
+    validate_loss(loss, population.task, outputs, torch.from_numpy(population.train.targets))
+    model = build_model(
+        asked.name or default.model,
+        input_shape=population.feature_shape,
+        n_outputs=outputs,
+        randomness=ExperimentRandomness(experiment.seed),
+    )
+    if asked.start == "zeros":
+        start_at_zero(model)
+    if begin is not None:
+        take_parameters(model, begin, asked.initial_layers)
+    if asked.class_weights is not None:
+        loss = ClassWeighted(loss, asked.class_weights, population.n_classes)
+    loss.check_targets(torch.from_numpy(population.train.targets), outputs)
+    loss.check_targets(torch.from_numpy(population.test_targets), outputs)
+    found = {name: load_metric(name, loss) for name in asked.metrics or default.metrics}
+    return Task(model=model, loss=loss, metrics=found)
+
+
+def beginning(experiment: Experiment) -> tuple[Experiment, PublicModel | None]:
+    """Return the file that an experiment's model begins with, and the experiment with its digest, which stands for it.
+
+    The path is its owner's; the digest is what silos are told, state and sign, and what later runs are held to. The
+    file is read once: what was hashed is what is trained.
+
+    Raises:
+        ModelError: no such file.
+        ConfigError: the experiment names another digest.
+    """
+    path, said = experiment.model.initial, experiment.model.sha256
+    if path is None:
+        return experiment, None
+    begin = PublicModel.read(path)
+    found = begin.sha256
+    if said not in (None, found):
+        raise ConfigError(
+            f"model.initial: {path} has the SHA-256 {found}, and model.sha256 is {said}: give the file that it is of, "
+            "or remove model.sha256"
+        )
+    named = experiment.model.model_copy(update={"sha256": found})
+    return experiment.model_copy(update={"model": named}), begin

@@ -1,0 +1,109 @@
+"""What a simulation says of the records it trains on: how they spread, by a hash which they are, and
+what always giving the same answer would reach: a result that is no better has learned nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedveil.errors import RunFolderError
+from fedveil.files import parse_json, read_content
+from fedveil.run.folder.documents import Diagnostics, read_document
+from fedveil.run.folder.run_folder import Row, RunFolder, finite
+from fedveil.run.setup import Prepared
+
+RECORDS = "diagnostics.json"
+
+
+def population_diagnostics(prepared: Prepared) -> Row:
+    """Return what ``diagnostics.json`` holds; computed from private records, so no guarantee covers it."""
+    per_user = prepared.population.records_per_user()
+    return {
+        "records_per_user": {
+            "quantiles": np.quantile(per_user, np.linspace(0, 1, 11)).tolist(),
+            "users_with_records": int((per_user > 0).sum()),
+            "users": prepared.population.n_users,
+        },
+        "records_per_silo": prepared.population.records_per_silo().tolist(),
+        "silo_names": list(prepared.population.silo_names),
+        "baseline": baseline(prepared),
+        "records_sha256": prepared.population.train.sha256,
+    }
+
+
+def require_same_records(folder: RunFolder, prepared: Prepared) -> None:
+    """Refuse to treat other records as those that a run was trained on.
+
+    Raises:
+        RunFolderError: the folder does not say which records they were (a run between institutions, whose records
+            were never in one place), or these are others: a table has changed, or the data set is another version.
+    """
+    path = folder / RECORDS
+    try:
+        said = parse_json(read_content(path, RunFolderError), path, RunFolderError).get("records_sha256")
+    except (RunFolderError, AttributeError):
+        said = None
+    if said is None:
+        raise RunFolderError(
+            f"{folder.path}: which records were trained on is unknown: {RECORDS} does not name them (a run between "
+            "institutions has none); only a simulation's folder, complete, can be audited or resumed"
+        )
+    if said != prepared.population.train.sha256:
+        raise RunFolderError(
+            f"{folder.path}: the training records are not those that this run began with, so its members are unknown: "
+            "restore the data that experiment.toml names"
+        )
+
+
+def baseline_of(folder: Path) -> dict[str, float | None]:
+    """Return what the best constant answer reached in a run, by metric; empty where its folder does not say.
+
+    Raises:
+        RunFolderError: ``diagnostics.json`` is damaged.
+    """
+    path = folder / RECORDS
+    if not path.exists():
+        return {}
+    constant: dict[str, float | None] = {**read_document(path, Diagnostics).baseline}
+    return constant
+
+
+def baseline(prepared: Prepared) -> dict[str, float | None]:
+    """Return every metric of the best constant answer to the test records, None where it is not defined.
+
+    The answer is made of the test targets themselves: the shares of the classes, so that the most frequent one is
+    predicted; the mean of numbers; no difference between people for survival. It is of the same kind as the metrics of
+    the model, and as little covered by a guarantee: nothing at all where test metrics are released under one.
+    """
+    if prepared.evaluation is not None:
+        return {}
+    population, metrics = prepared.population, prepared.task.metrics
+    if not len(population.test_targets):
+        return dict.fromkeys(metrics)
+    given = population.test_weights
+    weights = None if given is None else torch.from_numpy(given)
+    targets = torch.from_numpy(population.test_targets)
+    outputs = _constant(prepared).expand(len(targets), -1)
+    return {name: finite(metric(outputs, targets, weights)) for name, metric in metrics.items()}
+
+
+def _constant(prepared: Prepared) -> Float[Tensor, "1 k"]:
+    """Return the outputs that a record gets, whoever it is."""
+    population = prepared.population
+    one = torch.zeros(1, *population.feature_shape)
+    width = prepared.task.predict(prepared.task.initial().cpu(), one).shape[1]
+    weights = (
+        np.ones(len(population.test_targets)) if population.test_weights is None else population.test_weights
+    )
+    if population.task == "survival":
+        return torch.zeros(1, width)
+    if population.n_classes is None:
+        return torch.full((1, width), float(np.average(population.test_targets, weights=weights)))
+    counts = np.bincount(population.test_targets, weights=weights, minlength=population.n_classes)
+    logits = torch.from_numpy(np.log(np.maximum(counts / counts.sum(), 1e-9))).float()
+    return logits[None] if width > 1 else (logits[1:] - logits[:1])[None]

@@ -1,0 +1,130 @@
+"""What a run folder shows, field by field, and which of it no guarantee covers.
+
+=========  =========================================================================================================
+kind       what a field is a function of
+=========  =========================================================================================================
+COVERED    the experiment, released models and sums, and what the statement is about or names by itself
+TESTED     test records
+PRIVATE    private records, exactly: counts, lengths, times. A simulation shows them because one process has them all
+=========  =========================================================================================================
+
+The statement names what is not COVERED (:func:`uncovered_outputs`), so a new field must be listed here before a run
+may write
+it: a test compares these tables with what runs write. A file that is not read as fields has one kind for all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+
+class Kind(Enum):
+    """What a field of the run folder is a function of."""
+
+    COVERED = "covered"
+    TESTED = "tested"
+    PRIVATE = "private"
+
+
+METRICS: Final[Mapping[str, Kind]] = MappingProxyType(
+    dict.fromkeys(
+        ("schema_version", "round", "epsilon", "clip", "attempts", "summed", "movement", "remarks"),
+        Kind.COVERED,
+    )
+    | {"test": Kind.TESTED}
+    | dict.fromkeys(("participants", "contributions", "nonfinite", "norms", "clipped"), Kind.PRIVATE)
+    | dict.fromkeys(("bytes_up", "communication_cost", "seconds", "elapsed"), Kind.PRIVATE)
+)
+"""Of a line of ``metrics.jsonl``. Lengths depend on the updates where a channel compresses, on who has records where
+weights are private; seconds on who takes part and with how many records."""
+
+STATEMENT: Final[Mapping[str, Kind]] = MappingProxyType(
+    dict.fromkeys(
+        (
+            *(
+                "schema_version",
+                "sentences",
+                "unit",
+                "adjacency",
+                "epsilon",
+                "delta",
+                "accountant",
+                "epsilons",
+            ),
+            *("units", "mechanisms", "trust", "randomness", "secure_randomness", "uncovered", "as_published"),
+            *("reasons", "notes", "released", "event"),
+        ),
+        Kind.COVERED,
+    )
+)
+"""Of ``privacy.json``."""
+
+LEDGER: Final[Mapping[str, Kind]] = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("schema_version", "index", "run", "round", "attempt", "unit", "adjacency", "event"),
+            *("previous", "digest", "time", "kind"),
+        ),
+        Kind.COVERED,
+    )
+)
+"""Of a line of ``ledger.jsonl``."""
+
+ENVIRONMENT: Final[Mapping[str, Kind]] = MappingProxyType(
+    dict.fromkeys(
+        ("schema_version", "python", "machine", "device", "trainer", "parameters", "packages", "data_files"),
+        Kind.COVERED,
+    )
+)
+"""Of ``environment.json``."""
+
+FIELDS: Final[Mapping[str, Mapping[str, Kind]]] = MappingProxyType(
+    {
+        "metrics.jsonl": METRICS,
+        "privacy.json": STATEMENT,
+        "ledger.jsonl": LEDGER,
+        "environment.json": ENVIRONMENT,
+    }
+)
+"""The files whose fields are of different kinds, or must stay COVERED every one."""
+
+FILES: Final[Mapping[str, Kind]] = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("experiment.toml", "model.safetensors", "spectrum.json", "attempts.jsonl", "federation.json"),
+            *("run_end.json", "terms.jsonl", "rounds.jsonl", "silo_signatures.json"),
+            *("stopped.json", "evaluation.json"),
+            "preprocessing.json",
+            "schema.toml",
+        ),
+        Kind.COVERED,
+    )
+    | dict.fromkeys(
+        ("diagnostics.json", "transcript.jsonl", "audit.json", "report.html", "checkpoint"), Kind.PRIVATE
+    )
+)
+"""The other files. The report draws the private fields; the checkpoint has a line of metrics, and who was drawn."""
+
+
+def uncovered_outputs(*, exact_metrics: bool = True) -> tuple[str, ...]:
+    """Return what a statement says of the fields and files that no guarantee covers.
+
+    Args:
+        exact_metrics: whether metrics on the test records are shown without noise.
+    """
+    fields = ", ".join(name for name, kind in METRICS.items() if kind is Kind.PRIVATE)
+    files = ", ".join(name for name, kind in FILES.items() if kind is Kind.PRIVATE)
+    tested = "the metrics on the test records, which are computed without noise after every evaluated round"
+    return (
+        *((tested,) if exact_metrics else ()),
+        f"the run's diagnostics, which are computed from private records without noise: the fields {fields} of "
+        f"metrics.jsonl; the files {files}; and the progress shown during training. Protect them as you protect the "
+        "records",
+        "an audit of the run, if one is made (audit.json and its section of the report): it evaluates the training "
+        "records and trains on them again",
+        "how long a round takes: this depends on who takes part and with how many records, and anybody who waits for "
+        "the round can see it",
+    )

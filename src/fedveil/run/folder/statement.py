@@ -1,0 +1,128 @@
+"""The privacy statement of a run, from the guarantee that was derived and the events that the ledger charged."""
+
+from __future__ import annotations
+
+from fedveil.data.schema import OF_CLIENTS
+from fedveil.privacy.claims import Reveals, Role
+from fedveil.privacy.events import NoGuarantee, atoms
+from fedveil.privacy.statement import KNOWN_SEED, AsPublished, Statement, epsilons_by_accountant, show_delta
+from fedveil.run.folder.run_folder import finite
+from fedveil.run.folder.shown import uncovered_outputs
+from fedveil.run.releases.side_releases import SpentBudget, compose_with_rounds
+from fedveil.run.setup import Prepared
+from fedveil.statistics.preprocessing import CLIP_QUANTILE
+
+
+def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
+    """Return what a run of so many complete rounds guarantees.
+
+    Args:
+        prepared: the experiment that ran.
+        rounds: complete rounds.
+        ledger: what was charged: once a round, and again for every attempt that may have released its sum before silos
+            vanished (a crash may have charged one more), and every release beside the rounds.
+    """
+    guarantee, privacy = prepared.guarantee, prepared.experiment.privacy
+    run, delta, spent, charges = prepared.experiment.name, privacy.delta, ledger.event, ledger.charges
+    reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
+    if not prepared.secure:
+        reasons.append(KNOWN_SEED)
+    _, loss = compose_with_rounds(
+        None, guarantee.grid_loss_after(charges, prepared.length), ledger.beside, Role.READER
+    )
+    again = charges - rounds
+    epsilon = None if reasons else finite(prepared.epsilon_with(Role.READER, rounds, ledger.beside, again))
+    if epsilon is None and not reasons:
+        reasons.append(
+            f"the accountant {prepared.accountant.name} shows no finite epsilon at delta {show_delta(delta)}"
+        )
+    return Statement(
+        unit=guarantee.unit,
+        adjacency=guarantee.adjacency,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=prepared.accountant.name,
+        epsilons=epsilons_by_accountant(spent, delta, guarantee.adjacency, loss=loss),
+        event=spent,
+        units=prepared.population.n_users,
+        mechanisms=(
+            *guarantee.mechanisms,
+            f"{rounds} rounds of the above{_besides(again)}, under adaptive composition",
+            *(
+                line
+                for one in dict.fromkeys(ledger.beside)
+                for line in (one.statement_sentence(run, ledger.beside.count(one)), *one.guarantee.mechanisms)
+            ),
+        ),
+        trust=tuple(
+            view.disclosure(
+                prepared.epsilon_with(view.role, rounds, ledger.beside, again) if prepared.secure else None,
+                [other for one in ledger.beside for other in one.guarantee.views],
+            )
+            for view in guarantee.views
+        ),
+        randomness=_randomness(prepared),
+        secure_randomness=prepared.secure,
+        uncovered=tuple(
+            dict.fromkeys(
+                (
+                    *prepared.uncovered,
+                    *(text for one in ledger.beside for text in one.guarantee.uncovered),
+                    *uncovered_outputs(exact_metrics=prepared.evaluation is None),
+                )
+            )
+        ),
+        notes=(*prepared.population.notes, *_refused(prepared), *_fitted(prepared)),
+        as_published=tuple(
+            AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
+            for claim in guarantee.published
+            if rounds > 0
+        ),
+        reasons=tuple(reasons),
+        released="models and statistics" if ledger.beside else "models",
+    )
+
+
+def _besides(again: int) -> str:
+    return f", and {again} charged attempts that were repeated or not completed" if again else ""
+
+
+def _randomness(prepared: Prepared) -> str:
+    """Return where noise and sampling came from, in words."""
+    if not prepared.secure:
+        return "noise and samples were derived from a known seed, for reproduction only"
+    if prepared.method.channel.content is Reveals.KEYED:
+        return (
+            "samples, and a fresh key for each message, were drawn from the operating system's cryptographic random "
+            "number generator; the noise comes from a ChaCha20 stream under that key"
+        )
+    return (
+        "noise and samples were drawn, by exact samplers, from the operating system's cryptographic random number "
+        "generator"
+    )
+
+
+def _refused(prepared: Prepared) -> tuple[str, ...]:
+    """Return for which records the method refuses all of them, beside those that the population names."""
+    return (OF_CLIENTS,) if prepared.method.contribution.per == "client" else ()
+
+
+def _fitted(prepared: Prepared) -> tuple[str, ...]:
+    """Return what comes from releases beside the rounds, and from which."""
+    found, run = [], prepared.experiment.name
+    if prepared.preprocessing is not None:
+        wanted, releases = prepared.preprocessing.wanted, prepared.preprocessing.releases
+        if columns := ", ".join(dict.fromkeys((*wanted.numbers, *wanted.pool))):
+            found.append(
+                f"The scaling or encoding of {columns} was computed from the released numbers of "
+                f"{releases[0].of_run(run)} alone"
+            )
+        if wanted.clip is not None:
+            found.append(
+                f"The clip bound comes from the release {releases[-1].of_run(run)}: it is the {CLIP_QUANTILE:g} "
+                "quantile of the norms of the updates that start from the initial model"
+            )
+    if prepared.evaluation is not None:
+        names = " and ".join(f"release {one.of_run(run)}" for one in prepared.evaluation.releases)
+        found.append(f"The test metrics come from {names}: they carry noise, and epsilon covers them.")
+    return tuple(found)

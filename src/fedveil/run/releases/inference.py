@@ -1,0 +1,125 @@
+"""One regression: three releases of one estimating equation, planned, charged one by one, and written down.
+
+The coefficients at which a release is made follow from the releases before it, so they are public. Everything that can
+be refused is refused from public numbers, before the tables are read; a charge is on disk before its release is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
+from fedveil.run.config.release_document import INFERENCE, InferenceDocument, read_releases
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.releases.prepared_releases import PreparedReleases
+from fedveil.run.releases.release import Release
+from fedveil.run.releases.release_method import design_release
+from fedveil.run.releases.series import calibrate_releases
+from fedveil.statistics.inference.plan import PlannedEffect, check, predict_errors
+from fedveil.statistics.inference.result import FILE, FittedRegression, read_begun
+from fedveil.statistics.limits import unit_of
+from fedveil.statistics.stored import NoisySums
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedInference(PreparedReleases):
+    """A regression, ready to be made; public numbers alone.
+
+    Attributes:
+        fitted: the regression without any release.
+        multiplier: of all releases together.
+        plan: what is predicted of every coefficient.
+    """
+
+    file: ClassVar[str] = FILE
+
+    document: InferenceDocument
+    fitted: FittedRegression
+    multiplier: float
+    plan: tuple[PlannedEffect, ...]
+
+    def release(self, before: NoisySums) -> Release:
+        """Return the release after these: at the coefficients that follow from them."""
+        place = len(before)
+        return replace(self.series.releases[place], step=self._with(before).equation(place))
+
+    def read(self, folder: RunFolder) -> NoisySums:
+        if not (folder / FILE).exists():
+            return ()
+        return read_begun(folder.path).releases
+
+    def to_json(self, made: NoisySums) -> dict[str, Any]:
+        """Return the regression that these releases are."""
+        return self._with(made).to_json()
+
+    def _with(self, made: NoisySums) -> FittedRegression:
+        return replace(self.fitted, releases=made)
+
+
+def regression_without_noise(document: InferenceDocument, of: DeclaredTables) -> FittedRegression:
+    """Return the regression that a document asks for, without any release."""
+    return FittedRegression(name=document.name, request=document.inference, schema=of.schema, silos=of.silos)
+
+
+def prepare_inference(document: InferenceDocument, of: DeclaredTables | None = None) -> PreparedInference:
+    """Compose the releases and find their noise, from the document and the schema; no table is opened.
+
+    See :func:`fedveil.run.releases.requests.prepare_document`.
+    """
+    request = document.inference
+    assert document.data.table is not None, "TableDocument asks for it"
+    of = declared_tables(document.data.table) if of is None else of
+    schema, silos = of.schema, of.silos
+    fitted = regression_without_noise(document, of)
+    steps = tuple(fitted.equation(place) for place in range(len(fitted.parts)))
+
+    designs = [design_release(document, request.silos, step, of, key="inference.silos") for step in steps]
+
+    def releases(multiplier: float) -> tuple[Release, ...]:
+        placed = enumerate(zip(designs, fitted.parts, strict=True), start=1)
+        return tuple(
+            replace(design.with_noise(part.multiplier(multiplier)), number=number)
+            for number, (design, part) in placed
+        )
+
+    multiplier, series = calibrate_releases(document.privacy, schema.n_users, releases)
+    noises = [one.std() for one in series.releases]
+    unit = unit_of(request.silos, len(silos))
+
+    def planned_at(factor: float) -> tuple[PlannedEffect, ...]:
+        noisy = [(step, factor * noise) for step, noise in zip(steps, noises, strict=True)]
+        return predict_errors(noisy, schema.n_users, unit)
+
+    check(planned_at, fitted.family, multiplier, series.declared_for)
+    return PreparedInference(
+        document=document,
+        declared=of,
+        notes=(*NOTES, *of.schema.matching),
+        fitted=fitted,
+        multiplier=multiplier,
+        series=series,
+        plan=planned_at(1.0),
+    )
+
+
+NOTES: Final = (
+    "a person counts 1, spread over that person's records; somebody with two ids counts as two people, each protected "
+    "separately",
+    "records without a value in the target or in one of the features are left out",
+    "the intervals are valid if the mean follows the model (otherwise they are intervals for the best-fitting "
+    "coefficients), if the number of a person's records carries no information beyond the features, and, for a linear "
+    "target, if the errors are symmetric",
+    "the p-values and intervals are valid for one regression that was chosen before seeing results; every further "
+    "regression is charged",
+)
+
+
+def find_inference_folder(document: InferenceDocument, parent: Path) -> Path | None:
+    """Return a folder of the same regression of the same tables, ended or interrupted; None if there is none."""
+    for path in sorted(parent.glob(f"*/{INFERENCE}")):
+        before = read_releases(path, InferenceDocument)
+        if (before.data, before.inference) == (document.data, document.inference):
+            return path.parent
+    return None

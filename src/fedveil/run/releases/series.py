@@ -1,0 +1,157 @@
+"""What one or several releases from tables guarantee together: one budget, one ledger, one statement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.calibration import epsilon_of, least_noise
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import Event, GaussianEvent, all_of
+from fedveil.privacy.ledger import Budget, Ledger
+from fedveil.privacy.statement import KNOWN_SEED, Statement, epsilons_by_accountant
+from fedveil.run.config.experiment import PrivacySection
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.releases.release import Release
+from fedveil.run.releases.side_releases import other_documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Releases of one document in their order, made under one protection by the same silos.
+
+    Attributes:
+        privacy: the budget.
+        accountant: who bounds epsilon.
+        releases: in their order; their guarantees have the same unit, adjacency and parties.
+    """
+
+    privacy: PrivacySection
+    accountant: Accountant
+    releases: tuple[Release, ...]
+
+    @property
+    def secure(self) -> bool:
+        """Whether the noise cannot be predicted."""
+        return self.privacy.insecure_seed is None
+
+    @property
+    def loss(self) -> float:
+        """What the grid of the noise may change of a log-likelihood ratio, in all releases together."""
+        return sum(one.grid_loss for one in self.releases)
+
+    @property
+    def event(self) -> Event:
+        """Everything that is released."""
+        return self.event_for(Role.READER)
+
+    def event_for(self, role: Role) -> Event:
+        """Return all releases as they are against a party or coalition."""
+        return all_of([one.event_for(role) for one in self.releases])
+
+    def epsilon_of(self, event: Event) -> float:
+        """Return the epsilon of an event of all releases, the grids of their noise included."""
+        return epsilon_on_grid(self.accountant, event, self.privacy.delta, self.loss)
+
+    def ledger(self, folder: RunFolder) -> Ledger:
+        """Return the ledger of a run folder."""
+        first = self.releases[0].guarantee
+        return Ledger(folder / "ledger.jsonl", unit=first.unit, adjacency=first.adjacency)
+
+    def declared_for(self, multiplier: float) -> float:
+        """Return what privacy.epsilon must be for the same share of it to pay releases of this multiplier together."""
+        whole = GaussianEvent(noise_multiplier=multiplier * math.sqrt(self.privacy.share))
+        return self.accountant.epsilon(whole, self.privacy.delta)
+
+    def with_charges(self, counts: Sequence[int]) -> Series:
+        """Return the series in which every release happens so many times: what was asked for again is another one."""
+        repeated = (one for one, many in zip(self.releases, counts, strict=True) for _ in range(many))
+        return replace(self, releases=tuple(repeated))
+
+    def statement(self, name: str, times: Sequence[int], notes: tuple[str, ...]) -> Statement:
+        """Return what the releases guarantee: the fold's lines, and what was charged.
+
+        Args:
+            name: of the run.
+            times: how often the ledger was charged with each of them.
+            notes: what else a reader should know.
+        """
+        made, guarantees = self.with_charges(times), [one.guarantee for one in self.releases]
+        first = guarantees[0]
+        source = "the operating system's cryptographic random number generator"
+        return Statement(
+            unit=first.unit,
+            adjacency=first.adjacency,
+            epsilon=made.epsilon_of(made.event) if self.secure else None,
+            delta=self.privacy.delta,
+            accountant=self.accountant.name,
+            epsilons=epsilons_by_accountant(made.event, self.privacy.delta, first.adjacency, loss=made.loss),
+            event=made.event,
+            units=self.releases[0].public.n_users,
+            mechanisms=(
+                *(
+                    one.statement_sentence(name, charged)
+                    for one, charged in zip(self.releases, times, strict=True)
+                ),
+                *dict.fromkeys(text for one in guarantees for text in one.mechanisms),
+            ),
+            trust=tuple(
+                view.disclosure(made.epsilon_of(made.event_for(view.role)) if self.secure else None)
+                for view in first.views
+            ),
+            randomness=f"noise was drawn, by exact samplers, from {source}"
+            if self.secure
+            else "noise was derived from a known seed, for reproduction only",
+            secure_randomness=self.secure,
+            uncovered=(
+                *dict.fromkeys(text for one in guarantees for text in one.uncovered),
+                *_UNCOVERED,
+            ),
+            notes=notes,
+            reasons=() if self.secure else (KNOWN_SEED,),
+            released="statistics",
+        )
+
+
+def calibrate_releases(
+    privacy: PrivacySection, n_users: int, releases: Callable[[float], tuple[Release, ...]]
+) -> tuple[float, Series]:
+    """Return the least noise multiplier whose releases fit the budget, and what they guarantee.
+
+    Args:
+        privacy: the budget.
+        n_users: |U|, the public number of users.
+        releases: all of them, as a function of the multiplier.
+
+    Raises:
+        ConfigError: a delta of 1 / n_users or more that is not allowed by name.
+        BudgetError: no multiplier fits.
+    """
+    assert privacy.epsilon is not None
+    privacy.check_delta(n_users)
+    accountant = make_accountant(privacy.accountant)
+
+    budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)
+    others = other_documents(privacy)
+
+    def series(multiplier: float) -> Series:
+        return Series(privacy=privacy, accountant=accountant, releases=releases(multiplier))
+
+    def spent(multiplier: float) -> float:
+        made = series(multiplier)
+        return epsilon_of(all_of([made.event, *others]), budget, made.loss)
+
+    found = least_noise(spent, budget)
+    return found, series(found)
+
+
+_UNCOVERED: Final = (
+    "declared bounds, bins, grids and categories, if somebody chose them by looking at the records",
+    "other releases and runs on the same records, including those made with --repeat: they add to epsilon (fedveil "
+    "spent composes their ledgers)",
+    "how long the release takes: this depends on how many records there are, and anybody who waits for it can see it",
+)

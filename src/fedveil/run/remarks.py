@@ -1,0 +1,104 @@
+"""What public facts say against a model and its features, before the first round.
+
+The model is tried on made-up records, and the features are those of a PUBLIC test table: private records are not read,
+so that their sizes are not told. Where test records were held out of the private ones, nothing is said of sizes.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fedveil.data.records import Population
+from fedveil.training.losses import Loss
+from fedveil.training.task import Task
+
+_ROWS: Final = 16
+_SIZES: Final = (1.0, 30.0, 1000.0)
+LARGEST: Final = 1e3
+"""Size of a feature or a target, in root mean square, above which training is not expected to work; images of bytes
+have 255 at most."""
+SMALLEST: Final = 1e-3
+
+
+def remarks(task: Task, population: Population) -> tuple[str, ...]:
+    """Return what is to be changed, one sentence or two each; nothing where public facts give no reason."""
+    found = [_bounded(task, population)] if population.task == "classification" else []
+    if population.public_test and len(population.test_features):
+        found += [_features(task, population), _targets(population)]
+    return tuple(one for one in found if one is not None)
+
+
+def _bounded(task: Task, population: Population) -> str | None:
+    """Say that the last layer keeps outputs within [-1, 1] although the loss takes them for logits.
+
+    A model of random parameters that gives no larger output to any made-up record has such a layer.
+    """
+    generator = torch.Generator().manual_seed(0)
+    parameters = torch.randn(task.dimension, generator=generator).to(task.initial())
+    records = torch.randn(_ROWS, *population.feature_shape, generator=generator)
+    outputs = []
+    with suppress(Exception):  # a model that takes other records than made-up ones is not judged by them
+        outputs = [task.predict(parameters, size * records).cpu() for size in _SIZES]
+    if not outputs or not all(one.isfinite().all() for one in outputs):
+        return None
+    if max(float(one.abs().max()) for one in outputs) > 1 or not _takes_logits(task.loss, outputs[0]):
+        return None
+    return (
+        "The model's outputs stay between -1 and 1 whatever its parameters and features are, and its loss takes them "
+        "for logits: it applies the softmax or the sigmoid itself. Leave out the last layer (a softmax, sigmoid or "
+        "tanh): with it the model can be sure of nothing and hardly learns."
+    )
+
+
+def _takes_logits(loss: Loss, outputs: Float[Tensor, "n k"]) -> bool:
+    """Return whether a loss applies a softmax (it ignores what is added to all outputs) or a sigmoid itself."""
+    present, targets = torch.ones(len(outputs)), torch.zeros(len(outputs), dtype=torch.int64)
+    with suppress(Exception):
+        if outputs.shape[1] > 1:
+            terms, moved = (loss.records(outputs + shift, targets, present) for shift in (0.0, 3.0))
+            return torch.allclose(terms, moved, rtol=1e-3, atol=1e-4)
+        logits = torch.linspace(-2.0, 2.0, len(outputs))[:, None]
+        ratio = loss.records(logits, targets, present) / nn.functional.softplus(logits[:, 0])
+        return torch.allclose(ratio, ratio[:1], rtol=1e-3)
+    return False
+
+
+def _features(task: Task, population: Population) -> str | None:
+    """Say that the features of the public test records are far from the size that a network is built for."""
+    if population.test_features.dtype.kind not in "fc" or any(
+        isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in task.model.modules()
+    ):
+        return None
+    size = _size(population.scale.apply(np.asarray(population.test_features)))
+    if SMALLEST <= size <= LARGEST:
+        return None
+    return (
+        f"Features of the public test records have the size {size:.1g} (root mean square); models train well near 1. "
+        "Divide all features by public constants (declared bounds, lower and upper, do it for tables), or the clip is "
+        "spent on their unit."
+    )
+
+
+def _targets(population: Population) -> str | None:
+    if population.task != "regression":
+        return None
+    size = _size(np.asarray(population.test_targets, dtype=np.float64))
+    if size <= LARGEST:
+        return None
+    return (
+        f"Targets of the public test records have the size {size:.1g} (root mean square); models begin near 0. Divide "
+        "targets by a public constant."
+    )
+
+
+def _size(values: np.ndarray) -> float:
+    """Return the root mean square of the column that has the largest; 1 of nothing but zeros."""
+    columns = np.asarray(values, dtype=np.float64).reshape(len(values), -1)
+    largest = float(np.sqrt((columns**2).mean(axis=0)).max(initial=0.0))
+    return largest or 1.0

@@ -1,0 +1,267 @@
+"""The contributions of a round: sampled and trained for all clients at once, handed out one by one.
+
+A simulation trains the whole cohort as one batch; a silo of a federation trains its own users. A client's message is
+made when its turn in the protocol comes, so that large objects (single contributions, clients' updates) are in memory
+for one client or one block of clients at a time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
+
+from fedveil.methods.channels import Channel
+from fedveil.methods.message_encoding import EncodedMessage, MessageCost, Sender
+from fedveil.protocols.protocol import Drawn, ProtocolSpec
+from fedveil.protocols.weighting.inputs import SEED_BYTES
+from fedveil.run.rounds.diagnostics import TrainingDiagnostics
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.training.trainer import Sums
+
+_BLOCK_ELEMENTS: Final = 1 << 24  # numbers of updates that are trained apart at a time: 128 MiB
+
+
+class ChannelInputs(ABC):
+    """What clients give to one sum, of updates or statistics: a protocol's
+    :class:`~fedveil.protocols.protocol.ClientInputs`.
+
+    Attributes:
+        agreed: what the parties agree on.
+        costs: of every message of a channel that counts them.
+
+    Args:
+        agreed: what the parties agree on.
+        channel: what makes messages of sums.
+        length: d of a message.
+    """
+
+    def __init__(self, agreed: ProtocolSpec[Any, Any], channel: Channel, length: int) -> None:
+        self.agreed, self._channel, self._length, self._attempt = agreed, channel, length, 0
+        self.costs: list[MessageCost] = []
+
+    def begin(self, attempt: int) -> Drawn | None:
+        """Begin an attempt, whose noise is its own; return who was drawn, None for all."""
+        self._attempt = attempt
+        return None
+
+    def client_input(self, client: int) -> Any:
+        """Return what a client contributes to the attempt."""
+        return self.agreed.client_input(self, client)
+
+    @abstractmethod
+    def unprotected_sum(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a client's bounded, weighted sum before its channel."""
+
+    @abstractmethod
+    def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
+        """Return a client's contributions by themselves, each with weight 1."""
+
+    def message(self, client: int) -> Float64[np.ndarray, " d"] | bytes:
+        """Return what the channel makes of a client's sum, and note what it costs where that is counted."""
+        sending = self._sent(self.unprotected_sum(client), client)
+        if sending.cost is not None:
+            self.costs.append(sending.cost)
+        return sending.payload
+
+    def noise_share(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a client's share of the noise."""
+        return self._sent(np.zeros(self._length), client).numbers
+
+    def dither_key(self, client: int) -> bytes:
+        """Return the 32-byte key of a client's share of the remainders modulo C."""
+        at = self._sender(client)
+        return at.privacy.stream("dither", at.round, client, at.attempt).uint64(SEED_BYTES // 8).tobytes()
+
+    def model_displacement(self) -> Float64[np.ndarray, " d"]:
+        """Return how far the model has moved: by zeros, where the sum is no step of one."""
+        return np.zeros(self._length)
+
+    @abstractmethod
+    def _sender(self, client: int) -> Sender:
+        """Return a client as the channel needs to know it, in this attempt."""
+
+    def _sent(self, vector: Float64[np.ndarray, " d"], client: int) -> EncodedMessage:
+        return self._channel.send(vector, self._sender(client))
+
+
+class RoundInputs(ChannelInputs):
+    """What the clients of one round contribute.
+
+    Attributes:
+        drawn: (|U|,) who takes part in the attempt; None for all.
+
+    Args:
+        turn: what the round begins with.
+        agreed: what the parties agree on.
+        initial: (d,) the model before the first round; None: the round is the first.
+    """
+
+    def __init__(
+        self, turn: RoundContext, agreed: ProtocolSpec[Any, Any], initial: Float32[Tensor, " d"] | None = None
+    ) -> None:
+        super().__init__(agreed, turn.method.channel, turn.length)
+        self.turn = turn
+        self._initial = turn.model if initial is None else initial
+        self.drawn: Drawn | None = None
+
+    def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
+        """Return which clients of a cohort contribute: all, or the drawn ones where each has messages of its own."""
+        if self._channel.by_clients and self.drawn is not None:
+            return tuple(np.flatnonzero(self.drawn).tolist())
+        return cohort
+
+    @abstractmethod
+    def training_diagnostics(self) -> TrainingDiagnostics:
+        """Return what may be shown of the training, once an attempt has come to its end."""
+
+    def model_displacement(self) -> Float64[np.ndarray, " d"]:
+        moved: np.ndarray = (self.turn.model.cpu().double() - self._initial.cpu().double()).numpy()
+        return moved
+
+    def _sender(self, client: int) -> Sender:
+        return self.turn.sender(client, self._attempt)
+
+
+class CohortInputs(RoundInputs):
+    """Every silo's work: their sums are trained as one batch, contributions by themselves one silo at a time.
+
+    An attempt that failed may have released its sum, so the next one has users of its own: two noisy sums over one
+    sample would tell more of it than the two rounds they are charged as.
+    """
+
+    def __init__(
+        self, turn: RoundContext, agreed: ProtocolSpec[Any, Any], initial: Float32[Tensor, " d"] | None = None
+    ) -> None:
+        super().__init__(turn, agreed, initial)
+        self._begun = False
+        self._members: Int64[Tensor, " m"] = torch.arange(len(turn.setting.cohort.groups))
+        self._sums: Sums | None = None
+        self._past: list[Float64[Tensor, "silos d"]] = []
+        self._norms = torch.full((len(self._members),), torch.nan, dtype=torch.float64)
+
+    def begin(self, attempt: int) -> Drawn | None:
+        """Draw and train, at the first attempt and wherever users are drawn anew.
+
+        Where silos hand over contributions by themselves, training waits until a silo's turn.
+        """
+        super().begin(attempt)
+        turn, method = self.turn, self.turn.method
+        if self._begun and not method.sampler.samples:
+            return self.drawn
+        self._begun, self.drawn = True, turn.draw(attempt)
+        if not method.protection.weighs:
+            job = turn.sum_job(self.drawn)
+            self._sums = turn.trainer.sums(job, turn.progress).with_clip_marks(job)
+            self._members, self._norms = job.members, self._sums.norms
+            self._past = turn.past.earlier_sums(turn)
+            turn.past.keep(turn, self._sums.total)
+        return self.drawn
+
+    def unprotected_sum(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return a silo's sum, with those of the rounds before, as the channel sends parts of them.
+
+        Clients that are added up at once have one sum.
+        """
+        assert self._sums is not None
+        place = client if len(self._sums.total) > 1 else 0
+        every = [one[place].cpu().numpy() for one in (self._sums.total, *self._past)]
+        return self._channel.encode_sums(every)
+
+    def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
+        """Return the bounded updates of all users of a silo, ascending: it is not told who was drawn."""
+        turn, cohort = self.turn, self.turn.setting.cohort
+        members = torch.from_numpy(np.flatnonzero(cohort.groups.silo == client))
+        rows = np.empty((len(members), turn.length))
+        size = max(1, _BLOCK_ELEMENTS // turn.length)
+        for first in range(0, len(members), size):
+            chunk = members[first : first + size]
+            job = turn.job(chunk, turn.method.bound).per_contribution()
+            sums = turn.trainer.sums(job).with_clip_marks(job)
+            rows[first : first + size] = sums.total.cpu().numpy()
+            self._norms[chunk] = sums.norms.cpu()
+            if turn.progress is not None:
+                done = round(1000 * (client + (first + len(chunk)) / len(members)))
+                turn.progress(done, 1000 * cohort.n_silos)
+        return rows
+
+    def training_diagnostics(self) -> TrainingDiagnostics:
+        nonfinite = int(self._norms.isnan().sum()) if self._sums is None else self._sums.nonfinite
+        return TrainingDiagnostics.from_norms(self.turn, self._members, self._norms, nonfinite)
+
+
+class PerClientInputs(RoundInputs):
+    """Every drawn client's work by itself; they are trained in blocks, in the order in which they send.
+
+    A drawn client without records has no contribution, and sends an update of zeros: its message tells nothing.
+    """
+
+    def __init__(
+        self, turn: RoundContext, agreed: ProtocolSpec[Any, Any], initial: Float32[Tensor, " d"] | None = None
+    ) -> None:
+        super().__init__(turn, agreed, initial)
+        groups = turn.setting.cohort.groups
+        self._member_of = np.full(turn.setting.n_users, -1)
+        self._member_of[groups.user] = np.arange(len(groups))
+        self._order, self._next = np.zeros(0, dtype=np.int64), 0
+        self._block: dict[int, Float64[np.ndarray, " d"]] = {}
+        self._members: list[Int64[Tensor, " m"]] = []
+        self._norms: list[Float64[Tensor, " m"]] = []
+
+    def begin(self, attempt: int) -> Drawn | None:
+        """Draw who sends; training waits until a client's turn."""
+        super().begin(attempt)
+        self.drawn = self.turn.draw(attempt)
+        assert self.drawn is not None
+        self._order, self._next = np.flatnonzero(self.drawn), 0
+        self._block, self._members, self._norms = {}, [], []
+        return self.drawn
+
+    def unprotected_sum(self, client: int) -> Float64[np.ndarray, " d"]:
+        if client not in self._block:
+            self._train_block()
+        return self._block.pop(client)
+
+    def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
+        """Return a client's update as its one contribution."""
+        return self.unprotected_sum(client)[None]
+
+    def training_diagnostics(self) -> TrainingDiagnostics:
+        none = torch.zeros(0)
+        members = torch.cat([none.long(), *self._members])
+        norms = torch.cat([none.double(), *self._norms])
+        return TrainingDiagnostics.from_norms(self.turn, members, norms, int(norms.isnan().sum()))
+
+    def _train_block(self) -> None:
+        """Train the next clients whose turn it will be."""
+        turn, dimension = self.turn, len(self.turn.model)
+        block = self._order[self._next : self._next + max(1, _BLOCK_ELEMENTS // dimension)]
+        present = block[self._member_of[block] >= 0]
+        members = torch.from_numpy(self._member_of[present])
+        sums = turn.trainer.sums(turn.job(members, turn.method.bound).per_contribution())
+        self._members.append(members)
+        self._norms.append(sums.norms.cpu())
+        self._block = {client: np.zeros(dimension) for client in set(block.tolist()) - set(present.tolist())}
+        self._block |= dict(zip(present.tolist(), sums.total.cpu().numpy(), strict=True))
+        self._next += len(block)
+        if turn.progress is not None:
+            turn.progress(self._next, len(self._order))
+
+
+def make_round_inputs(
+    turn: RoundContext, agreed: ProtocolSpec[Any, Any], initial: Float32[Tensor, " d"]
+) -> RoundInputs:
+    """Return what the clients of a round contribute.
+
+    Args:
+        turn: what the round begins with.
+        agreed: what the parties agree on.
+        initial: (d,) the model before the first round.
+    """
+    method = turn.method
+    alone = method.channel.by_clients and not method.protection.agrees
+    return (PerClientInputs if alone else CohortInputs)(turn, agreed, initial)

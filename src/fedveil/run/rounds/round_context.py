@@ -1,0 +1,117 @@
+"""What every party of a round begins with, and the sampling of participants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Float64, Int64
+from torch import Tensor
+
+from fedveil.methods.message_encoding import Sender
+from fedveil.methods.method import Method
+from fedveil.privacy.bounds import Bound
+from fedveil.privacy.schedule import is_due
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.rounds.sum_history import SumHistory
+from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.training.server.optimizers import State
+from fedveil.training.trainer import Progress, Trainer, TrainJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """What a round begins with.
+
+    Attributes:
+        setting: the method at work, as it is in round 1.
+        model: (d,) the global model.
+        state: of the server's stages.
+        round_number: counts from 1.
+        experiment: of the experiment's seed.
+        privacy: for sampling and noise.
+        progress: called between chunks of local training.
+        measured: whether costs of messages say what these could cost at least, which takes long.
+        past: the silos' own sums of the rounds before, where messages have parts of them.
+    """
+
+    setting: TrainingSetup
+    model: Float32[Tensor, " d"]
+    state: State = field(default_factory=dict)
+    round_number: int
+    experiment: ExperimentRandomness
+    privacy: PrivacyRandomness
+    progress: Progress | None = None
+    measured: bool = True
+    past: SumHistory = field(default_factory=SumHistory)
+
+    @cached_property
+    def method(self) -> Method:
+        """The method with the noise and the bound of this round."""
+        return self.setting.method.at_round(self.round_number, self.state)
+
+    @property
+    def length(self) -> int:
+        """How many numbers a message has: those of an update, and what the bound adds beside it."""
+        return len(self.model) + self.method.bound.extra
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer with this round's learning rate."""
+        return self.setting.trainer.at_round(self.round_number)
+
+    def job(
+        self, members: Int64[Tensor, " m"], bound: Bound, weights: Float64[Tensor, " m"] | None = None
+    ) -> TrainJob:
+        """Return what is asked of local training of these contributions in this round; weights are 1 unless given."""
+        weights = torch.ones(len(members), dtype=torch.float64) if weights is None else weights
+        path = ("round", self.round_number)
+        return TrainJob(self.model, self.setting.cohort, members, weights, bound, self.experiment, path)
+
+    def members(self, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
+        """Return the indices of the contributions that take part: those of weight of the drawn users, or of all.
+
+        Where users take part by a schedule, those whose turn it is in this round.
+        """
+        setting, groups = self.setting, self.setting.cohort.groups
+        period, takes_part = self.method.sampler.period, setting.weights.numpy() > 0
+        if drawn is not None:
+            takes_part &= drawn[groups.user]
+        if period > 1:
+            who = groups.user if groups.key is None else groups.key
+            takes_part &= is_due(who, groups.silo, period, self.round_number)
+        return torch.from_numpy(np.flatnonzero(takes_part))
+
+    def sum_job(self, drawn: Bool[np.ndarray, " users"] | None) -> TrainJob:
+        """Return what is asked of local training where every silo's bounded, weighted sum is sent."""
+        members = self.members(drawn)
+        return self.job(members, self.method.local_bound, self.setting.weights[members])
+
+    def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
+        """Draw who takes part in an attempt."""
+        return draw_users(self.method, self.setting.n_users, self.privacy, self.round_number, attempt)
+
+    def sender(self, number: int, attempt: int) -> Sender:
+        """Return a silo or client as its channel needs to know it."""
+        setting = self.setting
+        return Sender(
+            number=number,
+            senders=setting.cohort.n_silos,
+            round=self.round_number,
+            attempt=attempt,
+            grid=self.method.bound.grid,
+            privacy=self.privacy,
+            measured=self.measured,
+        )
+
+
+def draw_users(
+    method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int, attempt: int = 0
+) -> Bool[np.ndarray, " users"] | None:
+    """Return which users (or clients) take part in an attempt at a round; None where contributions are whole silos."""
+    if not method.contribution.by_user:
+        return None
+    path = ("participants", round_number, *(("attempt", attempt) if attempt else ()))
+    return method.sampler.draw(n_users, privacy.stream(*path))

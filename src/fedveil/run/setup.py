@@ -1,0 +1,399 @@
+"""Prepare a run from an experiment: population, task, method, trainer and guarantee.
+
+All mistakes in data, model, composition or budget are reported here, before any training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from torch import Tensor
+
+from fedveil.data.records import Groups, Population, Records, limit_records_per_user
+from fedveil.errors import CompositionError, ConfigError, DataError
+from fedveil.methods.derive import derive
+from fedveil.methods.guarantee import Guarantee
+from fedveil.methods.method import Method
+from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.claims import Role
+from fedveil.privacy.events import Event
+from fedveil.privacy.noise.on_grid import grid_gaussian
+from fedveil.privacy.statement import show_epsilon
+from fedveil.protocols.protocol import ProtocolSpec
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.config.composition import Composition
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.task_choice import beginning, task_of
+from fedveil.run.environment import unverified_plugins
+from fedveil.run.placement import batching_caveats, place_on_device
+from fedveil.run.populations import PopulationCache
+from fedveil.run.releases.evaluation import Evaluation, plan_evaluation
+from fedveil.run.releases.preprocessing import Preprocessing, plan_preprocessing
+from fedveil.run.releases.release import Release
+from fedveil.run.releases.side_releases import compose_with_rounds
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.training.dpsgd import RECORD_MEMORY, DpSgdTrainer
+from fedveil.training.server.optimizers import State
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, PartitionedTrainer, Progress, Trainer
+from fedveil.training.trainer_choice import TrainerOptions, can_vectorise_records, choose_trainer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prepared:
+    """An experiment, ready to run.
+
+    Attributes:
+        experiment: as it was asked for, with the name of the trainer that ``auto`` chose.
+        population: who holds which records.
+        task: the model, its loss and its metrics.
+        guarantee: what one round gives, against whom.
+        accountant: what adds rounds and releases up.
+        setting: the method at work on the population: what every round is played with.
+        uncovered: what no epsilon covers, for the statement.
+        agreed: the public numbers that all parties have before the first round.
+        preprocessing: the releases before the first round; None for none.
+        evaluation: the releases of the last model; None for none.
+    """
+
+    experiment: Experiment
+    population: Population
+    task: Task
+    guarantee: Guarantee
+    accountant: Accountant
+    setting: TrainingSetup
+    uncovered: tuple[str, ...]
+    protocol_spec: ProtocolSpec[Any, Any]
+    preprocessing: Preprocessing | None = None
+    evaluation: Evaluation | None = None
+
+    @property
+    def secure(self) -> bool:
+        """Whether noise and sampling cannot be predicted."""
+        return self.experiment.privacy.insecure_seed is None
+
+    def epsilon_after(self, rounds: int) -> float:
+        """Return the epsilon that so many rounds spend against readers of the models, were the noise secret."""
+        return self.epsilon_with(Role.READER, rounds, ())
+
+    @property
+    def length(self) -> int:
+        """How many numbers a message has: an update's, and what the bound adds beside it."""
+        return self.task.dimension + self.method.bound.extra
+
+    @property
+    def side_releases(self) -> tuple[Release, ...]:
+        """The releases of the run that are no round."""
+        return (*self.releases_before_training, *self.releases_after_training)
+
+    @property
+    def releases_after_training(self) -> tuple[Release, ...]:
+        """Those of them that are of the last model."""
+        return () if self.evaluation is None else self.evaluation.releases
+
+    @property
+    def releases_before_training(self) -> tuple[Release, ...]:
+        """Those of them that are made before the first round."""
+        return () if self.preprocessing is None else self.preprocessing.releases
+
+    def epsilon_with(self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0) -> float:
+        """Return the epsilon against a party of so many rounds, charged again so often, and of releases beside them."""
+        return self._counted(*self.learned_event(role, rounds, beside, again))
+
+    def over_budget(self, rounds: int, beside: Sequence[Release], again: int = 0) -> float | None:
+        """Return the epsilon of so many rounds and of releases beside them if it is above the budget; else None."""
+        budget = self.experiment.privacy.budget
+        if budget is None:
+            return None
+        needed = self.epsilon_with(Role.READER, rounds, beside, again)
+        return None if needed <= budget else needed
+
+    def learned_event(
+        self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0
+    ) -> tuple[Event, float]:
+        """Return all that a party learns of them, as one event, and the loss of all grids."""
+        guarantee = self.guarantee
+        of_rounds = guarantee.learned_event(role, rounds, again)
+        loss = guarantee.grid_loss_after(rounds + again, self.length)
+        return compose_with_rounds(of_rounds, loss, beside, role)
+
+    def _counted(self, event: Event, grid_loss: float) -> float:
+        return epsilon_on_grid(self.accountant, event, self.experiment.privacy.delta, grid_loss)
+
+    def check_countable(self) -> None:
+        """Refuse a run whose statement could not be made: what is released is counted before it is.
+
+        Raises:
+            PrivacyError: the accountant has no number for all rounds, against one of the statement's lines: says why.
+        """
+        if not self.secure:
+            return
+        roles = (Role.READER, *(view.role for view in self.guarantee.views))
+        learned = (self.learned_event(role, self.experiment.rounds, self.side_releases) for role in roles)
+        for event, loss in dict.fromkeys(learned):  # most lines are of equal events
+            self._counted(event, loss)
+
+    @property
+    def method(self) -> Method:
+        """The composition that runs."""
+        return self.setting.method
+
+    def round_context(
+        self,
+        number: int,
+        model: Float32[Tensor, " d"],
+        state: State,
+        privacy: PrivacyRandomness,
+        *,
+        progress: Progress | None = None,
+        measured: bool = True,
+    ) -> RoundContext:
+        """Return what the round of this number begins with; the arguments are the attributes of a
+        :class:`RoundContext`.
+        """
+        return RoundContext(
+            setting=self.setting,
+            model=model,
+            state=state,
+            round_number=number,
+            experiment=ExperimentRandomness(self.experiment.seed),
+            privacy=privacy,
+            progress=progress,
+            measured=measured,
+        )
+
+
+def prepare(
+    experiment: Experiment, populations: PopulationCache | None = None, task: Task | None = None
+) -> Prepared:
+    """Load the data, build the model, compose the method and derive its guarantee.
+
+    Args:
+        experiment: what is to run.
+        populations: of the study that it belongs to; None loads its own.
+        task: model, loss and metrics that were handed over in Python; None builds those that the experiment names.
+
+    Raises:
+        FedveilError: whatever is wrong, named by file, key, silo or row.
+    """
+    populations = populations or PopulationCache()
+    evaluation, preprocessing = _beside(experiment, populations)
+    population = populations.load(experiment.data, experiment.seed)
+    experiment.privacy.check_delta(population.n_users)
+    if task is None:
+        experiment, begin = beginning(experiment)
+        task = task_of(experiment, population, begin)
+    if experiment.trainer.precision != task.precision:
+        task = replace(task, precision=experiment.trainer.precision)
+    beside = (
+        *(() if preprocessing is None else preprocessing.releases),
+        *(() if evaluation is None else evaluation.releases),
+    )
+    clip = None if preprocessing is None else preprocessing.clip
+    composition = Composition(experiment=experiment, population=population, beside=beside, clip=clip)
+    method = composition.method()
+    if preprocessing is not None:
+        preprocessing.check(method)
+    records = _kept(method, population.train)
+    public = composition.public_facts(method, records, task.dimension + method.bound.extra)
+    method = composition.resolve_calibrated(method, public)
+    guarantee = derive(method, public)
+    accountant = composition.accountant(guarantee)
+    groups, n_silos = _groups(method, population, records)
+    cohort, trainer = place_on_device(
+        experiment.trainer.device,
+        lambda device: Cohort.from_records(
+            records, groups=groups, n_silos=n_silos, scale=population.scale, device=device
+        ),
+        lambda cohort: _trainer(experiment, task, method, cohort, population.n_users),
+    )
+    setting = TrainingSetup(
+        method=method,
+        trainer=trainer,
+        cohort=cohort,
+        weights=method.compute_weights(groups, population),
+        n_users=population.n_users,
+        shapes=tuple(tuple(shape) for shape in task.layout.shapes),
+    )
+    senders = _senders(method, population, n_silos)
+    prepared = Prepared(
+        experiment=_resolved(experiment, trainer),
+        population=population,
+        task=task,
+        guarantee=guarantee,
+        accountant=accountant,
+        setting=setting,
+        uncovered=(
+            *guarantee.uncovered,
+            *composition.uncovered_choices(method),
+            *_handed_over(experiment),
+            *unverified_plugins(experiment),
+            *batching_caveats(experiment.trainer.name, populations.machines, trainer, cohort.device),
+        ),
+        protocol_spec=method.protection.make_protocol_spec(
+            method, replace(public, n_silos=senders), groups, experiment.rounds
+        ),
+        preprocessing=preprocessing,
+        evaluation=evaluation,
+    )
+    prepared.check_countable()
+    _check_budget(prepared)
+    return prepared
+
+
+def _beside(
+    experiment: Experiment, populations: PopulationCache
+) -> tuple[Evaluation | None, Preprocessing | None]:
+    """Plan the releases of a run that are no round, before any record is read."""
+    if experiment.evaluation is None and experiment.preprocessing is None:
+        return None, None
+    of = populations.declared_tables(experiment.data)
+    return plan_evaluation(experiment, of), plan_preprocessing(experiment, of)
+
+
+def _senders(method: Method, population: Population, summed: int) -> int:
+    """Return how many parties send: silos; in one process clients, or one for all whose sums are made at once."""
+    if not population.complete:
+        return population.n_silos
+    return population.n_users if method.channel.by_clients else summed
+
+
+def _check_budget(prepared: Prepared) -> None:
+    """Refuse releases beside rounds that leave no room for a round: they are charged whatever training does.
+
+    Raises:
+        ConfigError: says what they and one round cost.
+    """
+    if prepared.side_releases and (least := prepared.over_budget(1, prepared.side_releases)) is not None:
+        raise ConfigError(
+            f"privacy.budget = {prepared.experiment.privacy.budget:g}: one round and the releases beside it "
+            f"({', '.join(one.name for one in prepared.side_releases)}) cost epsilon {show_epsilon(least)}; "
+            "give a larger "
+            "budget, a smaller privacy.epsilon, or leave them out"
+        )
+
+
+def setting_with(prepared: Prepared, records: Records) -> TrainingSetup:
+    """Return the run's setting over other records of the same population: fewer users, say; all else stays."""
+    setting, population, method = prepared.setting, prepared.population, prepared.method
+    records = _kept(method, records)
+    groups, n_silos = _groups(method, population, records)
+    cohort = Cohort.from_records(
+        records, groups=groups, n_silos=n_silos, scale=population.scale, device=setting.cohort.device
+    )
+    return replace(setting, cohort=cohort, weights=method.compute_weights(groups, population))
+
+
+def _kept(method: Method, records: Records) -> Records:
+    """Return the records that the method trains on: of each user no more than its contributions may be."""
+    if method.contribution.per != "record":
+        return records
+    return records.select(limit_records_per_user(records, method.contribution.group))
+
+
+def _groups(method: Method, population: Population, records: Records) -> tuple[Groups, int]:
+    """Return the contributions, and over how many silos they are summed: clients share one sum."""
+    if method.contribution.per == "client":
+        groups = records.by_silo_user()
+        if max(np.bincount(groups.silo, minlength=1).max(), np.bincount(groups.user, minlength=1).max()) > 1:
+            raise DataError(
+                f"{method.name}: a client is a silo that holds one user, but these data have silos with several "
+                'users or users in several silos; allot catalogue data by data.allocation.law = "clients", and for '
+                "tables of silos take a method for users in several silos, such as uldp-avg"
+            )
+        if method.protection.agrees:
+            return _numbered_by_silo(method, groups, population), population.n_silos
+        return replace(groups, silo=np.zeros_like(groups.silo)), 1
+    if method.contribution.per == "pair":
+        return records.by_silo_user(), population.n_silos
+    return records.by_silo(population.n_silos), population.n_silos
+
+
+def _numbered_by_silo(method: Method, groups: Groups, population: Population) -> Groups:
+    """Return clients whose number is that of their silo, which sends their message: users are numbered by who is there.
+
+    Raises:
+        CompositionError: the public numbers of users and silos differ, so that some client is no silo.
+    """
+    if population.n_users != population.n_silos:
+        raise CompositionError(
+            f"{method.name}: under {type(method.protection).__name__} a client is a silo, and there are "
+            f"{population.n_users} users and {population.n_silos} silos: declare as many users as silos"
+        )
+    key = groups.user.astype(np.int64) if groups.key is None else groups.key
+    return replace(groups, user=groups.silo, key=key)
+
+
+def check_dealt_out(method: Method) -> None:
+    """Return if several processes can share the training of a method.
+
+    Raises:
+        ConfigError: DP-SGD in silos, or private weighting, which takes contributions one by one.
+    """
+    alone = "takes contributions one by one under private weighting" if method.protection.weighs else ""
+    if method.local.own_noise:
+        alone = "draws noise in every local step"
+    if alone:
+        raise ConfigError(f"trainer.processes: {method.name} {alone} and runs in one process")
+
+
+def _trainer(
+    experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int
+) -> PartitionedTrainer | DpSgdTrainer:
+    local: Any = method.local  # a method's contribution goes with its local step: it says so itself
+    megabytes = experiment.trainer.memory_mb
+    memory = None if megabytes is None else megabytes << 20
+    if experiment.trainer.processes > 1:
+        check_dealt_out(method)
+    if local.own_noise:
+        records = RECORD_MEMORY if memory is None else memory
+        return DpSgdTrainer(
+            task=task,
+            local=local,
+            noise=grid_gaussian,
+            privacy=experiment.privacy.randomness(),
+            memory=records,
+            together=can_vectorise_records(task, cohort, records),
+        )
+    asked = experiment.trainer
+    options = TrainerOptions(name=asked.name, memory=memory, compile=asked.compile)
+    return choose_trainer(task, local, options, cohort=cohort, bound=method.bound, users=n_users)
+
+
+def _handed_over(experiment: Experiment) -> tuple[str, ...]:
+    """Name what a model and a loss from outside leave open: whether they are public cannot be seen from here."""
+    model, found = experiment.model, list[str]()
+    if model.sha256 is not None:
+        found.append(
+            f"the initial model was handed over (sha256 {model.sha256[:16]}...) and counts as public: the data "
+            "that it was trained on, and how it was chosen, are not covered"
+        )
+    if model.loss is not None and ":" in model.loss:
+        found.append(
+            f"the loss {model.loss} was handed over and counts as public: weights or other numbers in it that were "
+            "computed from private records are not covered, and they may change everybody's update"
+        )
+    if any(one is not None and ":" in one for one in (model.name, model.loss)):
+        found.append(
+            "code of a model or a loss from outside that fails at a record ends the run, which is seen: that it fails "
+            "at none is not covered"
+        )
+    if model.class_weights is not None:
+        found.append(
+            "model.class_weights were declared and count as public: if they were computed from private records, that "
+            "is not covered"
+        )
+    return tuple(found)
+
+
+def _resolved(experiment: Experiment, trainer: Trainer) -> Experiment:
+    """Return the experiment with the name of the trainer that ``auto`` chose, for whoever reads which one ran."""
+    if not isinstance(trainer, PartitionedTrainer):
+        return experiment
+    section = experiment.trainer.model_copy(update={"name": trainer.name})
+    return experiment.model_copy(update={"trainer": section})

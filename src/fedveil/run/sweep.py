@@ -1,0 +1,297 @@
+"""A sweep: every experiment of a study at every point of a grid over any keys, in worker processes, resumable.
+
+A point's run folder is named by the experiment and the point. A folder that is complete is not run again, one that was
+interrupted goes on, so the same command after a kill finishes the sweep. ``sweep.jsonl`` has a row a run, those of
+earlier sweeps into the folder included: whoever chooses has looked at all of them, so all of them are summed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import signal
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from fedveil.errors import ConfigError, FedveilError, RunFolderError
+from fedveil.files import (
+    check_schema_version,
+    parse_json,
+    read_text,
+    read_toml,
+    reading,
+    replace_file,
+    writing,
+)
+from fedveil.privacy.joint_cost import joint_cost
+from fedveil.run.config.experiment import Experiment, parse, parse_assignment
+from fedveil.run.config.study import Selection, load_study
+from fedveil.run.folder.documents import RoundRow, read_lines
+from fedveil.run.folder.run_folder import Row, RunFolder, drop_unbegun, finite
+from fedveil.run.observer import NullObserver
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import Outcome, continue_run, run
+
+ROWS: Final = "sweep.jsonl"
+_SCHEMA_VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One swept key and its values.
+
+    >>> Axis.read("method.clip=0.5,1.0").values
+    ('0.5', '1.0')
+    """
+
+    key: str
+    values: tuple[str, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Axis:
+        """Return the axis of ``KEY=VALUE,VALUE,...``.
+
+        Raises:
+            ConfigError: no key, no value, or a value twice.
+        """
+        key, equals, rest = text.partition("=")
+        values = tuple(value.strip() for value in rest.split(","))
+        if not equals or not key.strip() or not all(values) or len(set(values)) < len(values):
+            raise ConfigError(
+                f"--over {text}: expected KEY=VALUE,VALUE,... with different values, for instance "
+                "--over protection.ratio=0.05,0.1"
+            )
+        return cls(key=key.strip(), values=values)
+
+    def assignments(self) -> list[str]:
+        """Return one KEY=VALUE per value."""
+        return [f"{self.key}={value}" for value in self.values]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One run of a sweep: its experiment, and what the sweep has set."""
+
+    experiment: Experiment
+    settings: dict[str, str]
+
+
+def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Point]:
+    """Return every run of a sweep, each with a name of its own, checked before any is run.
+
+    Raises:
+        ConfigError: a key twice, a point that is no valid experiment, a swept name, two points whose folders would have
+            one name, or points of different accountants: one of them bounds what all cost together.
+    """
+    keys = [axis.key for axis in axes]
+    if not keys or len(set(keys)) < len(keys) or "name" in keys:
+        raise ConfigError(
+            "a sweep needs at least one --over KEY=VALUE,..., each key once, and sets the runs' names itself"
+        )
+    found = []
+    for chosen in itertools.product(*(axis.assignments() for axis in axes)):
+        overrides = (*selection.overrides, *(parse_assignment(text) for text in chosen))
+        settings = dict(text.split("=", 1) for text in chosen)
+        label = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
+        for experiment in load_study(source, replace(selection, overrides=overrides)).experiments:
+            name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{experiment.name}-{label}")
+            document = experiment.model_dump(mode="json", exclude_none=True) | {"name": name}
+            found.append(Point(experiment=parse(document, f"{source} ({label})"), settings=settings))
+    names = [point.experiment.name for point in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"--over: two points would both be the run {twice}, and one of them would go on with the other's folder "
+            "and be counted with it as one; give values that differ in letters, digits or . _ + -"
+        )
+    accountants = sorted({point.experiment.privacy.accountant for point in found})
+    if len(accountants) > 1:
+        raise ConfigError(
+            f"privacy.accountant: the points have {' and '.join(accountants)}, and one accountant must bound what all "
+            "of them cost together; give --set privacy.accountant=pld, or sweep them one after the other"
+        )
+    return found
+
+
+def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[Row]:
+    """Run what is not complete yet; yield the row of every run as it ends, and write them all to ``sweep.jsonl``.
+
+    Rows of earlier sweeps into the folder stay there.
+
+    Args:
+        found: what :func:`points` gave.
+        folder: where the run folders are made, or were when the sweep was interrupted.
+        processes: worker processes, one run each at a time.
+
+    Raises:
+        FedveilError: a run failed; the others are complete or can go on.
+        ConfigError: a run folder of this name has another experiment.
+        RunFolderError: a folder of this name has something and no experiment, or ``sweep.jsonl`` is damaged or cannot
+            be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be made: {error.strerror}") from None
+    for point in found:
+        _check_same(point, folder)
+    names = {point.experiment.name for point in found}
+    earlier = [row for name, row in _recorded(folder).items() if name not in names]
+    rows: dict[str, Row] = {}
+    context = get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin) as pool, _stopping(pool):
+        waiting = {pool.submit(_play, point, folder): point for point in found}
+        failed: FedveilError | None = None
+        for future in as_completed(waiting):
+            point = waiting[future]
+            try:
+                row = future.result()
+            except FedveilError as error:
+                failed = type(error)(f"{point.experiment.name}: {error}") if failed is None else failed
+                continue
+            rows[point.experiment.name] = row
+            ordered = [rows[one.experiment.name] for one in found if one.experiment.name in rows]
+            text = "".join(json.dumps(one) + "\n" for one in (*earlier, *ordered))
+            with writing(folder / ROWS, RunFolderError):
+                replace_file(folder / ROWS, text.encode())
+            yield row
+    if failed is not None:
+        raise failed
+
+
+def _recorded(folder: Path) -> dict[str, Row]:
+    """Return the rows of ``sweep.jsonl`` by run; none where there is no file."""
+    path = folder / ROWS
+    if not path.exists():
+        return {}
+    rows = {}
+    for number, line in enumerate(read_text(path, RunFolderError).splitlines(), start=1):
+        place = f"{path}, line {number}"
+        row = check_schema_version(parse_json(line, place, RunFolderError), place, _SCHEMA_VERSION)
+        with reading(place, RunFolderError):
+            rows[_name(row["run"])] = row
+    return rows
+
+
+def _name(run: str) -> str:
+    if run in ("", "..") or Path(run).name != run:
+        raise ValueError("run: the name of a folder in this one is needed")
+    return run
+
+
+def _others(names: Collection[str], folder: Path) -> list[Path]:
+    """Return the runs in a sweep's folder, or of its rows, that have other names."""
+    marks = ("experiment.toml", "privacy.json", "ledger.jsonl")
+    there = {path.parent.name for mark in marks for path in folder.glob(f"*/{mark}")}
+    return [folder / name for name in sorted((there | set(_recorded(folder))) - set(names))]
+
+
+def _check_same(point: Point, folder: Path) -> None:
+    """Refuse to go on with a folder of the same name and another experiment, or with one that is no run's."""
+    path = folder / point.experiment.name / "experiment.toml"
+    if not path.is_file():
+        drop_unbegun(path.parent)
+        return
+    asked, found = point.experiment, parse(read_toml(path), str(path))
+    if asked.trainer.name == "auto":  # the folder names the trainer that it came to
+        found = found.model_copy(update={"trainer": found.trainer.model_copy(update={"name": "auto"})})
+    if found != asked:
+        raise ConfigError(f"{path.parent}: holds another experiment; choose another --runs folder")
+
+
+def _begin() -> None:
+    """Prepare a worker: one core, and Ctrl-C ends it, where the pool would have it begin with the next point."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def _stopping(pool: Executor) -> Iterator[None]:
+    """Begin no more of what waits once the sweep is interrupted."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def _play(point: Point, folder: Path) -> Row:
+    """Run a point in a worker process, go on with it, or read its row if it is complete."""
+    path = folder / point.experiment.name
+    if (path / "experiment.toml").is_file():
+        there, experiment = RunFolder.open(path)
+        outcome = continue_run(there, prepare(experiment), NullObserver())
+    else:
+        outcome = run(prepare(point.experiment), folder, NullObserver())
+    return _row(point, outcome)
+
+
+def joint_cost_of_points(found: Sequence[Point], folder: Path) -> Row:
+    """Return what all runs in a sweep's folder have spent: whoever chooses among them, has looked at all of them.
+
+    As :func:`fedveil.privacy.joint_cost.joint_cost` has it, at the smallest delta of the points, and with what earlier
+    sweeps have left in the folder. Where runs protect different things, or one of them has not ended, no one epsilon
+    covers them, and the sentence says so.
+
+    Args:
+        found: what was swept; complete.
+        folder: where the run folders are.
+
+    Returns:
+        The number of runs, epsilon (None where nothing is guaranteed) and delta, and a sentence that says so.
+    """
+    names = [point.experiment.name for point in found]
+    others = _others(names, folder)
+    folders = [*(folder / name for name in names), *others]
+    delta = min(point.experiment.privacy.delta for point in found)
+    accountant, epsilon = found[0].experiment.privacy.accountant, None
+    try:
+        spent = joint_cost(folders, delta, accountant)
+    except FedveilError as error:
+        cost = f"{error}; each run's statement is about that run alone"
+    else:
+        epsilon, cost = spent.epsilon, "no guarantee"
+        if spent.promise is not None:
+            cost = f"{spent.promise}, against whoever reads all that they released and chooses among it"
+    earlier = f" ({len(others)} of them from earlier sweeps into {folder})" if others else ""
+    told = f"together, {len(folders)} runs on the same people{earlier}: {cost}"
+    if any(point.experiment.evaluation is None for point in found) or any(map(_shows_metrics, others)):
+        told += (
+            ". Metrics on test records are exact and covered by no epsilon: choosing by them is covered only where the "
+            "test records are public"
+        )
+    return {
+        "runs": len(folders),
+        "epsilon": None if epsilon is None else finite(epsilon),
+        "delta": delta,
+        "told": told,
+    }
+
+
+def _shows_metrics(folder: Path) -> bool:
+    """Return whether a run may have shown exact test metrics: it trained, and did not release them."""
+    path = folder / "experiment.toml"
+    return path.is_file() and "evaluation" not in read_toml(path)
+
+
+def _row(point: Point, outcome: Outcome) -> Row:
+    sent = [row.bytes_up for row in read_lines(outcome.folder / "metrics.jsonl", RoundRow)[0][1:]]
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "run": outcome.folder.name,
+        "settings": point.settings,
+        "rounds": outcome.rounds,
+        "stopped": outcome.stopped,
+        "test": outcome.row["test"],
+        "seconds": outcome.seconds,
+        "bytes_up": sum(one or 0 for one in sent) if sent and None not in sent else None,
+        "epsilon": outcome.statement.epsilon,
+    }

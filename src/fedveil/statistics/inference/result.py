@@ -1,0 +1,239 @@
+"""What a regression released, as ``inference.json`` keeps it: every noisy vector, and what follows from them.
+
+Coefficients, intervals and the thetas in between are functions of this file, so reading it again costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from fedveil.data.schema import Schema
+from fedveil.errors import RunFolderError
+from fedveil.files import read_json
+from fedveil.statistics.inference.convergence import has_converged, next_theta
+from fedveil.statistics.inference.covariance import Effect, covariance, effect
+from fedveil.statistics.inference.design import Design
+from fedveil.statistics.inference.equation import Equation, Sums
+from fedveil.statistics.inference.families import Family
+from fedveil.statistics.inference.identified import Identified, identify
+from fedveil.statistics.inference.newton import Estimate, estimate
+from fedveil.statistics.inference.request import Inference
+from fedveil.statistics.inference.schedule import Part, schedule
+from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+
+_LEAST_BOUND: Final = 1.5
+FILE: Final = "inference.json"
+TOO_FEW: Final = (
+    "too few people or events for this budget: the curvature of the equation is too close to its noise for intervals "
+    "to hold; a larger epsilon, more people, or fewer columns and categories would do"
+)
+TOO_FEW_HERE: Final = "too few people or events"
+"""What stands in place of a coefficient that has no interval where others have one."""
+TOO_FAR: Final = (
+    "three steps have not come near enough to the solution for intervals to hold: give a first guess that is nearer "
+    "(inference.centre for linear, inference.rate for survival), centres and scales nearer to the data "
+    "(inference.scale), or a larger epsilon"
+)
+_REQUEST: Final[TypeAdapter[Inference]] = TypeAdapter(Inference)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedRegression:
+    """A regression, with as many of its releases as were made.
+
+    Attributes:
+        name: of the run.
+        request: what was asked for.
+        schema: what the columns are.
+        silos: names of all silos.
+        releases: in order.
+    """
+
+    name: str
+    request: Inference
+    schema: Schema
+    silos: tuple[str, ...]
+    releases: NoisySums = ()
+
+    @cached_property
+    def family(self) -> Family:
+        """The equation that is solved."""
+        return self.request.equation(self.schema)
+
+    @cached_property
+    def design(self) -> Design:
+        """The covariates."""
+        return self.request.design(self.schema)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The releases of a whole regression."""
+        return schedule(self.family)
+
+    def equation(self, place: int) -> Equation:
+        """Return a release's local step: at the theta that follows from those before it, or else at the start.
+
+        Raises:
+            ConfigError: a request that does not fit its schema.
+        """
+        before = self.sums[:place]
+        request, family, design = self.request, self.family, self.design
+        at = next_theta(family, before) if before else family.start(len(design.names))
+        return Equation(
+            family=family,
+            design=design,
+            bound=request.bound or max(_LEAST_BOUND, family.usual * design.length),
+            theta=tuple(float(value) for value in at),
+            shares=self.parts[place].shares,
+            combine=request.combine,
+            order=request.order,
+        )
+
+    def with_release(self, noisy: NoisySum) -> FittedRegression:
+        """Return the regression with one more release."""
+        return replace(self, releases=(*self.releases, noisy))
+
+    @cached_property
+    def sums(self) -> tuple[Sums, ...]:
+        """What all releases say, each at the theta that follows from those before it."""
+        if not self.releases:
+            return ()
+        before, last = replace(self, releases=self.releases[:-1]), self.releases[-1]
+        at = before.equation(len(before.releases))
+        return (*before.sums, at.sums(last.vector, last.std))
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The estimate of all releases."""
+        return estimate(self.sums)
+
+    @cached_property
+    def identified(self) -> Identified:
+        """The estimate of the coefficients that the releases identify."""
+        return identify(self.sums, self.family.least)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all coefficients."""
+        return (*self.family.leading, *self.design.names)
+
+    @cached_property
+    def hidden_reason(self) -> str | None:
+        """Why there are no intervals; None where there are.
+
+        Curvatures too close to their noise, or a last release too far from the estimate.
+        """
+        found = self.identified
+        if not found.enough or len(found.lost) == len(self.names):
+            return TOO_FEW
+        return None if has_converged(self.family, found.releases, found.estimate) else TOO_FAR
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether there are intervals."""
+        return self.hidden_reason is None
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Names of the coefficients without an interval, where others have one."""
+        return (
+            tuple(self.names[place] for place in sorted(self.identified.lost)) if self.has_intervals else ()
+        )
+
+    @cached_property
+    def effects(self) -> tuple[Effect, ...]:
+        """All coefficients that have an interval, in units of their columns; none where no interval would hold."""
+        if not self.has_intervals:
+            return ()
+        family, design, identified = self.family, self.design, self.identified
+        solved = identified.estimate
+        found = covariance(solved, identified.releases[-1])
+        figures = np.stack((solved.theta, np.diag(found.whole), np.diag(found.noise), found.freedom), axis=1)
+        units = (*(1.0 for _ in family.leading), *(1 / unit for unit in design.units))
+        return tuple(
+            effect(
+                self.names[place],
+                (float(value), float(variance), float(noise), float(freedom)),
+                units[place] * family.unit,
+                origin=family.origin if place < len(family.leading) else 0.0,
+                multiplies=family.multiplies,
+            )
+            for place, (value, variance, noise, freedom) in zip(identified.kept, figures, strict=True)
+            if place not in identified.lost
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the regression as JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "noise": {"law": "discrete Gaussian"},
+            "coefficients": list(self.names),
+            "releases": [
+                {"theta": sums.theta.tolist()} | noisy.to_json()
+                for noisy, sums in zip(self.releases, self.sums, strict=True)
+            ],
+            "silos": list(self.silos),
+            "request": self.request.model_dump(mode="json", exclude_none=True),
+            "schema": self.schema.model_dump(mode="json", exclude_none=True),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, origin: object) -> FittedRegression:
+        """Return the regression of a document.
+
+        Raises:
+            RunFolderError: another version, or no regression, or one whose numbers do not follow from each other.
+        """
+        with restoring(data, origin):
+            found = cls(
+                name=str(data["name"]),
+                request=_REQUEST.validate_python(data["request"]),
+                schema=Schema.model_validate(data["schema"]),
+                silos=tuple(str(name) for name in data["silos"]),
+            )
+            if not 0 < len(data["releases"]) <= len(found.parts):
+                raise RunFolderError(
+                    f"{origin} is damaged: {len(data['releases'])} of {len(found.parts)} releases"
+                )
+            for one in data["releases"]:
+                own, theta = found.equation(len(found.releases)), np.array(one["theta"])
+                if theta.shape != (own.width,) or not np.allclose(theta, own.theta, rtol=1e-6, atol=1e-9):
+                    raise RunFolderError(
+                        f"{origin} is damaged: its coefficients do not follow from what was released"
+                    )
+                found = found.with_release(NoisySum.from_json(one, own.length, origin))
+            return found
+
+
+def read_fitted(folder: Path) -> FittedRegression:
+    """Return what a run folder released.
+
+    Raises:
+        RunFolderError: it has no regression, a damaged one, or one that was killed between its releases.
+    """
+    found = read_begun(folder)
+    made, parts = len(found.releases), len(found.parts)
+    if made < parts:
+        raise RunFolderError(
+            f"{folder}: {made} of {parts} releases are made; `fedveil resume {folder}` makes the others"
+        )
+    return found
+
+
+def read_begun(folder: Path) -> FittedRegression:
+    """Return what a run folder released so far.
+
+    Raises:
+        RunFolderError: it has no regression, or a damaged one.
+    """
+    path = folder / FILE
+    if not path.exists():
+        raise RunFolderError(f"{folder}: no run of `fedveil infer`: it has no {FILE}")
+    return FittedRegression.from_json(read_json(path, RunFolderError), path)

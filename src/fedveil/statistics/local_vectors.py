@@ -1,0 +1,246 @@
+"""The local step of a statistic: the vectors of a silo's people, from their records there and public things alone."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int32, Int64
+from scipy import sparse
+from torch import Tensor
+
+from fedveil.data.columns import Column, ColumnTable, Places, State
+from fedveil.data.records import Groups
+from fedveil.privacy.bounds import FixedVector
+from fedveil.stage import Source
+from fedveil.statistics.layout import Layout, LayoutSlot
+
+Progress = Callable[[int, int], None]
+"""Is told between chunks how many pairs are done, and of how many."""
+Combine = Literal["mean", "first", "last", "any"]
+_MOST_FILLED = 8
+_CHUNK_ELEMENTS = 1 << 20  # vectors of a block of people, in numbers: 8 MiB, so that few calls are made
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonVector(Source):
+    """A person's vector in a silo, whatever the statistic: from a convex combination of the person's records there.
+
+    Attributes:
+        combine: of these records: their mean; the first or last by ``order`` (the mean of those that tie; a record
+            without a value of ``order`` only where none has one); or, of 0/1 columns, one record that has a 1 where any
+            has.
+        order: the column that first and last go by.
+    """
+
+    own_noise: ClassVar[bool] = False
+    one_gradient: ClassVar[bool] = False
+
+    combine: Combine = "mean"
+    order: str | None = None
+
+    @property
+    @abstractmethod
+    def read(self) -> tuple[str, ...]:
+        """The columns that a record's vector is made of."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """d, how many numbers a person's vector has; its l2 norm is 1 at most."""
+
+    @abstractmethod
+    def vectors(
+        self, table: ColumnTable, mixed: sparse.csr_array
+    ) -> Iterator[tuple[slice, Float64[Tensor, "m d"]]]:
+        """Yield the vectors of all pairs, some at a time; the tensor is overwritten by the next ones.
+
+        Args:
+            table: what :meth:`pairs` returned.
+            mixed: the (pairs, records) matrix that it returned, or some rows of it.
+        """
+
+    def few(self, table: ColumnTable, mixed: sparse.csr_array) -> sparse.csr_array | None:
+        """Return the (pairs, d) vectors of all pairs where few of their numbers are not 0; None where that is not so.
+
+        Which of both is public: it goes by the vectors' form and by no record.
+        """
+        return None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read."""
+        return tuple(dict.fromkeys((*self.read, *(() if self.order is None else (self.order,)))))
+
+    def pairs(self, table: ColumnTable) -> tuple[ColumnTable, Groups, sparse.csr_array]:
+        """Return the table, its (silo, user) pairs, and the (pairs, records) matrix of convex weights."""
+        groups = table.pairs()
+        if self.combine == "any":
+            table, groups = _any(table, groups)
+        weights = np.ones(len(table)) if self.order is None else self._extreme(table, groups)
+        owner = np.repeat(np.arange(len(groups)), groups.size)
+        taken = weights[groups.order]
+        total = np.bincount(owner, weights=taken, minlength=len(groups))
+        data = taken / total[owner] if len(owner) else taken
+        starts = np.concatenate((groups.start, [len(groups.order)])).astype(np.int64)
+        return table, groups, sparse.csr_array((data, groups.order, starts), shape=(len(groups), len(table)))
+
+    def _extreme(self, table: ColumnTable, groups: Groups) -> Float64[np.ndarray, "n"]:
+        """Return 1 for a pair's first or last records and 0 for the others."""
+        assert self.order is not None
+        column = table.numbers(self.order)
+        sign = -1.0 if self.combine == "last" else 1.0
+        value = np.where(column.state == State.VALID, sign * column.values, np.inf)[groups.order]
+        least = np.minimum.reduceat(value, groups.start) if len(groups) else value
+        chosen = np.zeros(len(table))
+        chosen[groups.order] = value == np.repeat(least, groups.size)
+        return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStatistic(PersonVector):
+    """A person's vector in a silo: a convex combination of the vectors of the person's records there.
+
+    Attributes:
+        layout: the vector.
+    """
+
+    layout: Layout
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        return self.layout.columns
+
+    @property
+    def length(self) -> int:
+        return self.layout.length
+
+    def vectors(
+        self, table: ColumnTable, mixed: sparse.csr_array
+    ) -> Iterator[tuple[slice, Float64[Tensor, "m d"]]]:
+        """Yield the vectors of all pairs: means of cells, coded where the block is."""
+        n, rows = mixed.shape[0], max(1, _CHUNK_ELEMENTS // self.length)
+        plain, coded = mixed @ self._plain(table), self._coded(table, mixed)
+        found = torch.empty((min(rows, max(n, 1)), self.length), dtype=torch.float64)
+        for first in range(0, n, rows):
+            some = slice(first, min(n, first + rows))
+            part = found[: some.stop - first]
+            plain[some].toarray(out=part.numpy())
+            for slot, of_pairs in coded:
+                part.numpy()[:, slot.place] = slot.block.encode(of_pairs[some]) * slot.scale
+            yield some, part
+
+    def few(self, table: ColumnTable, mixed: sparse.csr_array) -> sparse.csr_array | None:
+        """Return them where no block is coded and a record has a number or two in each of many cells."""
+        blocks = [slot.block for slot in self.layout.slots]
+        filled = sum(1 if block.encoder.one_hot else block.encoder.width for block in blocks)
+        if any(block.strategy.kind != "flat" for block in blocks) or _MOST_FILLED * filled > self.length:
+            return None
+        found = sparse.csr_array(mixed @ self._plain(table))
+        found.sort_indices()
+        return found
+
+    def _plain(self, table: ColumnTable) -> sparse.csr_array:
+        """Return the (records, d) scaled vectors of all blocks that are sent as they are; nothing at the others."""
+        found = []
+        for slot in self.layout.slots:
+            if slot.block.strategy.kind == "flat":
+                found.append(slot.block.cells(table) * slot.scale)
+            else:
+                found.append(sparse.csr_array((len(table), slot.block.length)))
+        return sparse.csr_array(sparse.hstack(found, format="csr"))
+
+    def _coded(
+        self, table: ColumnTable, mixed: sparse.csr_array
+    ) -> list[tuple[LayoutSlot, sparse.csr_array]]:
+        """Return the cells of all pairs in blocks that are coded."""
+        coded = (slot for slot in self.layout.slots if slot.block.strategy.kind != "flat")
+        return [(slot, mixed @ slot.block.cells(table)) for slot in coded]
+
+
+def silo_sums(
+    step: PersonVector,
+    table: ColumnTable,
+    weights: Float64[Tensor, " m"],
+    bound: FixedVector,
+    progress: Progress | None = None,
+) -> Float64[np.ndarray, "silos d"]:
+    """Return every silo's sum of weighted, bounded vectors; exact multiples of the bound's grid.
+
+    Args:
+        step: what a person's vector is.
+        table: the records of all silos.
+        weights: of every (silo, user) pair, in the order of :meth:`ColumnTable.pairs`.
+        bound: enforced on every vector.
+        progress: is told of the pairs that are added.
+    """
+    table, groups, mixed = step.pairs(table)
+    if progress is not None:
+        progress(0, len(groups))
+    sums = np.zeros((len(table.silo_names), step.length))
+    few = step.few(table, mixed)
+    if few is not None:
+        _add_few(sums, few, groups.silo, weights, bound)
+        return sums * bound.grid
+    for some, vectors in step.vectors(table, mixed):
+        units = bound.quantize_(vectors, bound.norms(vectors), weights[some])
+        silo = groups.silo[some]
+        for own in np.unique(
+            silo
+        ).tolist():  # pairs are sorted by silo; whole numbers, so any order gives this sum
+            first, last = np.searchsorted(silo, [own, own + 1])
+            sums[own] += units[first:last].sum(0).numpy()
+        if progress is not None:
+            progress(some.stop, len(groups))
+    return sums * bound.grid
+
+
+def _add_few(
+    sums: Float64[np.ndarray, "silos d"],
+    vectors: sparse.csr_array,
+    silo: Int32[np.ndarray, " m"],
+    weights: Float64[Tensor, " m"],
+    bound: FixedVector,
+) -> None:
+    """Add bounded vectors to their silos' sums, from the numbers that are not 0 alone; in units of the grid.
+
+    A vector is packed into a row of the least power of two that holds its numbers: what the bound makes of it depends
+    on nothing but the vector, whoever else is there.
+    """
+    count = np.diff(vectors.indptr)
+    width = 1 << np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)
+    for size in np.unique(width).tolist():
+        own = np.flatnonzero(width == size)
+        rows = max(1, _CHUNK_ELEMENTS // size)
+        for first in range(0, len(own), rows):
+            some = own[first : first + rows]
+            place = np.repeat(vectors.indptr[some] - np.cumsum(count[some]) + count[some], count[some])
+            place = place + np.arange(len(place))
+            row = np.repeat(np.arange(len(some)), count[some])
+            column = place - vectors.indptr[some][row]
+            packed = torch.zeros((len(some), size), dtype=torch.float64)
+            packed.numpy()[row, column] = vectors.data[place]
+            units = bound.quantize_(packed, bound.norms(packed), weights[torch.from_numpy(some)])
+            cells = silo[some][row].astype(np.int64) * sums.shape[1] + vectors.indices[place]
+            found = np.bincount(cells, weights=units.numpy()[row, column], minlength=sums.size)
+            sums += found.reshape(sums.shape)  # whole numbers: exact in any order
+
+
+def _any(table: ColumnTable, groups: Groups) -> tuple[ColumnTable, Groups]:
+    """Return one record a pair: in every 0/1 column a 1 if any record has one, else a 0 if any has, else a state."""
+    columns: dict[str, Column] = {}
+    for name in table.columns:
+        column = table.places(name)
+        rank = np.where(column.state == State.VALID, 3 + column.values, 2 - column.state)[groups.order]
+        best = np.maximum.reduceat(rank, groups.start) if len(groups) else rank
+        state = np.where(best >= 3, State.VALID, 2 - best).astype(np.int8)
+        columns[name] = Places(values=np.maximum(best - 3, 0), state=state)
+    every: Int64[np.ndarray, " m"] = np.arange(len(groups))
+    condensed = replace(table, columns=columns, silo=groups.silo, user=groups.user)
+    return condensed, Groups(
+        order=every, start=every, size=np.ones_like(every), silo=groups.silo, user=groups.user
+    )

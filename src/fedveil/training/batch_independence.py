@@ -1,0 +1,180 @@
+"""Whether this machine's kernels compute a contribution alike wherever it lies in a batch, and beside which others.
+
+The shapes of :mod:`fedveil.training.shapes` leave a kernel no reason to round one contribution by another; that it has
+none cannot be proved from here, for a model of one's own least of all. So before any training made-up records are
+trained, or their gradients computed, beside other made-up ones and without some of them, and compared bit for bit.
+Nothing of this looks at private data: the answer, and the trainer that follows from it, is public.
+
+When a contribution leaves, those behind it move one slot forward, the first one of the next chunk becomes the last of
+its own, and the last chunk may shrink by a :func:`slot_multiple`. :func:`is_gradient_batch_independent` therefore
+puts one made-up contribution into every slot: if it is computed alike in all of them, no move changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from fedveil.data.records import Affine, Groups, Records
+from fedveil.privacy.bounds import Unbounded
+from fedveil.randomness import ExperimentRandomness
+from fedveil.training.kernel_replay import Tensors
+from fedveil.training.shapes import equal_with_nan, single_threaded, slot_multiple
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, Trainer, TrainJob
+from fedveil.training.vectorized import BatchedGradients, without_fallback_warnings
+
+LINE: Final = 16
+"""Float32 numbers of a cache line, and of the widest vector. Slot i of an array with s numbers a slot starts i s modulo
+16 numbers behind the start of a line, so 16 slots in a row start everywhere that any slot can."""
+
+_ALIKE: Final = 8
+_SIZES: Final = (1, 1, 2, *_ALIKE * (5,), 9, 9, 17, 33, 49, 65)
+_MANY: Final = (257, 300)  # records of contributions with more of them than features, where features are few
+_POOL: Final = 1000  # records that are made up for a cohort; contributions share them
+
+
+def tried_slots(width: int, most: int) -> tuple[int, int]:
+    """Return the slots of the two batches that a width is tried with.
+
+    The long one has a slot at every offset that a slot can have from a cache line (:data:`LINE`), or is the largest
+    batch of this width. The short one is the shortest; it is shorter than the long one where there are two lengths.
+
+    Args:
+        width: records of each contribution.
+        most: slots of the largest batch of this width, a multiple of its unit.
+
+    >>> tried_slots(16, 2), tried_slots(16, 100), tried_slots(1, 1000)
+    ((2, 2), (16, 2), (64, 32))
+    """
+    one = slot_multiple(width)
+    return min(most, max(2 * one, LINE)), one
+
+
+def is_gradient_batch_independent(task: Task, cohort: Cohort, shapes: Mapping[int, int]) -> bool:
+    """Return whether neither its slot, nor its neighbours or their number change a made-up contribution's gradient.
+
+    For every width the gradients of one contribution are computed in all slots of a long batch, and beside others in a
+    short one. All of them must be the same, bit for bit.
+
+    Args:
+        task: a task that vmap can batch.
+        cohort: tells the shapes of a record.
+        shapes: slots of the largest batch, by how many records each contribution has.
+    """
+    with single_threaded():
+        for width, most in shapes.items():
+            long, short = tried_slots(width, most)
+            among_others = _MadeUp(task, cohort, width, short)
+            place = short // 2
+            everywhere = among_others.repeated(place, long)
+            for one, other in zip(
+                _gradients(task, cohort, everywhere), _gradients(task, cohort, among_others), strict=True
+            ):
+                if not all(equal_with_nan(one[name], other[name][place]) for name in one):
+                    return False
+    return True
+
+
+def is_training_batch_independent(
+    trainer: Trainer, start: Tensor, cohort: Cohort, batch_size: int | None
+) -> bool:
+    """Return whether a trainer gives made-up contributions the same updates when some of them are gone.
+
+    Args:
+        trainer: of a few epochs, or of as many as the trial may take.
+        start: the model.
+        cohort: tells the shapes of a record.
+        batch_size: so many contributions have one record more that they start at every offset from a cache line.
+    """
+    sizes = [*_SIZES, *(_MANY if cohort.features[0].numel() < _MANY[0] else ())]
+    few = len(sizes)
+    sizes += [] if batch_size is None else [batch_size + 1] * (max(slot_multiple(batch_size), LINE) + 1)
+    made_up = _made_up_cohort(cohort, np.array(sizes, dtype=np.int64))
+
+    def updates(gone: set[int]) -> tuple[Tensor, Tensor]:
+        left = torch.tensor([member for member in range(len(sizes)) if member not in gone])
+        weights = torch.ones(len(left), dtype=torch.float64)
+        job = TrainJob(start, made_up, left, weights, Unbounded(), ExperimentRandomness(0), ("trial",))
+        return trainer.sums(job.per_contribution()).total, left
+
+    everybody, _ = updates(set())
+    # One of those that are alike leaves, so that those behind it move by one; then half of all, so that batches shrink.
+    for gone in ({0, _SIZES.index(5), few}, set(range(1, len(sizes), 2))):
+        without, left = updates(gone)
+        if not equal_with_nan(without, everybody[left.to(everybody.device)]):
+            return False
+    return True
+
+
+def _made_up_cohort(cohort: Cohort, sizes: Int64[np.ndarray, " m"]) -> Cohort:
+    """Return contributions of these sizes, in one silo, of the shape of the cohort's and with nothing else of them.
+
+    Contributions share a pool of records, each from another one on, so that large ones take no more memory.
+    """
+    shape, kind = cohort.features.shape[1:], cohort.targets
+    total, user = int(sizes.sum()), np.arange(len(sizes), dtype=np.int32)
+    count = min(total, _POOL)
+    records = Records(
+        features=np.random.default_rng(0).normal(size=(count, *shape)).astype(np.float32),
+        targets=made_up_targets(count, kind).numpy(),
+        silo=np.zeros(count, dtype=np.int32),
+        user=np.zeros(count, dtype=np.int32),
+    )
+    groups = Groups(
+        order=np.arange(total) % count,
+        start=np.cumsum(sizes) - sizes,
+        size=sizes,
+        silo=np.zeros_like(user),
+        user=user,
+    )
+    return Cohort.from_records(records, groups=groups, n_silos=1, scale=Affine(), device=cohort.device)
+
+
+def made_up_targets(count: int, kind: Tensor) -> Tensor:
+    """Return targets that every loss for targets of this kind takes, 0 and 1 in turn, so that few batches are alike."""
+    turns = (torch.arange(count) + 1) % 2 if kind.is_floating_point() else torch.arange(count) % 2
+    return turns.to(kind.dtype).reshape(-1, *(1 for _ in kind.shape[1:])).repeat(1, *kind.shape[1:])
+
+
+class _MadeUp:
+    """Models and records of as many contributions as are asked for, of the shape of the cohort's and with no others."""
+
+    def __init__(self, task: Task, cohort: Cohort, width: int, slots: int) -> None:
+        generator = torch.Generator().manual_seed(slots)
+        self.start = task.initial().to(cohort.device)
+        moves = torch.randn(slots, task.dimension, generator=generator) / task.dimension**0.5
+        self.models = self.start + moves.to(cohort.device)
+        shape, kind = cohort.features.shape[1:], cohort.targets
+        self.features = torch.randn(slots, width, *shape, generator=generator).to(cohort.device)
+        self.targets = (
+            made_up_targets(slots * width, kind).reshape(slots, width, *kind.shape[1:]).to(cohort.device)
+        )
+        self.mask = torch.ones(slots, width, dtype=torch.bool, device=cohort.device)
+        self.seeds = torch.arange(slots, device=cohort.device)
+
+    def repeated(self, place: int, slots: int) -> _MadeUp:
+        """Return so many copies of the contribution in one place."""
+        other = copy(self)
+        other.models, other.features, other.targets, other.mask, other.seeds = (
+            one[place].expand(slots, *one.shape[1:]).contiguous()
+            for one in (self.models, self.features, self.targets, self.mask, self.seeds)
+        )
+        return other
+
+
+def _gradients(task: Task, cohort: Cohort, made_up: _MadeUp) -> tuple[Tensors, Tensors]:
+    """Return the gradients of made-up contributions, all at the model's start and each at its own model."""
+    gradients, layout = BatchedGradients.for_task(task, cohort.device), task.layout
+    batch = (made_up.features, made_up.targets, made_up.mask, made_up.seeds)
+    with without_fallback_warnings():
+        return (
+            gradients.at_one(layout.unflatten(made_up.start), *batch),
+            gradients.at_each(layout.unflatten(made_up.models), *batch),
+        )

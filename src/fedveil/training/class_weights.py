@@ -1,0 +1,63 @@
+"""A loss whose terms are weighted by the class of the record: errors on a rare class cost more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from fedveil.errors import ConfigError
+from fedveil.training.losses import Loss, Mask, Present, Slopes, Terms
+
+
+class ClassWeighted(Loss):
+    """A classification loss with DECLARED weights: loss_i = weights[y_i] * base_i, and the mean over a batch as before.
+
+    Weights are public: counted from records, they would tell how many are of each class. An even loss has all
+    weights 1; for a class whose known share is p, of k classes, 1 / (k p) is usual. The bound of a contribution is
+    enforced afterwards, so weights change no guarantee.
+
+    Args:
+        base: the loss.
+        weights: one positive number a class, in the order of the classes.
+        n_classes: k; None where the targets are no classes.
+
+    Raises:
+        ConfigError: not as many as there are classes, one that is not positive, or a loss that is not for classes.
+    """
+
+    def __init__(self, base: Loss, weights: Sequence[float], n_classes: int | None) -> None:
+        if n_classes is None or "classification" not in base.tasks:
+            raise ConfigError("model.class_weights: only a classification has classes; remove them")
+        if len(weights) != n_classes or not all(math.isfinite(one) and one > 0 for one in weights):
+            raise ConfigError(
+                f"model.class_weights: there are {n_classes} classes; give as many positive numbers, in their order"
+            )
+        self.name, self.tasks, self.separable = base.name, base.tasks, base.separable
+        self.takes_float64 = base.takes_float64
+        self._base, self._weights = base, torch.tensor(weights, dtype=torch.float64)
+
+    def records(self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
+        """Return the weighted term of each record."""
+        return self._of(targets, outputs) * self._base.records(outputs, targets, mask)
+
+    def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b"], present: Present) -> Slopes:
+        return self._base.slopes(outputs, targets, present) * self._of(targets, outputs).unsqueeze(-2)
+
+    @property
+    def in_closed_form(self) -> bool:
+        return self._base.in_closed_form
+
+    @property
+    def by_row(self) -> bool:
+        """Whether those of the loss itself are, since a weight is of its own row."""
+        return self._base.by_row
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        self._base.check_targets(targets, n_outputs)
+
+    def _of(self, targets: Shaped[Tensor, "*g b"], outputs: Tensor) -> Float[Tensor, "*g b"]:
+        return self._weights.to(device=outputs.device, dtype=outputs.dtype)[targets.long()]

@@ -1,0 +1,75 @@
+"""Copies of models that are handed over, without the wrappers that only say how to compute them.
+
+Training works on a copy, so that the caller's model stays as it is. A model that cannot be copied is refused with the
+name of what stands in the way.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fedveil.errors import ModelError
+from fedveil.sanitize import sanitize
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model within ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``."""
+    while is_compiled(model) or isinstance(model, nn.DataParallel | DistributedDataParallel):
+        model = model._orig_mod if is_compiled(model) else model.module  # type: ignore[assignment]
+    return model
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether a module is what ``torch.compile`` made of another one."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this: that takes seconds
+    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+
+
+def copy_module(module: nn.Module, what: str = "model") -> nn.Module:
+    """Return a copy of a module that shares nothing with it.
+
+    Args:
+        module: a model or a loss.
+        what: what it is called in an error.
+
+    Raises:
+        ModelError: it cannot be copied; names the attribute that cannot.
+    """
+    try:
+        copied = copy.deepcopy(module)
+    except Exception as error:  # of whatever the module holds
+        raise ModelError(
+            f"the {what} cannot be copied, and training works on a copy: {_obstacle(module)} "
+            f"({type(error).__name__}: {sanitize(str(error))})"
+        ) from error
+    if copied is module or not isinstance(copied, nn.Module):
+        raise ModelError(
+            f"the {what} cannot be copied, and training works on a copy: {type(module).__name__}.__deepcopy__ returns "
+            "no other module"
+        )
+    return copied
+
+
+def _obstacle(module: nn.Module) -> str:
+    """Return what of a module cannot be copied, and what would be right."""
+    for path, part in module.named_modules():
+        own = {**vars(part), **part._parameters, **part._buffers}
+        for name, value in own.items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            place = f"{path}.{name}".lstrip(".")
+            if isinstance(value, Tensor) and not value.is_leaf:
+                return (
+                    f"{place} is computed from other tensors (torch.nn.utils.weight_norm, torch.nn.utils.prune): use "
+                    "torch.nn.utils.parametrizations.weight_norm, make pruning permanent by "
+                    "torch.nn.utils.prune.remove, and detach() other computed tensors"
+                )
+            try:
+                copy.deepcopy(value)
+            except Exception:
+                return f"{place} is a {type(value).__name__}; keep locks, files, generators and connections out of it"
+    return f"{type(module).__name__} holds something that cannot"

@@ -1,0 +1,135 @@
+"""One round of local training over several processes: the members are dealt out, the sums are added up.
+
+Process 0 calls :class:`DistributedTrainer` like any trainer. The others are in :func:`serve`: for every call they
+receive the model, the members and the weights, train their share and take part in the sum. Nothing else differs
+between the processes, and only process 0 draws noise or writes files.
+
+With a clip bound the loop and the vectorised trainer truncate each contribution by itself and add exactly
+(:mod:`fedveil.privacy.bounds`): their sums do not depend on how members are dealt out among processes that compute
+alike, so these are dealt out by their work. Machines may round unlike: among them members are dealt out by a hash of
+silo and user, for removing one contribution must not have others trained elsewhere. The span trainer rounds the total
+of each silo, and here each process rounds its share of it: its members are always dealt out so. Removing one
+contribution changes the share of one process, whose rounding its margin pays for, and leaves every other share as it
+was (docs/theory/span-training.md).
+
+What may differ from one process is float32 rounding inside a contribution's training, and in the span up to half a
+grid unit a process.
+
+What travels: tensors, and a few numbers as JSON; never pickled objects.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as distributed
+
+from fedveil.privacy.bounds import Bound, Unbounded
+from fedveil.randomness import ExperimentRandomness
+from fedveil.training.trainer import Cohort, PartitionedTrainer, Progress, Sums, TrainJob, partition_by_key
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedTrainer:
+    """Spreads a trainer's members over the processes of the default group; for process 0.
+
+    Implements :class:`~fedveil.training.trainer.Trainer`. Needs ``torch.distributed`` to be initialised (gloo or nccl),
+    and every other process to be in :func:`serve` with the same cohort.
+
+    Args:
+        inner: the trainer of round 1.
+        round: the round that is trained.
+        alike: whether all processes are this program on this machine, with as many threads: they round alike.
+    """
+
+    inner: PartitionedTrainer
+    round: int = 1
+    alike: bool = False
+
+    @property
+    def name(self) -> str:
+        """That of the trainer which every process has."""
+        return self.inner.name
+
+    def at_round(self, number: int) -> DistributedTrainer:
+        """Return the trainer of round 1, 2, ...; the other processes are told the number."""
+        return replace(self, round=number)
+
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
+        """Return the bounded sums; see :meth:`fedveil.training.trainer.Trainer.sums`.
+
+        A cohort with rows of its own must be ``cohort.apart(members)``.
+        """
+        device, apart = job.cohort.device, job.cohort.rows is not None
+        sizes = {
+            "members": len(job.members),
+            "dimension": len(job.start),
+            "apart": apart,
+            "bounded": job.bound.bounded,
+            "alike": self.alike,
+            "unit": job.bound.unit,
+        }
+        _broadcast_json({"path": list(job.path), "round": self.round, **sizes}, device)
+        for tensor in (job.start, job.members, job.weights):
+            distributed.broadcast(tensor.to(device), src=0)
+        own = replace(job, start=job.start.to(device))
+        return _share(self.inner.at_round(self.round), own, self.alike, progress)
+
+    def stop(self, cohort: Cohort) -> None:
+        """Let the other processes return from :func:`serve`."""
+        _broadcast_json({}, cohort.device)
+
+
+def serve(
+    trainer: PartitionedTrainer, cohort: Cohort, bound: Bound, randomness: ExperimentRandomness
+) -> None:
+    """Train shares for process 0 until it stops; for all other processes.
+
+    Updates are bounded where process 0 bounds its own, and nowhere else: in whose share an update is may depend on who
+    else takes part, so what becomes of it must not.
+    """
+    device = cohort.device
+    while header := _receive_json(device):
+        start = torch.empty(header["dimension"], dtype=torch.float32, device=device)
+        members = torch.empty(header["members"], dtype=torch.int64, device=device)
+        weights = torch.empty(header["members"], dtype=torch.float64, device=device)
+        for tensor in (start, members, weights):
+            distributed.broadcast(tensor, src=0)
+        path = tuple(header["path"])
+        now = bound.measured_in(header["unit"]) if header["bounded"] else Unbounded()
+        job = TrainJob(start, cohort, members.cpu(), weights.cpu(), now, randomness, path)
+        own = job.per_contribution() if header["apart"] else job
+        _share(trainer.at_round(header["round"]), own, header["alike"])
+
+
+def _share(trainer: PartitionedTrainer, job: TrainJob, alike: bool, progress: Progress | None = None) -> Sums:
+    """Train this process's share of the members and add the shares of all processes up."""
+    dealt = trainer.partition if alike else partition_by_key
+    share = dealt(job, distributed.get_rank(), distributed.get_world_size())
+    sums = trainer.sums(job.subset(share), progress)
+    device = job.cohort.device
+    norms = torch.zeros(len(job.members), dtype=torch.float64, device=device)
+    norms[share.to(device)] = sums.norms.to(device)
+    total, counts = sums.total.contiguous(), torch.tensor([sums.nonfinite, sums.steps], device=device)
+    for tensor in (total, norms, counts):
+        distributed.all_reduce(tensor)
+    return Sums(total=total, norms=norms, nonfinite=int(counts[0]), steps=int(counts[1]))
+
+
+def _broadcast_json(message: dict[str, Any], device: torch.device) -> None:
+    text = torch.from_numpy(np.frombuffer(json.dumps(message).encode(), dtype=np.uint8).copy()).to(device)
+    distributed.broadcast(torch.tensor([len(text)], device=device), src=0)
+    distributed.broadcast(text, src=0)
+
+
+def _receive_json(device: torch.device) -> dict[str, Any]:
+    length = torch.zeros(1, dtype=torch.int64, device=device)
+    distributed.broadcast(length, src=0)
+    text = torch.empty(int(length), dtype=torch.uint8, device=device)
+    distributed.broadcast(text, src=0)
+    message: dict[str, Any] = json.loads(text.cpu().numpy().tobytes())
+    return message

@@ -1,0 +1,366 @@
+"""The steps of span training: everything that happens between the Gram matrices and the coefficients.
+
+With records X (n, p + 1) and start W0, the model of a contribution is at any time W = c W0 + A^T X, and its
+momentum V = e W0 + B^T X, for scalars c, e and coefficients A, B (n, k). One step of SGD with momentum mu,
+decay lambda and rate eta, G being the slopes of the mean loss of the batch (zero for records outside it),
+is
+
+    e <- mu e + lambda c,        c <- c - eta e
+    B <- mu B + G + lambda A,    A <- A - eta B
+
+and the logits that G needs are Z = c Z0 + K A with Z0 = X W0^T and K = X X^T. Here A and Z are stored class
+by class, (contributions, k, n), so that Z = c Z0 + A K.
+
+A projection (:class:`Ball`) needs the length of the update U = (c - 1) W0 + A^T X after every step,
+
+    ||U||^2 = (c - 1)^2 ||W0||^2 + 2 (c - 1) <A, Z0> + <A, A K>,
+
+whose two products follow a step that moves b records at the cost of their b x b Gram matrix alone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import cycle, repeat
+from typing import Final, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
+from torch import Tensor
+
+from fedveil.training.counters import batch_order
+from fedveil.training.losses import Loss
+from fedveil.training.shapes import round_up_slots
+from fedveil.training.steps import LocalSgd
+
+_BATCH_ELEMENTS: Final = 2**16  # logits put in order in one call: what stays in a core's cache
+_ORDER_ELEMENTS: Final = 2**18  # batch orders drawn in one call: 2 MB of int64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trained:
+    """Where training ended: W_Q = c W0 + A^T X for each of g contributions.
+
+    Args:
+        coefficients: A, class by class.
+        shrink: c - 1, exactly 0 without weight decay.
+    """
+
+    coefficients: Float32[Tensor, "g k n"]
+    shrink: Float64[Tensor, "g"]
+
+
+def train_full_batch(
+    loss: Loss,
+    sgd: LocalSgd,
+    grams: Float32[Tensor, "g n n"],
+    logits: Float32[Tensor, "g k n"],
+    targets: Shaped[Tensor, "g n *target"],
+    rates: Float32[Tensor, "g n"],
+) -> Trained:
+    """Train blocks of contributions whose every step uses all of their records.
+
+    A block holds several contributions: its Gram matrix is block-diagonal, and a separable loss couples
+    records through it alone. A contribution that overflows may spoil its block, never another block.
+
+    Args:
+        loss: a separable loss.
+        sgd: rate, epochs, momentum, decay; its batch size is at least every contribution's size.
+        grams: K of every block, zero between contributions.
+        logits: Z0, zero for padding.
+        targets: of every record; any valid target for padding.
+        rates: 1 / size of the record's contribution, 0 for padding.
+    """
+    present = rates > 0
+    weight = rates.unsqueeze(-2)
+    coefficients = torch.zeros_like(logits)
+    velocity = torch.zeros_like(logits) if sgd.momentum else None
+    scale, drift = 1.0, 0.0
+    outputs, started = logits, duplicate_single_output(logits)
+    for epoch in range(sgd.epochs):
+        if epoch:
+            outputs = product(coefficients, grams, started, scale)
+        slopes = loss.slopes(outputs, targets, present).mul_(weight)
+        _descend(sgd, coefficients, velocity, slopes, None)
+        drift = sgd.momentum * drift + sgd.weight_decay * scale
+        scale -= sgd.learning_rate * drift
+    shrink = torch.full((len(logits),), scale - 1, dtype=torch.float64, device=logits.device)
+    return Trained(coefficients=coefficients, shrink=shrink)
+
+
+def product(
+    coefficients: Float[Tensor, "g k n"],
+    grams: Float[Tensor, "g n n"],
+    logits: Float[Tensor, "g k2 n"] | None = None,
+    scale: float = 1.0,
+) -> Float[Tensor, "g k n"]:
+    """Return A K, or c Z0 + A K, of blocks that several contributions share; ``logits`` are
+    :func:`duplicate_single_output`.
+
+    One output is computed as two: the product of a row and a matrix has a kernel of its own, which adds up in an order
+    that depends on where in the block a contribution lies.
+    """
+    outputs, coefficients = coefficients.shape[1], duplicate_single_output(coefficients)
+    if logits is None:
+        computed = torch.bmm(coefficients, grams)
+    else:
+        computed = torch.baddbmm(logits, coefficients, grams, beta=scale)
+    return computed[:, :outputs].contiguous()
+
+
+def duplicate_single_output(values: Float[Tensor, "g k n"]) -> Float[Tensor, "g k2 n"]:
+    """Return the values of one output twice, those of more outputs as they are."""
+    return torch.cat([values, values], 1) if values.shape[1] == 1 else values
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stack:
+    """Contributions that are trained side by side, one a row.
+
+    Args:
+        sizes: n of each contribution, descending; 0 for rows of padding.
+        seeds: of each contribution's batches.
+        step: how many records a step reads, padding included.
+        tile: length of the products; divides the width of the rows.
+        start_norm: ||W0||; only a projection with weight decay reads it.
+    """
+
+    sizes: Int64[Tensor, "g"]
+    seeds: Int64[Tensor, "g"]
+    step: int
+    tile: int
+    start_norm: float
+
+
+def train_batches(
+    loss: Loss,
+    sgd: LocalSgd,
+    grams: Float32[Tensor, "g n n"],
+    logits: Float32[Tensor, "g k n"],
+    targets: Shaped[Tensor, "g n *target"],
+    stack: Stack,
+) -> Trained:
+    """Train contributions side by side, padded to the largest, in the batches every trainer takes.
+
+    A step reads only the rows of K that belong to its batches. With sizes descending, contributions that
+    still have a batch left are a prefix. A product is added up over tiles, so that its shapes, and the order in which
+    it adds, do not depend on the largest.
+
+    Args:
+        loss: any loss.
+        sgd: rate, epochs, batch size, momentum, decay.
+        grams: K, zero for padding.
+        logits: Z0, zero for padding.
+        targets: any valid target for padding.
+        stack: the contributions.
+    """
+    count, _, longest = logits.shape
+    device, sizes = logits.device, stack.sizes
+    present = torch.arange(longest, device=device) < sizes.to(device).unsqueeze(-1)
+    steps = [
+        _Step.of(int((sizes > first).sum()), slice(first, first + stack.step), present)
+        for first in range(0, int(sizes[0]), stack.step)
+    ]
+    coefficients = torch.zeros_like(logits)
+    velocity = torch.zeros_like(logits) if sgd.momentum else None
+    scale = torch.ones(count, 1, 1, dtype=torch.float64, device=device)
+    drift = torch.zeros_like(scale)
+    ball = None if sgd.projection is None else Ball(sgd, count, stack.start_norm, device)
+    all_rows = grams.flatten(0, 1)
+    moved = [(coefficients[: step.present.shape[0]], coefficients[: step.active]) for step in steps]
+    turns = zip(cycle(zip(steps, moved, strict=True)), _batches(sgd, stack, logits, targets), strict=False)
+    for (step, (own, moving)), batch in turns:
+        active, taken = step.active, own.shape[0]
+        started = batch.logits[:taken]
+        batch_logits = started * scale[:taken].float() if sgd.weight_decay else started
+        read = all_rows.index_select(0, batch.rows[:taken].flatten()).view(taken, -1, longest)
+        learned = _tiled(own, read, stack.tile)
+        batch_logits = batch_logits + learned
+        slopes = loss.slopes(batch_logits, batch.targets[:taken], step.present)
+        slopes = slopes.mul_(step.rates)
+        if ball is not None:
+            among = read.gather(-1, batch.places[:taken, :1].expand(-1, read.shape[1], -1))
+            ball.step(slopes, learned, among, started, active)
+        gathered = None if velocity is None else velocity[:active]
+        _descend(sgd, moving, gathered, slopes[:active], batch.places[:active])
+        if sgd.weight_decay:
+            drift[:active] = sgd.momentum * drift[:active] + sgd.weight_decay * scale[:active]
+            scale[:active] -= sgd.learning_rate * drift[:active]
+        if ball is not None:
+            ball.project_(moving, scale[:active])
+    return Trained(coefficients=coefficients, shrink=scale[:, 0, 0] - 1)
+
+
+def _tiled(
+    coefficients: Float32[Tensor, "g k n"], grams: Float32[Tensor, "g b n"], tile: int
+) -> Float32[Tensor, "g k b"]:
+    """Return A K at the records of a batch, whose rows of K these are, added up over products of one shape.
+
+    Past a contribution's last record its tiles hold zeros, and add exact zeros.
+    """
+    if coefficients.shape[2] == tile:
+        return torch.bmm(coefficients, grams.mT)
+    total = torch.bmm(coefficients[:, :, :tile], grams[:, :, :tile].mT)
+    for first in range(tile, coefficients.shape[2], tile):
+        columns = slice(first, first + tile)
+        total.add_(torch.bmm(coefficients[:, :, columns], grams[:, :, columns].mT))
+    return total
+
+
+class _Batch(NamedTuple):
+    """The records of one step: their rows in the table of all records, logits Z0, targets, and places in their row."""
+
+    rows: Int64[Tensor, "g b"]
+    logits: Float32[Tensor, "g k b"]
+    targets: Tensor
+    places: Int64[Tensor, "g k b"]
+
+
+def _batches(
+    sgd: LocalSgd, stack: Stack, logits: Float32[Tensor, "g k n"], targets: Shaped[Tensor, "g n *target"]
+) -> Iterator[_Batch]:
+    """Yield the batches of all epochs; where an epoch is one batch, which has no order, each time the same."""
+    steps = -(-int(stack.sizes[0]) // stack.step)
+    if steps == 1:
+        (orders,) = _orders(replace(sgd, epochs=1), stack, logits)
+        for batch in _in_order(orders, logits, targets, stack.step, steps):
+            yield from repeat(batch, sgd.epochs)
+        return
+    for orders in _orders(sgd, stack, logits):
+        yield from _in_order(orders, logits, targets, stack.step, steps)
+
+
+def _in_order(
+    orders: Int64[Tensor, "epochs g n"],
+    logits: Float32[Tensor, "g k n"],
+    targets: Shaped[Tensor, "g n *target"],
+    step: int,
+    steps: int,
+) -> Iterator[_Batch]:
+    """Yield the batches of some epochs, whose records are put in order at once."""
+    epochs, (count, outputs, longest) = len(orders), logits.shape
+    cut = orders[:, :, : steps * step].reshape(epochs, count, steps, step).transpose(1, 2)
+    read = cut.reshape(epochs * steps, count, step)
+    rows = torch.arange(count, device=logits.device).unsqueeze(-1) * longest + read
+    places = read.unsqueeze(2).expand(-1, -1, outputs, -1)
+    started = logits.expand(len(read), -1, -1, -1).gather(-1, places)
+    chosen = targets.flatten(0, 1)[rows]
+    yield from map(_Batch, rows.unbind(), started.unbind(), chosen.unbind(), places.unbind())
+
+
+def _orders(
+    sgd: LocalSgd, stack: Stack, logits: Float32[Tensor, "g k n"]
+) -> Iterator[Int64[Tensor, "epochs g n"]]:
+    """Yield the batch orders of all epochs, some epochs at a time, as far as memory and caches allow."""
+    count, _, longest = logits.shape
+    sorted_together = max(1, _ORDER_ELEMENTS // (count * longest))
+    read_together = max(1, _BATCH_ELEMENTS // logits.numel())
+    for first in range(0, sgd.epochs, sorted_together):
+        epochs = torch.arange(first, min(first + sorted_together, sgd.epochs)).repeat_interleave(count)
+        times = len(epochs) // count
+        orders = batch_order(stack.seeds.repeat(times), stack.sizes.repeat(times), epochs, sgd.batch_size)
+        padding = torch.arange(orders.shape[1], longest).expand(len(orders), -1)
+        whole_rows = torch.cat([orders, padding], 1).to(logits.device).view(times, count, longest)
+        yield from torch.split(whole_rows, read_together)
+
+
+def supports_gram(sgd: LocalSgd) -> bool:
+    """Return whether the steps can be taken in the span: whole passes, and no momentum where they are projected.
+
+    Momentum would move every record's coefficients; a pass that stops early leaves most of a Gram matrix unused.
+    """
+    return sgd.steps is None and (sgd.projection is None or sgd.momentum == 0)
+
+
+class Ball:
+    """The ball of radius L around the start, for steps without momentum: the products of the module's text."""
+
+    def __init__(self, sgd: LocalSgd, count: int, start_norm: float, device: torch.device) -> None:
+        assert sgd.projection is not None
+        assert supports_gram(sgd)
+        self._rate, self._radius, self._start_norm = sgd.learning_rate, sgd.projection, start_norm
+        self._kept = 1 - sgd.learning_rate * sgd.weight_decay
+        self._with_start = torch.zeros(count, dtype=torch.float64, device=device)  # <A, Z0>
+        self._with_self = torch.zeros_like(self._with_start)  # <A, A K>
+
+    def step(
+        self,
+        slopes: Float32[Tensor, "g k b"],
+        learned: Float32[Tensor, "g k b"],
+        grams: Float32[Tensor, "g b b"],
+        logits: Float[Tensor, "g k b"],
+        active: int,
+    ) -> None:
+        """Follow A <- (1 - eta lambda) A - eta G: ``learned`` is A K at the batch before it, ``logits`` Z0 there.
+
+        Rows beyond the first ``active`` take no step.
+        """
+        kept, rate = self._kept, self._rate
+        moves = slopes.double().mul_(-rate)
+        met = torch.stack([learned, torch.bmm(slopes, grams), logits])
+        crossed, squared, started = (met * moves).sum((2, 3))[:, :active]
+        with_self, with_start = self._with_self[:active], self._with_start[:active]
+        with_self.mul_(kept**2).add_(crossed.mul_(2 * kept)).sub_(squared.mul_(rate))
+        with_start.mul_(kept).add_(started)
+
+    def project_(self, coefficients: Float32[Tensor, "g k n"], scale: Float64[Tensor, "g 1 1"]) -> None:
+        """Pull updates that left the ball back to its surface."""
+        active = len(coefficients)
+        with_start, with_self = self._with_start[:active], self._with_self[:active]
+        shrink = scale.sub_(1)[:, 0, 0]
+        square = (shrink * self._start_norm).square_().add_(2 * shrink * with_start).add_(with_self)
+        factor = (self._radius / square.clamp_(min=0).sqrt_()).clamp_(max=1.0)
+        by_row = factor[:, None, None]
+        coefficients.mul_(by_row.float())
+        scale.mul_(by_row).add_(1)
+        with_start.mul_(factor)
+        with_self.mul_(factor.square_())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Step:
+    """One step of an epoch.
+
+    Args:
+        active: how many contributions have a batch left.
+        batch: its records, in the order of the epoch.
+        present: (rows, b) which of them are no padding; rows beyond ``active`` fill a multiple of kernels' shapes up.
+        rates: (rows, 1, b) 1 / size of the batch, 0 for padding.
+    """
+
+    active: int
+    batch: slice
+    present: Bool[Tensor, "rows b"]
+    rates: Float32[Tensor, "rows 1 b"]
+
+    @classmethod
+    def of(cls, active: int, batch: slice, present: Bool[Tensor, "g n"]) -> "_Step":
+        width = len(range(*batch.indices(present.shape[1])))
+        chosen = present[: round_up_slots(active, width), batch].contiguous()
+        rates = (chosen / chosen.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(1)
+        return cls(active=active, batch=batch, present=chosen, rates=rates)
+
+
+def _descend(
+    sgd: LocalSgd,
+    coefficients: Float32[Tensor, "g k n"],
+    velocity: Float32[Tensor, "g k n"] | None,
+    slopes: Float32[Tensor, "g k b"],
+    places: Int64[Tensor, "g k b"] | None,
+) -> None:
+    """Take one step, in place; ``slopes`` belong to the records at ``places``, or to all."""
+    if velocity is None:
+        if sgd.weight_decay:
+            coefficients.mul_(1 - sgd.learning_rate * sgd.weight_decay)
+        if places is None:
+            coefficients.sub_(slopes, alpha=sgd.learning_rate)
+        else:
+            coefficients.scatter_add_(-1, places, slopes.mul_(-sgd.learning_rate))
+        return
+    velocity.mul_(sgd.momentum)
+    if sgd.weight_decay:
+        velocity.add_(coefficients, alpha=sgd.weight_decay)
+    if places is None:
+        velocity.add_(slopes)
+    else:
+        velocity.scatter_add_(-1, places, slopes)
+    coefficients.sub_(velocity, alpha=sgd.learning_rate)

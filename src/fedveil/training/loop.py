@@ -1,0 +1,171 @@
+"""The readable trainer: one contribution after another, in plain PyTorch.
+
+It is the oracle that the fast trainers are tested against, and what trains models that ``torch.func.vmap``
+cannot batch, such as an LSTM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from fedveil.errors import ModelError
+from fedveil.training.counters import batch_order, derive, step_seeds
+from fedveil.training.dropout import seed_names
+from fedveil.training.memory import LARGEST_BATCH, records_at_once
+from fedveil.training.projection import project_
+from fedveil.training.silo_sums import SiloSums
+from fedveil.training.state_leak_check import check_unchanged
+from fedveil.training.steps import LocalStep, as_sgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import (
+    Cohort,
+    PartitionedTrainer,
+    Progress,
+    ProgressMonitor,
+    Sums,
+    TrainJob,
+    steps_per_member,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopTrainer(PartitionedTrainer):
+    """Trains each contribution by itself; implements :class:`~fedveil.training.trainer.Trainer`.
+
+    Args:
+        memory: bytes that the records of a batch may take at once; a larger batch is computed in parts.
+    """
+
+    name: ClassVar[str] = "loop"
+    side_by_side: ClassVar[bool] = False
+
+    memory: int = LARGEST_BATCH
+
+    def configured(self, *, memory: int | None = None, compile: bool = False) -> LoopTrainer:
+        return self if memory is None else replace(self, memory=memory)
+
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
+        job = job.on_device()
+        cohort, members, seeds = job.cohort, job.members, job.seeds
+        silos = cohort.silos(members)
+        steps = steps_per_member(self.local, cohort, members)
+        sums = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
+        norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
+        at_once = records_at_once(self.task, cohort, self.memory)
+        to_do = int(steps.sum())
+        watch = ProgressMonitor(progress, to_do)
+        gradient = BatchGradient(self.task, cohort.device, at_once, watch.check)
+        with check_unchanged(self.task):
+            for i, member in enumerate(members.tolist()):
+                if steps[i] == 0:
+                    continue
+                delta = single_update(self.local, gradient, job.start, cohort, member, seeds[i : i + 1])
+                norms[i] = sums.add_(delta[None], job.weights[i : i + 1], silos[i : i + 1])[0]
+                watch.add_steps(int(steps[i]))
+        return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
+
+
+def single_update(
+    local: LocalStep,
+    gradient: BatchGradient,
+    start: Float32[Tensor, " d"],
+    cohort: Cohort,
+    member: int,
+    seed: Int64[Tensor, " 1"],
+) -> Float32[Tensor, " d"]:
+    """Return the update Delta = w_end - w_start of one contribution that has records, computed by itself."""
+    sgd = as_sgd(local)
+    records = torch.from_numpy(cohort.groups.members(member))
+    batch_size = sgd.batch_size or len(records)
+    delta, velocity = torch.zeros_like(start), torch.zeros_like(start)
+    for epoch in range(sgd.epochs):
+        order = batch_order(seed, torch.tensor([len(records)]), epoch, sgd.batch_size)[0]
+        for step, batch in enumerate(torch.split(records[order], batch_size)[: sgd.steps]):
+            model = start + delta
+            masks = step_seeds(seed, epoch, step) if gradient.drops_out else seed
+            slope = gradient.evaluate(model, *cohort.batch(batch), masks[0])
+            velocity = sgd.momentum * velocity + slope + sgd.weight_decay * model
+            delta = delta - sgd.learning_rate * velocity
+            if sgd.projection is not None:
+                project_(delta[None], None, sgd.projection)
+    return delta
+
+
+class BatchGradient:
+    """The gradient of a task's mean loss over one batch of records.
+
+    A batch of more than ``at_once`` records is computed in parts whose gradients are added up, which is the same but
+    for float32 rounding. Every part has dropout masks of its own. A loss whose terms depend on one another is not
+    divided.
+
+    Args:
+        task: model and loss.
+        device: of the parameters.
+        at_once: the records of a part.
+        look: called before every part.
+    """
+
+    def __init__(
+        self, task: Task, device: torch.device, at_once: int, look: Callable[[], None] = lambda: None
+    ) -> None:
+        self._task, self._look = task, look
+        self._at_once = at_once if task.loss.separable else None
+        self._constants = task.constants(device)
+        self._seeds = seed_names(task.model)
+
+    @property
+    def drops_out(self) -> bool:
+        """Whether the model has dropout, so that :meth:`evaluate` reads its seed."""
+        return bool(self._seeds)
+
+    def evaluate(
+        self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Int64[Tensor, ""]
+    ) -> Float32[Tensor, " d"]:
+        """Return the gradient at a model; ``seed`` draws the dropout masks of this step."""
+        if self._at_once is None or len(features) <= self._at_once:
+            return self._of(model, features, targets, seed)
+        total = torch.zeros_like(model)
+        parts = zip(torch.split(features, self._at_once), torch.split(targets, self._at_once), strict=True)
+        for number, (some, theirs) in enumerate(parts):
+            slope = self._of(model, some, theirs, derive(seed, number))
+            total.add_(slope, alpha=len(some) / len(features))
+        return total
+
+    def _of(
+        self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Int64[Tensor, ""]
+    ) -> Float32[Tensor, " d"]:
+        self._look()
+        task = self._task
+        named = task.layout.unflatten(model)
+        parameters = {name: _laid_out(view.detach()).requires_grad_() for name, view in named.items()}
+        constants = self._constants | dict.fromkeys(self._seeds, seed.to(model.device))
+        with torch.enable_grad():
+            outputs = task.outputs(parameters | constants, features)
+            everyone = torch.ones(len(features), dtype=torch.bool, device=model.device)
+            loss = task.loss(outputs, targets, everyone)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        for name, gradient in zip(parameters, gradients, strict=True):
+            if gradient.layout != torch.strided:
+                raise ModelError(
+                    f"parameter {name} has a sparse gradient, and a bound is computed of dense ones; give its layer "
+                    "sparse=False"
+                )
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+
+def _laid_out(parameter: Tensor) -> Tensor:
+    """Return a convolution's kernel with channels innermost, for which CPU kernels are fastest; others as they are.
+
+    The strides alone change; a convolution's output takes after those of its kernel, and so does what follows it.
+    """
+    if parameter.ndim != 4:
+        return parameter
+    channels, height, width = parameter.shape[1:]
+    strides = (height * width * channels, 1, width * channels, channels)
+    return torch.empty_strided(parameter.shape, strides, device=parameter.device).copy_(parameter)

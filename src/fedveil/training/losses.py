@@ -1,0 +1,373 @@
+"""What training minimises: losses over the records of one batch, by name or import path.
+
+A loss sees a batch as outputs (b, k), targets (b, ...) and a mask (b,) whose zeros mark rows that pad the
+batch; a padding row may hold any output. It is the mean over the records with mask 1, 0 when there is none:
+
+    L(outputs, targets, mask) = sum_i mask_i loss_i / max(1, sum_i mask_i)
+
+All of them work under ``torch.func.vmap`` and ``torch.func.grad``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal, Protocol, TypeAlias, cast, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+from torch.nn import functional
+
+from fedveil.errors import ConfigError, DataError, ModelError
+from fedveil.training.import_path import import_object
+
+TaskKind: TypeAlias = Literal["classification", "regression", "survival"]
+RecordFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Mask: TypeAlias = Shaped[Tensor, "b"]
+Terms: TypeAlias = Float[Tensor, "b"]
+"""One term a record."""
+Present: TypeAlias = Bool[Tensor, "g b"]
+Slopes: TypeAlias = Float[Tensor, "g k b"]
+"""One number for every output of every record of g batches, class by class."""
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """What is measured on test records; :mod:`fedveil.training.metrics` holds the shipped ones."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> float:
+        """Return the metric of outputs (n, k) for targets (n, ...), record i counted ``weights[i]`` times.
+
+        NaN means that the metric is not defined for these records (one class only, no comparable pair) or
+        that an output is NaN.
+        """
+        ...
+
+
+class Loss(ABC):
+    """A loss over the records of a batch; see the module's text for the masked mean it stands for.
+
+    Attributes:
+        name: the name or import path it is asked for by.
+        tasks: the kinds of task it is for.
+        separable: whether the term of a record depends on the output of that record alone (Cox: it does not).
+        takes_float64: whether it is measured in float64; one from outside may hold weights in float32, as in training.
+    """
+
+    name: str
+    tasks: frozenset[TaskKind]
+    separable: bool = True
+    takes_float64: bool = False
+
+    @property
+    def in_closed_form(self) -> bool:
+        """Whether :meth:`slopes` are a formula of its own, and need no ``torch.func``."""
+        return type(self).slopes is not Loss.slopes
+
+    @property
+    def by_row(self) -> bool:
+        """Whether rows of several contributions may stand side by side in one call of :meth:`slopes`.
+
+        Only formulas of the house, which are read here and go row by row: a function from outside that looks at the
+        others for some values alone passes every trial.
+        """
+        return self.separable and self.in_closed_form and type(self).__module__ == __name__
+
+    @abstractmethod
+    def records(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
+    ) -> Terms:
+        """Return the term of each record; a padding row has a finite term whenever its output is finite."""
+
+    def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b *target"], present: Present) -> Slopes:
+        """Return the gradient of the SUM of terms of each of g batches with respect to its outputs.
+
+        Outputs are laid out class by class, so that steps over classes run along contiguous records. What a
+        row that is not ``present`` gets is finite and means nothing. Here by ``torch.func``, for any loss: vmap shows
+        :meth:`records` one batch at a time, so that no row of one contribution meets one of another.
+        """
+
+        def total(outputs: Tensor, targets: Tensor, present: Tensor) -> Tensor:
+            return torch.where(present, self.records(outputs.mT, targets, present), 0).sum()
+
+        slopes: Tensor = torch.func.vmap(torch.func.grad(total))(outputs, targets, present)
+        return torch.where(present.unsqueeze(-2), slopes, 0)
+
+    @abstractmethod
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Refuse targets that this loss cannot compare with ``n_outputs`` outputs.
+
+        Raises:
+            DataError: a wrong dtype or shape, or a value outside the loss's domain (named by row, not value).
+            ModelError: the model has a number of outputs that this loss cannot use.
+        """
+
+    def check_task(self, task: TaskKind) -> None:
+        """Refuse a task of another kind.
+
+        Raises:
+            ConfigError: the loss is not for this kind of task; names those that are.
+        """
+        if task not in self.tasks:
+            fitting = ", ".join(sorted(name for name, loss in LOSSES.items() if task in loss.tasks))
+            raise ConfigError(f"loss {self.name} is not for a {task} task; use one of: {fitting}")
+
+    def __call__(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
+    ) -> Float[Tensor, ""]:
+        """Return the mean term over the records whose mask is 1; 0 when there is none."""
+        present = mask.to(torch.bool)
+        safe = torch.where(present.unsqueeze(-1), outputs, torch.zeros_like(outputs))
+        terms = self.records(safe, targets, mask)
+        count = present.sum().clamp(min=1).to(outputs.dtype)
+        return torch.where(present, terms, torch.zeros_like(terms)).sum() / count
+
+
+class CrossEntropy(Loss):
+    """Softmax cross-entropy for classes 0..k-1: loss_i = log sum_c exp(z_ic) - z_iy."""
+
+    name = "cross_entropy"
+    tasks: frozenset[TaskKind] = frozenset({"classification"})
+    takes_float64 = True
+
+    def records(self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
+        """Return -log softmax(z_i)[y_i] for each record."""
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+    def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b"], present: Present) -> Slopes:
+        """Return softmax(z_i) - e_{y_i}."""
+        slopes = torch.softmax(outputs, -2)
+        own = targets.unsqueeze(-2)
+        return slopes.scatter_add_(-2, own, slopes.new_full((), -1.0).expand_as(own))
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept int64 labels 0..k-1, k >= 2."""
+        if n_outputs < 2:
+            raise ModelError(
+                "cross_entropy needs an output per class; for a single output use binary_cross_entropy"
+            )
+        if targets.dtype != torch.int64 or targets.ndim != 1:
+            raise DataError(f"cross_entropy needs one int64 label per record, not {_described(targets)}")
+        _refuse_rows((targets < 0) | (targets >= n_outputs), f"the label is not in 0..{n_outputs - 1}")
+
+
+class BinaryCrossEntropy(Loss):
+    """Logistic loss of one output z (a logit, no sigmoid before it), y in {0, 1}: log(1 + e^z) - y z."""
+
+    name = "binary_cross_entropy"
+    tasks: frozenset[TaskKind] = frozenset({"classification"})
+    takes_float64 = True
+
+    def records(self, outputs: Float[Tensor, "b 1"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
+        """Return softplus(z_i) - y_i z_i for each record, without overflow."""
+        return functional.binary_cross_entropy_with_logits(
+            outputs[..., 0], targets.to(outputs.dtype), reduction="none"
+        )
+
+    def slopes(
+        self, outputs: Float[Tensor, "g 1 b"], targets: Shaped[Tensor, "g b"], present: Present
+    ) -> Float[Tensor, "g 1 b"]:
+        """Return sigmoid(z_i) - y_i."""
+        return torch.sigmoid(outputs).sub_(targets.unsqueeze(-2))
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept labels 0 and 1 for a model of one output."""
+        if n_outputs != 1:
+            raise ModelError(f"binary_cross_entropy needs one output, a logit; the model has {n_outputs}")
+        if targets.ndim != 1:
+            raise DataError(f"binary_cross_entropy needs one label per record, not {_described(targets)}")
+        _refuse_rows((targets != 0) & (targets != 1), "the label is neither 0 nor 1")
+
+
+class Focal(Loss):
+    """Focal loss with gamma = 2, for rare classes: loss_i = -(1 - p_iy)^2 log p_iy, p_i = softmax(z_i).
+
+    A record that is predicted well counts little, so that the many of a frequent class do not drown the few of a rare
+    one. A single output z stands for the two outputs (0, z).
+
+    Reference: T.-Y. Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017.
+    """
+
+    name = "focal"
+    tasks: frozenset[TaskKind] = frozenset({"classification"})
+    takes_float64 = True
+
+    def records(self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
+        """Return -(1 - p)^2 log p of each record's own class."""
+        both = functional.pad(outputs, (1, 0)) if outputs.shape[-1] == 1 else outputs
+        own = -functional.cross_entropy(both, targets.long(), reduction="none")
+        return -(1 - own.exp()).square() * own
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept int64 labels 0..k-1, or 0 and 1 for a single output."""
+        if targets.dtype != torch.int64 or targets.ndim != 1:
+            raise DataError(f"focal needs one int64 label per record, not {_described(targets)}")
+        last = max(n_outputs, 2) - 1
+        _refuse_rows((targets < 0) | (targets > last), f"the label is not in 0..{last}")
+
+
+class SquaredError(Loss):
+    """Squared error, mean over the k outputs: loss_i = (1/k) sum_c (z_ic - y_ic)^2."""
+
+    name = "squared_error"
+    tasks: frozenset[TaskKind] = frozenset({"regression"})
+    takes_float64 = True
+
+    def records(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
+    ) -> Terms:
+        """Return the mean squared difference of each record."""
+        return (outputs - targets.reshape(outputs.shape)).square().mean(-1)
+
+    def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b *target"], present: Present) -> Slopes:
+        """Return (2/k) (z_i - y_i)."""
+        wanted = targets.reshape(outputs.mT.shape).mT
+        return (outputs - wanted).mul_(2 / outputs.shape[-2])
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept one finite number per output."""
+        numbers = targets[0].numel() if len(targets) else n_outputs
+        if not targets.is_floating_point() or numbers != n_outputs:
+            raise DataError(
+                f"squared_error needs {n_outputs} floating-point numbers per record, not {_described(targets)}"
+            )
+        _refuse_rows(~torch.isfinite(targets).reshape(-1, n_outputs).all(-1), "the target is not finite")
+
+
+class Cox(Loss):
+    """Negative log partial likelihood of Cox's model, averaged over all records (not over the events).
+
+    With one score s per record, sorted by time, longest first (ties in the order of the batch):
+
+        loss_0 = 0,    loss_i = event_i log sum_{j <= i} exp(s_j - s_i)
+
+    The prefix j <= i is the set at risk when record i has its event; of records with tied times only those
+    sorted before i count, as in FLamby's Fed-TCGA-BRCA baseline. A batch of one record has gradient 0.
+    O(b log b), and finite for every finite score: sums of exponentials are accumulated as logarithms.
+
+    Targets: (b, 2), event (1 or 0) and time.
+    Reference: D. R. Cox, "Regression models and life-tables", J. R. Stat. Soc. B 34(2), 1972.
+    """
+
+    name = "cox"
+    tasks: frozenset[TaskKind] = frozenset({"survival"})
+    takes_float64 = True
+    separable = False
+
+    def records(self, outputs: Float[Tensor, "b 1"], targets: Float[Tensor, "b 2"], mask: Mask) -> Terms:
+        """Return the terms in the order of the batch; padding rows are in nobody's risk set."""
+        present = mask.to(torch.bool)
+        event, time = targets[..., 0].to(outputs.dtype), targets[..., 1]
+        order = _longest_first(time, present)
+        scores = _centred(outputs[..., 0], present)
+        at_risk = torch.logcumsumexp(scores.gather(-1, order), -1)
+        terms = at_risk.gather(-1, order.argsort(-1)) - scores
+        return torch.where(present, event * terms, torch.zeros_like(terms))
+
+    def slopes(
+        self, outputs: Float[Tensor, "g 1 b"], targets: Float[Tensor, "g b 2"], present: Present
+    ) -> Float[Tensor, "g 1 b"]:
+        """Return the gradient of the sum of terms with respect to the scores, in closed form.
+
+            d/ds_i = sum_{l >= i} event_l exp(s_i - A_l) - event_i,    A_l = log sum_{j <= l} exp(s_j)
+
+        over positions sorted as above. No exponent is positive. A row that is not ``present`` gets 0.
+        """
+        event = torch.where(present, targets[..., 0].to(outputs.dtype), 0)
+        order = _longest_first(targets[..., 1], present)
+        scores = _centred(outputs[:, 0], present).gather(-1, order)
+        event = event.gather(-1, order)
+        at_risk = torch.logcumsumexp(scores, -1)
+        later = torch.logcumsumexp((event.log() - at_risk).flip(-1), -1).flip(-1)
+        slopes = torch.zeros_like(scores).scatter_(-1, order, torch.exp(scores + later) - event)
+        return torch.where(present, slopes, 0).unsqueeze(-2)
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept (event, time) with event 0 or 1 and a finite time, for a model of one output."""
+        if n_outputs != 1:
+            raise ModelError(f"cox needs one output, a log hazard; the model has {n_outputs}")
+        if not targets.is_floating_point() or targets.shape[1:] != (2,):
+            raise DataError(f"cox needs (event, time) per record, two floats, not {_described(targets)}")
+        event, time = targets.unbind(-1)
+        _refuse_rows((event != 0) & (event != 1), "the event is neither 0 nor 1")
+        _refuse_rows(~torch.isfinite(time), "the time is not finite")
+
+
+class RecordLoss(Loss):
+    """A user's own function of the outputs and targets of a batch that returns one term per record.
+
+    Args:
+        name: what reports call it.
+        function: ``function(outputs: (b, k), targets: (b, ...)) -> (b,)``; term i may depend on row i alone,
+            and it must work under ``torch.func.vmap``.
+    """
+
+    tasks: frozenset[TaskKind] = frozenset({"classification", "regression", "survival"})
+
+    def __init__(self, name: str, function: RecordFunction) -> None:
+        self.name = name
+        self._function = function
+
+    def records(
+        self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
+    ) -> Terms:
+        """Return the function's terms.
+
+        Raises:
+            ModelError: they are not one floating-point number per record.
+        """
+        terms = self._function(outputs, targets)
+        if not isinstance(terms, Tensor) or terms.shape != mask.shape or not terms.is_floating_point():
+            found = _described(terms) if isinstance(terms, Tensor) else type(terms).__name__
+            raise ModelError(f"loss {self.name} must return one floating-point term per record, not {found}")
+        return terms
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept every target: only the function knows its domain."""
+
+
+LOSSES: Mapping[str, Loss] = MappingProxyType(
+    {loss.name: loss for loss in (CrossEntropy(), BinaryCrossEntropy(), Focal(), SquaredError(), Cox())}
+)
+
+
+def load_loss(name: str) -> Loss:
+    """Return a loss by its name, or a user's own by its import path ``package.module:function``.
+
+    The path may name a :class:`Loss`, or a function of (outputs, targets) that returns one term per record.
+
+    Raises:
+        ConfigError: no such name, module or attribute, or not callable; says which names there are.
+
+    >>> load_loss("cox").name
+    'cox'
+    """
+    if name in LOSSES:
+        return LOSSES[name]
+    found = import_object(name, "loss", LOSSES)
+    if isinstance(found, Loss):
+        return found
+    if not callable(found):
+        raise ConfigError(f"loss {name} is a {type(found).__name__}; it must be a Loss or a function")
+    return RecordLoss(name, cast(RecordFunction, found))
+
+
+def _longest_first(time: Float[Tensor, "*g b"], present: Bool[Tensor, "*g b"]) -> Shaped[Tensor, "*g b"]:
+    """Return the positions by descending time, ties in the order given, absent rows last."""
+    return torch.where(present, time, -torch.inf).sort(dim=-1, stable=True, descending=True).indices
+
+
+def _centred(scores: Float[Tensor, "*g b"], present: Bool[Tensor, "*g b"]) -> Float[Tensor, "*g b"]:
+    """Subtract the largest score present, which Cox's loss does not see: what is accumulated stays small."""
+    lowest = torch.finfo(scores.dtype).min
+    return scores - torch.where(present, scores.detach(), lowest).amax(-1, keepdim=True)
+
+
+def _described(targets: Tensor) -> str:
+    return f"{targets.dtype} of shape {tuple(targets.shape)}"
+
+
+def _refuse_rows(wrong: Shaped[Tensor, "n"], why: str) -> None:
+    """Raise a DataError that names the first wrong row, and not how many there are."""
+    if bool(wrong.any()):
+        raise DataError(f"row {int(wrong.nonzero()[0, 0])}: {why}")

@@ -1,0 +1,268 @@
+"""What is measured on test records: metrics by name or import path.
+
+==================  ==========================================================  ============================
+metric              value                                                       NaN when
+==================  ==========================================================  ============================
+accuracy            share of records whose class is predicted                   no record
+balanced_accuracy   mean over the classes present of the share predicted        fewer than two classes
+auc                 P(score of a positive > score of a negative), ties 1/2      fewer than two classes
+c_index             share of comparable pairs that the scores order, ties 1/2   no comparable pair
+mae                 mean |output - target|                                      no record
+r2                  1 - sum (output - target)^2 / sum (target - mean)^2         all targets equal
+loss                mean of the loss's terms                                    no record
+==================  ==========================================================  ============================
+
+Every metric takes outputs (n, k), targets (n, ...) and optional weights (n,): a record of weight v counts as
+v equal records. All sums are float64. NaN in the outputs gives NaN: a diverged model has no accuracy.
+
+For two classes the balanced accuracy is the area under the curve of hard decisions, which is what ULDP-FL
+reports as "accuracy" for Creditcard.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64, Shaped
+from torch import Tensor
+
+from fedveil.errors import ConfigError, ModelError
+from fedveil.training.import_path import import_object
+from fedveil.training.losses import Loss, Metric
+
+
+def accuracy(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the weighted share of records whose predicted class is the target.
+
+    The class is the largest of k outputs (the first of equal ones); of one output, a logit, it is 1 above 0.
+    """
+    if not len(targets) or bool(outputs.isnan().any()):
+        return math.nan
+    weight = _weights(targets, weights)
+    return _ratio(float(weight[_classes(outputs) == _array(targets)].sum()), float(weight.sum()))
+
+
+def balanced_accuracy(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the mean over the classes present of the weighted share of their records predicted.
+
+    Classes are predicted as in :func:`accuracy`. NaN when fewer than two classes are present.
+    """
+    if bool(outputs.isnan().any()):
+        return math.nan
+    labels, weight = _array(targets).astype(np.int64), _weights(targets, weights)
+    total = np.bincount(labels, weights=weight)
+    right = np.bincount(labels, weights=weight * (_classes(outputs) == labels))
+    present = total > 0
+    return float((right[present] / total[present]).mean()) if present.sum() > 1 else math.nan
+
+
+def auc(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the area under the ROC curve: P(score of a positive > score of a negative) + P(equal) / 2.
+
+    The score is the logit, or the difference of the two logits. O(n log n). NaN when one class is absent.
+
+    Raises:
+        ModelError: more than two outputs.
+    """
+    if outputs.shape[1] > 2:
+        raise ModelError(f"auc compares two classes; the model has {outputs.shape[1]} outputs")
+    if bool(outputs.isnan().any()):
+        return math.nan
+    score = _array(score_of(outputs))
+    positive, weight = _array(targets) == 1, _weights(targets, weights)
+    _, rank = np.unique(score, return_inverse=True)
+    positives = np.bincount(rank, weights=weight * positive)
+    negatives = np.bincount(rank, weights=weight * ~positive)
+    below = np.cumsum(negatives) - negatives
+    return _ratio(float(positives @ (below + negatives / 2)), float(positives.sum()) * float(negatives.sum()))
+
+
+def score_of(outputs: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
+    """Return the score of class 1 of two: the logit, or the difference of the two logits."""
+    return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
+
+
+def c_index(
+    outputs: Float[Tensor, "n 1"], targets: Float[Tensor, "n 2"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return Harrell's concordance index of risk scores for (event, time) targets.
+
+    Records i, j are comparable when i has an event and j outlives it: time_i < time_j, or time_i = time_j
+    with j censored. A comparable pair is concordant when score_i > score_j (the higher risk dies first: a
+    score is a negated survival time) and counts one half when the scores are equal; records of weights v
+    and w make v w pairs. O(n log^2 n). NaN when no pair is comparable.
+
+    Reference: F. E. Harrell et al., "Evaluating the yield of medical tests", JAMA 247(18), 1982.
+    """
+    if bool(outputs.isnan().any()):
+        return math.nan
+    score, weight = _array(outputs[:, 0]), _weights(targets, weights)
+    event, time = _array(targets[:, 0]) == 1, _array(targets[:, 1])
+    # By time, events before censored records: the partners of an event are all that follow its tied events.
+    # Tied events are sorted by score, so among them only equal scores have to be taken back.
+    order = np.lexsort((score, ~event, time))
+    score, weight, event, time = score[order], weight[order], event[order], time[order]
+    _, rank = np.unique(score, return_inverse=True)
+    dying = weight * event
+    after = np.concatenate((np.cumsum(weight[::-1])[::-1], [0.0]))
+    tied_events = np.searchsorted(time[event], time, side="right") - np.searchsorted(time[event], time)
+    comparable = float(dying @ after[np.searchsorted(time, time) + tied_events])
+    below, equal = _pairs_by_rank(dying, weight, rank.astype(np.int64))
+    tied = _tied_pairs(dying, time, rank)
+    return _ratio(below + (equal - tied) / 2, comparable)
+
+
+def mae(
+    outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the weighted mean of |output - target|, in the unit of the targets."""
+    weight, wrong = _weights(targets, weights), _array(outputs[:, 0]).astype(np.float64) - _array(targets)
+    return _ratio(float(weight @ np.abs(wrong)), float(weight.sum()))
+
+
+def r2(
+    outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the share of the targets' variance that is explained; 0 for their mean, below 0 for worse than that."""
+    weight, wanted = _weights(targets, weights), _array(targets).astype(np.float64)
+    if not weight.sum():
+        return math.nan
+    wrong = _array(outputs[:, 0]).astype(np.float64) - wanted
+    spread = wanted - weight @ wanted / weight.sum()
+    return 1 - _ratio(float(weight @ wrong**2), float(weight @ spread**2))
+
+
+def _tied_pairs(weight: Float64[np.ndarray, "n"], *keys: Shaped[np.ndarray, "n"]) -> float:
+    """Return sum_{i < j, all keys equal} weight_i weight_j."""
+    _, group = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)
+    total = np.bincount(group, weights=weight)
+    return float((total @ total - weight @ weight) / 2)
+
+
+def _pairs_by_rank(
+    first: Float64[np.ndarray, "n"], second: Float64[np.ndarray, "n"], rank: Int64[np.ndarray, "n"]
+) -> tuple[float, float]:
+    """Return sum first_i second_j over i < j with rank_j < rank_i, and over i < j with rank_j = rank_i.
+
+    Positions i < j differ in one highest bit b, where i has 0 and j has 1. For every b, the positions that
+    agree above b form a block; its pairs are read off cumulative sums over the block sorted by rank.
+    """
+    below = equal = 0.0
+    by_rank = np.argsort(rank, kind="stable")
+    for bit in range(max(len(rank) - 1, 0).bit_length()):
+        block = by_rank[np.argsort(by_rank >> (bit + 1), kind="stable")]
+        right = (block >> bit) & 1 == 1
+        gain = np.where(right, second[block], 0.0)
+        before = np.concatenate(([0.0], np.cumsum(gain)))
+        group = block >> (bit + 1)
+        start = np.searchsorted(group, group, side="left")
+        key = group * (int(rank.max()) + 1) + rank[block]
+        run_start, run_end = (np.searchsorted(key, key, side=side) for side in ("left", "right"))
+        left = np.where(right, 0.0, first[block])
+        below += float(left @ (before[run_start] - before[start]))
+        equal += float(left @ (before[run_end] - before[run_start]))
+    return below, equal
+
+
+class MeanLoss:
+    """The mean of a loss's terms over the records, weighted; for Cox all records together are one batch."""
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss
+
+    def __call__(
+        self,
+        outputs: Float[Tensor, "n k"],
+        targets: Shaped[Tensor, "n *target"],
+        weights: Shaped[Tensor, "n"] | None = None,
+    ) -> float:
+        """Return sum_i weight_i loss_i / sum_i weight_i; NaN without records."""
+        with torch.no_grad():
+            present = torch.ones(len(targets), dtype=torch.bool, device=outputs.device)
+            exact = outputs.double() if self.loss.takes_float64 else outputs
+            terms = _array(self.loss.records(exact, targets, present)).astype(np.float64)
+        weight = _weights(targets, weights)
+        return _ratio(float(weight @ terms), float(weight.sum()))
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "accuracy": accuracy,
+        "balanced_accuracy": balanced_accuracy,
+        "auc": auc,
+        "c_index": c_index,
+        "mae": mae,
+        "r2": r2,
+    }
+)
+
+
+METRIC_NAMES: Final = (*METRICS, "loss")
+"""What an experiment may call a metric of the house."""
+
+
+def load_metric(name: str, loss: Loss) -> Metric:
+    """Return a metric by its name, or a user's own by its import path ``package.module:function``.
+
+    Args:
+        name: one of ``METRIC_NAMES``, or the import path of (outputs, targets, weights) -> float.
+        loss: what ``"loss"`` measures.
+
+    Raises:
+        ConfigError: no such metric, or not callable.
+    """
+    if name == "loss":
+        return MeanLoss(loss)
+    if name in METRICS:
+        return METRICS[name]
+    found = import_object(name, "metric", METRIC_NAMES)
+    if not callable(found):
+        raise ConfigError(f"metric {name} is a {type(found).__name__}; it must be a function")
+    return check_metric(name, cast(Metric, found))
+
+
+def check_metric(name: str, metric: Metric) -> Metric:
+    """Return a metric from outside if it can be called as one.
+
+    Raises:
+        ConfigError: it takes other arguments.
+    """
+    try:
+        inspect.signature(metric).bind(None, None, None)
+    except ValueError:
+        return metric  # it does not say what it takes
+    except TypeError as error:
+        raise ConfigError(
+            f"metric {name}: it is called with (outputs, targets, weights), and it does not take them: {error}"
+        ) from None
+    return metric
+
+
+def _classes(outputs: Float[Tensor, "n k"]) -> Int64[np.ndarray, "n"]:
+    """Return the predicted class of each record."""
+    chosen = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
+    return _array(chosen).astype(np.int64)
+
+
+def _weights(
+    targets: Shaped[Tensor, "n *target"], weights: Shaped[Tensor, "n"] | None
+) -> Float64[np.ndarray, "n"]:
+    return np.ones(len(targets)) if weights is None else _array(weights).astype(np.float64)
+
+
+def _array(values: Shaped[Tensor, "*shape"]) -> Shaped[np.ndarray, "*shape"]:
+    return values.detach().cpu().numpy()
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan

@@ -1,0 +1,176 @@
+"""Which model a run releases: the last one, or an average over the models of its rounds.
+
+With x_t the global model after round t and T the last round:
+
+=======  ==================================================================================  ====================
+average  the run's model                                                                     reference
+=======  ==================================================================================  ====================
+Last     x_T
+Tail     mean of x_t over t > T - ceil(share T)                                              Polyak and Juditsky
+Ema      e_t = e_{t-1} + max(1/t, 1 - beta) (x_t - e_{t-1})                                  the same, exponential
+=======  ==================================================================================  ====================
+
+Silos train from x_t whatever is released. An average is a function of models that are released, so it costs no privacy
+(Dwork and Roth 2014, Proposition 2.1). Looking at a metric of these data to choose between averages is not free: that
+choice is a release of its own, and no average makes it. docs/theory/server-optimisers.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Float32
+from pydantic import Field
+from torch import Tensor
+
+from fedveil.config_keys import composed_field
+from fedveil.stage import Sensitivity, Stage, duty
+from fedveil.training.server.optimizers import STATELESS, State
+
+Rounds = Annotated[int | None, composed_field()]
+"""T, of the experiment."""
+
+
+class Average(Stage):
+    """Which model a run releases; a frozen value, its state apart from it."""
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse to average where no model is trained."""
+        if method.released != "models" and self != LAST:
+            yield f"{type(self).__name__} averages models, and this method releases {method.released}"
+
+    @duty
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        """Return the state before the first round; names, shapes and types stay the same from then on."""
+        raise NotImplementedError
+
+    @duty
+    def update(self, model: Float32[Tensor, " d"], state: State) -> State:
+        """Return the state after a round.
+
+        Args:
+            model: (d,) x_t, the global model after it.
+            state: what :meth:`init` or the round before returned; left as it is.
+
+        Guarantees: the same bits from the same bits, on every machine; nothing but the arguments is read.
+        """
+        raise NotImplementedError
+
+    @duty
+    def released_model(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
+        """Return the run's model if the round that led to this state is its last."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Last(Average):
+    """Releases the last global model."""
+
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        return STATELESS
+
+    def update(self, model: Float32[Tensor, " d"], state: State) -> State:
+        return STATELESS
+
+    def released_model(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
+        return model
+
+
+class _Mean(Average):
+    """A mean of models that moves towards each by a weight: m <- m + w (x - m), in float64."""
+
+    def init(self, model: Float32[Tensor, " d"]) -> State:
+        """Return m_0 = 0, which the first weight of 1 wipes out, and how many rounds there were."""
+        return {
+            "mean": torch.zeros(len(model), dtype=torch.float64),
+            "round": torch.zeros(1, dtype=torch.int64),
+        }
+
+    def update(self, model: Float32[Tensor, " d"], state: State) -> State:
+        """Return the mean with this round's model, and its number."""
+        number = int(state["round"]) + 1
+        weight = self._weight(number)
+        mean = state["mean"]
+        if weight == 1:
+            mean = model.cpu().double()
+        elif weight > 0:
+            mean = mean + weight * (model.cpu().double() - mean)
+        return {"mean": mean, "round": torch.tensor([number], dtype=torch.int64)}
+
+    def released_model(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
+        """Return the mean in float32; the last model where none is in it yet."""
+        number = int(state["round"])
+        if number == 0 or self._weight(number) == 0:
+            return model
+        return state["mean"].float().to(model.device)
+
+    def _weight(self, number: int) -> float:
+        """Return the weight of the model of a round, from 1 on."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ema(_Mean):
+    """Releases the exponential average e_t = e_{t-1} + max(1/t, 1 - beta) (x_t - e_{t-1}), a plain mean at first.
+
+    Noise of single rounds averages out over about 1 / (1 - beta) rounds; a model that still travels lags behind by as
+    many.
+
+    Args:
+        beta: weight of the average before, in [0, 1).
+
+    Raises:
+        CompositionError: a weight outside this range.
+    """
+
+    beta: Annotated[float, Field(ge=0, lt=1, description="weight of the average before")] = 0.8
+
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
+        return (_free(f"an exponential average of its models, beta {self.beta:g}"),)
+
+    def _weight(self, number: int) -> float:
+        return max(1.0 / number, 1.0 - self.beta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail(_Mean):
+    """Releases the mean of the models of the last rounds, t > T - ceil(share T).
+
+    A run that ends earlier releases the mean of those of its models that are in the tail, or its last model.
+
+    Args:
+        share: of the rounds, in (0, 1].
+        rounds: T.
+
+    Raises:
+        CompositionError: a share outside this range.
+    """
+
+    share: Annotated[float, Field(gt=0, le=1, description="share of the rounds whose models count")] = 0.5
+    rounds: Rounds = None
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse an unknown number of rounds, besides what every average refuses."""
+        yield from super().refuses(method)
+        if self.rounds is None:
+            yield "Tail averages the last rounds of a run, and the number of rounds is not given: give rounds"
+
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
+        return (_free(f"the mean of its models over the last {self.share:g} of the rounds"),)
+
+    def _weight(self, number: int) -> float:
+        assert self.rounds is not None, "refused by the method"
+        place = number - (self.rounds - math.ceil(round(self.share * self.rounds, 9)))
+        return 1.0 / place if place > 0 else 0.0
+
+
+LAST = Last()
+"""The default of a method."""
+
+
+def _free(what: str) -> str:
+    return f"the run releases {what}: post-processing of released models, at no privacy cost"

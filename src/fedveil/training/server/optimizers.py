@@ -1,0 +1,320 @@
+"""What the server does with the mean update: from the global model x_t to x_{t+1}, with a state of its own.
+
+With Delta_t the mean update of round t, as the denoiser leaves it, and eta the server's learning rate:
+
+=========  ==========================================================================  =======================
+optimiser  step                                                                        reference
+=========  ==========================================================================  =======================
+ServerSgd  u_t = mu u_{t-1} + Delta_t,  x_{t+1} = x_t + eta u_t                        Hsu et al. 2019, FedAvgM
+FedAdam    m_t, v_t moving averages,    x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)    Reddi et al. 2021
+FedYogi    the same, v_t controlled by sign                                            Reddi et al. 2021
+=========  ==========================================================================  =======================
+
+Each may have its learning rate follow a schedule over the rounds (:mod:`fedveil.training.server.schedules`).
+
+A step is given the model, the released mean and its own state, which began with the model and has seen released means
+alone: no record, no draw, no randomness. So models and states are post-processing of what the noise already covers,
+however many rounds the state remembers, and no optimiser costs privacy (Dwork and Roth 2014, Proposition 2.1).
+
+Steps are float64 operations that IEEE 754 rounds correctly (+ - * / sqrt), one by one and never fused, so that parties
+who make the same step on different machines end with the same bits. docs/theory/server-optimisers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from jaxtyping import Float32, Float64
+from pydantic import Field
+from torch import Tensor
+
+from fedveil.config_keys import composed_field
+from fedveil.errors import CompositionError, ConfigError
+from fedveil.stage import Sensitivity, Stage, duty, redefined
+from fedveil.training.server.schedules import Schedule, factor
+
+State: TypeAlias = Mapping[str, Tensor]
+"""What an optimiser remembers from round to round: tensors by name, on the CPU; saved with every checkpoint."""
+
+STATELESS: Final[State] = {}
+
+Model: TypeAlias = Float32[Tensor, " d"]
+"""A global model."""
+Vector: TypeAlias = Float64[Tensor, " d"]
+"""A mean of updates, and what is computed of means."""
+Rate: TypeAlias = Annotated[
+    float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
+]
+
+
+class Optimizer(Stage):
+    """What the server does with the mean update; a frozen value, its state apart from it.
+
+    Attributes:
+        steps_models: whether what it returns is the next model of a run, and not the released sum itself.
+    """
+
+    steps_models: ClassVar[bool] = True
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse to step where no model is trained: what is decoded is the mean, and no sum of rounds."""
+        if self.steps_models != (method.released == "models"):
+            yield (
+                f"{type(self).__name__} {'steps from model to model' if self.steps_models else 'releases sums'}, and "
+                f"this method releases {method.released}"
+            )
+
+    @property
+    def plain_rate(self) -> float | None:
+        """What the mean is multiplied by and added to the model, where that is all that is done with it; else None."""
+        return None
+
+    def at_rate(self, learning_rate: float) -> Optimizer:
+        """Return the same steps with another learning rate, where there is one.
+
+        Raises:
+            CompositionError: there is none.
+        """
+        raise CompositionError(f"{type(self).__name__} has no learning rate to be found")
+
+    @duty
+    def init(self, model: Model) -> State:
+        """Return the state before the first round; names, shapes and types stay the same from then on."""
+        raise NotImplementedError
+
+    @duty
+    def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
+        """Return the next global model and state; what is given is left as it is.
+
+        Args:
+            model: (d,) the global model x_t.
+            mean: (d,) the mean update Delta_t, in the unit of an update.
+            state: what :meth:`init` or the step before returned.
+
+        Guarantees: the same bits from the same bits, on every machine; nothing but the arguments is read.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Scheduled(Optimizer):
+    """An optimiser whose learning rate may move over the rounds: eta_t = eta f(t, T); its state then counts rounds.
+
+    Attributes:
+        schedule: f, of :mod:`fedveil.training.server.schedules`.
+        rounds: T, of the experiment.
+    """
+
+    schedule: Annotated[
+        Schedule,
+        Field(description="of the learning rate over the rounds; each has the given rate as its mean"),
+    ] = field(default="constant", kw_only=True)
+    rounds: Annotated[int | None, composed_field()] = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Forget a number of rounds that no schedule reads, so that equal steps are equal."""
+        super().__post_init__()
+        if self.schedule == "constant":
+            object.__setattr__(self, "rounds", None)
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse a schedule over an unknown number of rounds, besides what every optimiser refuses."""
+        yield from super().refuses(method)
+        if self.schedule != "constant" and self.rounds is None:
+            yield (
+                f"{type(self).__name__}: schedule = '{self.schedule}' falls until the last round, and the number of "
+                "rounds is not given: give rounds"
+            )
+
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
+        if self.schedule == "constant":
+            return ()
+        return (_free(f"a learning rate on a {self.schedule} schedule over {self.rounds} rounds"),)
+
+    def at_rate(self, learning_rate: float) -> Optimizer:
+        return replace(self, learning_rate=learning_rate)  # type: ignore[call-arg]
+
+    def _begun(self) -> dict[str, Tensor]:
+        """Return the state of the schedule before the first round: nothing where the rate is constant."""
+        return {} if self.schedule == "constant" else {"round": torch.zeros(1, dtype=torch.int64)}
+
+    def _rate(self, base: float, state: State) -> tuple[float, dict[str, Tensor]]:
+        """Return the learning rate of the next round, and the schedule's state after it."""
+        if self.schedule == "constant":
+            return base, {}
+        assert self.rounds is not None, "refused by the method"
+        number = int(state["round"]) + 1
+        return base * factor(self.schedule, number, self.rounds), {
+            "round": torch.tensor([number], dtype=torch.int64)
+        }
+
+
+@dataclass(frozen=True)
+class ServerSgd(_Scheduled):
+    """Steps along the mean update, or along its heavy ball (FedAvgM: Hsu, Qi and Brown 2019).
+
+    With momentum mu, u_0 = 0 and no dampening, as ``torch.optim.SGD`` with the gradient -Delta:
+
+        u_t = mu u_{t-1} + Delta_t,    x_{t+1} = x_t + eta u_t,    Nesterov: x_{t+1} = x_t + eta (Delta_t + mu u_t)
+
+    In the long run a mean counts 1 / (1 - mu) times, so eta is to be smaller by that than without momentum.
+
+    Args:
+        learning_rate: eta > 0.
+        momentum: mu in [0, 1); 0 keeps no state.
+        nesterov: look ahead; needs momentum.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+
+    >>> half = ServerSgd(1.0, momentum=0.5)
+    >>> model, mean = torch.zeros(1), torch.ones(1, dtype=torch.float64)
+    >>> model, state = half.step(model, mean, half.init(model))
+    >>> half.step(model, mean, state)[0]
+    tensor([2.5000])
+    """
+
+    learning_rate: Rate
+    momentum: Annotated[float, Field(ge=0, lt=1, description="mu, weight of the means before")] = 0.0
+    nesterov: Annotated[bool, Field(description="look ahead along the momentum")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov: looks along the momentum; give momentum above 0")
+
+    @property
+    def plain_rate(self) -> float | None:
+        """The learning rate, where there is neither momentum nor a schedule, and the steps are those of this class."""
+        plain = not self.momentum and self.schedule == "constant" and not redefined(self, "step")
+        return self.learning_rate if plain else None
+
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
+        if not self.momentum:
+            return super().mechanisms(sensitivity)
+        how = "Nesterov momentum" if self.nesterov else "momentum"
+        return (_free(f"{how} {self.momentum:g}"), *super().mechanisms(sensitivity))
+
+    def init(self, model: Model) -> State:
+        """Return u_0 = 0; nothing without momentum."""
+        return self._begun() | ({"momentum": _zeros(model)} if self.momentum else {})
+
+    def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
+        """Return the next global model, computed in float64 and stored in float32, and u_t."""
+        rate, counted = self._rate(self.learning_rate, state)
+        if not self.momentum:
+            return _moved(model, rate * mean), counted
+        speed = self.momentum * state["momentum"] + mean
+        along = mean + self.momentum * speed if self.nesterov else speed
+        return _moved(model, rate * along), counted | {"momentum": speed}
+
+
+@dataclass(frozen=True)
+class _Adaptive(_Scheduled):
+    """The frame of FedAdam and FedYogi (Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2).
+
+        m_t = beta1 m_{t-1} + (1 - beta1) Delta_t,    x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)
+
+    with m_0 = 0 and v_0 = tau^2, the least that the paper allows. Both averages stay as they are: as in the paper's
+    Algorithm 2, and unlike Adam's, there is no bias correction, so the first steps are shorter.
+    """
+
+    learning_rate: Rate
+    beta1: Annotated[float, Field(ge=0, lt=1, description="weight of the means before")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="weight of their squares")] = 0.99
+    tau: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="adaptivity: larger is closer to plain steps")
+    ] = 1e-3
+
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
+        return (
+            _free(f"{type(self).__name__}, beta1 {self.beta1:g}, beta2 {self.beta2:g}, tau {self.tau:g}"),
+            *super().mechanisms(sensitivity),
+        )
+
+    def init(self, model: Model) -> State:
+        """Return m_0 = 0 and v_0 = tau^2."""
+        return self._begun() | {
+            "mean": _zeros(model),
+            "square": torch.full_like(_zeros(model), self.tau**2),
+        }
+
+    def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
+        """Return the next global model, computed in float64 and stored in float32, with m_t and v_t."""
+        first = self.beta1 * state["mean"] + (1 - self.beta1) * mean
+        second = self._second(state["square"], mean * mean)
+        rate, counted = self._rate(self.learning_rate, state)
+        along = rate * first / (second.sqrt() + self.tau)
+        return _moved(model, along), counted | {"mean": first, "square": second}
+
+    def _second(self, before: Vector, square: Vector) -> Vector:
+        """Return v_t from v_{t-1} and Delta_t^2."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FedAdam(_Adaptive):
+    """Scales every coordinate by a moving average of squares: v_t = beta2 v_{t-1} + (1 - beta2) Delta_t^2.
+
+    The rest is m_t = beta1 m_{t-1} + (1 - beta1) Delta_t, x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau), with m_0 = 0,
+    v_0 = tau^2 and no bias correction (Reddi et al. 2021, Algorithm 2). v_t has the noise of the mean in it: where
+    noise is larger than the signal, every coordinate is divided by about the noise's standard deviation.
+
+    Args:
+        learning_rate: eta > 0, in the unit of a parameter: a coordinate moves by about eta in a round.
+        beta1: in [0, 1).
+        beta2: in [0, 1).
+        tau: > 0, in the unit of an update.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    def _second(self, before: Vector, square: Vector) -> Vector:
+        return self.beta2 * before + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class FedYogi(_Adaptive):
+    """FedAdam whose squares move by their own size: v_t = v_{t-1} - (1 - beta2) Delta_t^2 sign(v_{t-1} - Delta_t^2).
+
+    v_t rises as fast as FedAdam's and falls slower after a large mean (Reddi et al. 2021, Algorithm 2; Zaheer et al.
+    2018). It never falls below 0. Arguments and errors are those of :class:`FedAdam`.
+    """
+
+    def _second(self, before: Vector, square: Vector) -> Vector:
+        return before - (1 - self.beta2) * square * (before - square).sign()
+
+
+@runtime_checkable
+class Begins(Protocol):
+    """What has a state that begins with the model."""
+
+    def init(self, model: Model) -> State:
+        """Return the state before the first round."""
+        ...
+
+
+def matching(server: Begins, model: Model, state: Any) -> bool:
+    """Return whether a state that was kept is one of this server and model: its names, shapes, types, and finite."""
+    fresh = server.init(model)
+    return set(fresh) == set(state) and all(
+        (value.dtype, value.shape) == (state[name].dtype, state[name].shape)
+        and bool(state[name].isfinite().all())
+        for name, value in fresh.items()
+    )
+
+
+def _free(what: str) -> str:
+    return f"the server's step uses {what}: post-processing of the released mean, at no privacy cost"
+
+
+def _zeros(model: Model) -> Vector:
+    return torch.zeros(len(model), dtype=torch.float64)
+
+
+def _moved(model: Model, along: Vector) -> Model:
+    return (model.to(torch.float64) + along).to(torch.float32)

@@ -1,0 +1,308 @@
+"""Whether a model or a loss carries anything from one batch to the next outside the parameters that are trained.
+
+What a forward pass writes - a buffer, a frozen parameter, a counter, a list of past losses - is read by the pass after
+it, which may be another user's: it goes around every bound. A copy is tried before training
+(:mod:`fedveil.training.validation`, :mod:`fedveil.training.validation`), and :func:`check_unchanged` looks again
+after every round of training, so that state which a few made-up batches did not show ends the run before anything is
+released.
+
+Looked at is whatever the model, its hooks and the loss can reach by attributes, containers, closures, defaults and the
+names in their own code: through objects, classes, functions and modules of the user. Of installed packages the objects
+are looked at, and not the code. What is out of sight - a file, a C extension, the cache of ``functools``, a context
+variable, a weak reference, methods of a metaclass, an attribute hung on somebody else's module - is not found: this
+finds mistakes, and is no defence against code that means to hide.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from logging import Logger
+from pathlib import Path
+from random import Random
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import ModelError
+
+if TYPE_CHECKING:
+    from fedveil.training.losses import Loss
+    from fedveil.training.task import Task
+
+_AGAIN: Final = ("_flat_weights", "_flat_weight_refs")
+"""Where recurrent layers list their parameters again."""
+
+_TRAINED: Final = frozenset({"_parameters", "_buffers", "_modules", "training", *_AGAIN})
+_PLAIN: Final = (int, float, complex, str, bytes, np.generic, type(None))
+_MOST: Final = 100_000
+_TOO_MUCH: Final = (
+    f"the model or the loss reaches more than {_MOST:,} objects, or a chain of many hundreds: too much to compare "
+    "before and after every round; keep numbers in tensors or arrays, and name in its code what it needs alone"
+)
+WHY: Final = (
+    "what one pass writes and the next one reads carries records of one user into the training of others"
+)
+
+
+def fingerprint(module: nn.Module, of_objects: Callable[[object], object] = id) -> dict[str, object]:
+    """Return what a module holds by name: parameters, buffers, attributes, hooks and code of all its parts.
+
+    Numbers, texts, tensors, arrays, containers of them, functions by what they close over and name, and objects by
+    their attributes are told by their values; anything else by which it is, or by what ``of_objects`` says of it.
+
+    Raises:
+        ModelError: it holds what cannot be compared.
+    """
+    with _refusing_chains():
+        return _Teller(of_objects).module(module)
+
+
+def first_difference(before: Mapping[str, object], module: nn.Module) -> str | None:
+    """Return the name of the first thing in which a module is not what it was; None: it is."""
+    now = fingerprint(module)
+    return next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+
+
+@contextmanager
+def check_unchanged(task: Task) -> Iterator[None]:
+    """Refuse a task whose model or loss is another one after training than before.
+
+    Raises:
+        ModelError: names what was written.
+    """
+    model = fingerprint(task.model)
+    with check_loss_unchanged(task.loss):
+        yield
+    if (name := first_difference(model, task.model)) is not None:
+        raise ModelError(f"the model wrote to its {name} while it was trained: {WHY}; nothing was released")
+
+
+@contextmanager
+def check_loss_unchanged(loss: Loss) -> Iterator[None]:
+    """Refuse a loss that is another one after training than before: all there is to look at where no model is called.
+
+    Raises:
+        ModelError: names the loss.
+    """
+    before = snapshot(loss)
+    yield
+    if snapshot(loss) != before:
+        raise ModelError(
+            f"loss {loss.name} holds something else after training than before: {WHY}; nothing was released"
+        )
+
+
+def snapshot(value: object, of_objects: Callable[[object], object] = id) -> object:
+    """Return what a value holds; equal for values that hold the same.
+
+    Raises:
+        ModelError: it holds an iterator, or more than can be compared.
+    """
+    with _refusing_chains():
+        return _Teller(of_objects).told(value)
+
+
+@contextmanager
+def _refusing_chains() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise ModelError(_TOO_MUCH) from None
+
+
+def tensor_bytes(value: Tensor) -> bytes:
+    """Return what a tensor holds; of a sparse one where its numbers stand, and the numbers."""
+    match value.layout:
+        case torch.sparse_coo:
+            parts = [value._indices(), value._values()]
+        case torch.sparse_csr | torch.sparse_bsr:
+            parts = [value.crow_indices(), value.col_indices(), value.values()]
+        case torch.sparse_csc | torch.sparse_bsc:
+            parts = [value.ccol_indices(), value.row_indices(), value.values()]
+        case _:
+            parts = [value]
+    flat = (part.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for part in parts)
+    return b"".join(one.numpy().tobytes() for one in flat)
+
+
+class _Teller:
+    """Tells what is held, everything once: what comes again is told by when it came first."""
+
+    def __init__(self, of_objects: Callable[[object], object]) -> None:
+        self._of_objects = of_objects
+        self._seen: dict[
+            int, tuple[int, object]
+        ] = {}  # with the object, whose identity would else be another's soon
+
+    def module(self, module: nn.Module) -> dict[str, object]:
+        """Return what every part of a module holds, by name."""
+        found: dict[str, object] = {}
+        for path, part in module.named_modules():
+            held = {**part._parameters, **part._buffers}
+            held |= {name: value for name, value in vars(part).items() if name not in _TRAINED}
+            for name, value in held.items():
+                # The keys of hooks count all hooks that a process ever had.
+                hooks = name.endswith("_hooks") and isinstance(value, Mapping)
+                told = self._each(value.values()) if hooks else self.told(value)
+                found[f"{path}.{name}".lstrip(".")] = told
+            found[f"{path}.forward()".lstrip(".")] = self.told(type(part))
+        return found
+
+    def told(self, value: object) -> object:
+        """Return what a value holds."""
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, Tensor):
+            hung = [
+                (name, self.told(one)) for name, one in vars(value).items() if not _is_compiler_note(name)
+            ]
+            return value.dtype, value.shape, zlib.crc32(tensor_bytes(value)), hung
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            return value.dtype, value.shape, zlib.crc32(np.ascontiguousarray(value).data)
+        if id(value) in self._seen:
+            return "again", self._seen[id(value)][0]
+        self._seen[id(value)] = len(self._seen), value
+        if len(self._seen) > _MOST:
+            raise ModelError(_TOO_MUCH)
+        return self._within(value)
+
+    def _each(self, values: Iterable[object]) -> list[object]:
+        return [self.told(value) for value in values]
+
+    def _within(self, value: object) -> object:  # noqa: C901 - one case for each kind of value
+        match value:
+            case nn.Module():
+                return self.module(value)
+            case Mapping():
+                return [(self.told(key), self.told(one)) for key, one in value.items()], self._attributes(
+                    value
+                )
+            case list() | tuple() | deque() | np.ndarray():
+                return self._each(value), self._attributes(value)
+            case set() | frozenset():
+                # Each by itself: nothing may hang on the order of a set, which is another one in another process.
+                return sorted(repr(_Teller(self._of_objects).told(one)) for one in value), self._attributes(
+                    value
+                )
+            case Random():
+                return self.told(value.getstate()), self._attributes(value)
+            case torch.Generator():
+                return self.told(value.get_state())
+            case FunctionType():
+                return self._of_objects(value.__code__), self._function(value)
+            case MethodType():
+                return self._each((value.__func__, value.__self__))
+            case staticmethod() | classmethod():
+                return self.told(value.__func__)
+            case property():
+                return self._each((value.fget, value.fset))
+            case partial():
+                return self._each((value.func, value.args, value.keywords))
+            case type():
+                return self._of_objects(value), self._class(value)
+            case ModuleType() | BuiltinFunctionType() | Logger():
+                return self._of_objects(value)
+            case Iterator():
+                raise ModelError(
+                    f"the model or the loss holds a {type(value).__name__}, which gives something else whenever it is "
+                    f"asked: {WHY}; keep a list, and choose from it by the batch alone"
+                )
+        return self._object(value)
+
+    def _function(self, function: FunctionType) -> list[object]:
+        """Return what a function closes over and has by default, and what is behind the names in its code."""
+        cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+        held = self._each((*cells, function.__defaults__, function.__kwdefaults__, vars(function)))
+        if _is_installed(function.__module__):
+            return held
+        names = _names(function.__code__)
+        within = {
+            name: module for name in names if (module := sys.modules.get(name)) and not _is_installed(name)
+        }
+        return held + self._named(names, within | function.__globals__, set())
+
+    def _named(self, names: tuple[str, ...], space: Mapping[str, object], behind: set[int]) -> list[object]:
+        """Return what is behind names in a module's space, and behind them in its modules of the user."""
+        found = []
+        for name, one in ((name, space[name]) for name in names if name in space):
+            if isinstance(one, ModuleType) and not _is_installed(one.__name__):
+                if id(one) not in behind:
+                    behind.add(id(one))
+                    found += self._named(names, vars(one), behind)
+            else:
+                found.append((name, self.told(one)))
+        return found
+
+    def _class(self, kind: type) -> list[object]:
+        """Return what a class of the user and its bases have: values, and functions by what they hold."""
+        if _is_installed(kind.__module__):
+            return []
+        own = [
+            (name, one)
+            for name, one in vars(kind).items()
+            if isinstance(one, FunctionType | staticmethod | classmethod | property)
+            or not name.startswith(("__", "_abc_"))
+        ]
+        return [*((name, self.told(one)) for name, one in own), *self._each(kind.__bases__)]
+
+    def _object(self, value: object) -> object:
+        """Return what an object holds: by its class and its attributes, or by what it says of itself."""
+        if hasattr(value, "__dict__") or any(_slots(one) for one in type(value).__mro__):
+            return self.told(type(value)), self._attributes(value)
+        with suppress(Exception):  # whatever an object of another library says of itself
+            return self.told(type(value)), zlib.crc32(pickle.dumps(value))
+        return self._of_objects(value)
+
+    def _attributes(self, value: object) -> list[object]:
+        """Return what an object has by name, in its dictionary and its slots."""
+        slots = sorted({name for one in type(value).__mro__ for name in _slots(one) if hasattr(value, name)})
+        held = [(name, self.told(getattr(value, name))) for name in slots]
+        return held + [(name, self.told(one)) for name, one in getattr(value, "__dict__", {}).items()]
+
+
+def _is_compiler_note(name: str) -> bool:
+    """Return whether torch.compile hung an attribute on a tensor: how to compile it, and no number of a record."""
+    return name.startswith("_dynamo_")
+
+
+def _is_empty(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is None
+    except ValueError:
+        return True
+
+
+def _slots(kind: type) -> list[str]:
+    """Return the names of a class's slots as attributes have them."""
+    slots = vars(kind).get("__slots__", ())
+    own = [name for name in ((slots,) if isinstance(slots, str) else slots) if not name.endswith("__")]
+    return [f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name for name in own]
+
+
+@cache
+def _names(code: CodeType) -> tuple[str, ...]:
+    """Return the names in a code and in the functions within it."""
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
+    return tuple(dict.fromkeys((*code.co_names, *inner)))
+
+
+@cache
+def _is_installed(module: str | None) -> bool:
+    """Return whether a module is Python's own, the house's or lies where packages were installed."""
+    root = (module or "").partition(".")[0]
+    if root in sys.stdlib_module_names or root == __name__.partition(".")[0]:
+        return True
+    file = getattr(sys.modules.get(root), "__file__", None)
+    if file is None:
+        return False
+    folder = Path(file).parent
+    return any((folder.parent if Path(file).stem == "__init__" else folder).glob("*.dist-info"))

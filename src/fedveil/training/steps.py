@@ -1,0 +1,288 @@
+"""What one contribution computes from the model it is given: local training as a value.
+
+=================  ====================================================================================
+step               update Delta of a contribution with records D, from the model w
+=================  ====================================================================================
+LocalSgd           w_Q - w after Q epochs of mini-batch SGD on D (ULDP-AVG, FedAVG)
+LocalGradient      -(gradient of the mean loss over D at w) (ULDP-SGD)
+LocalDpSgd         w_T - w after T noisy steps of DP-SGD on D (ULDP-GROUP, inside each silo)
+=================  ====================================================================================
+
+Each is an update in the sense of a model difference: the server ADDS the aggregate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
+
+from pydantic import Field
+
+from fedveil.config_keys import Count, Fraction, NonNegative, Positive, composed_field, is_number
+from fedveil.errors import CompositionError, ConfigError
+from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, no_guarantee
+from fedveil.privacy.events import Event
+from fedveil.privacy.group import published_group_epsilon, worst_split
+from fedveil.privacy.noise import DiscreteGaussian, grid_for
+from fedveil.privacy.statement import show_at_least, show_at_most
+from fedveil.stage import Published, Sensitivity, Source, everyone_adds
+
+_LARGEST: Final = 3e38
+"""Of a rate: a step is computed in float32, which ends at 3.4e38."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSgd(Source):
+    """Q epochs of mini-batch SGD; the update is Delta = w_end - w_start.
+
+    Each epoch visits the records in a fresh order, in batches of ``batch_size``; the last batch may be smaller and its
+    loss is the mean over the records it has. With momentum mu and weight decay lambda, as in ``torch.optim.SGD``:
+
+        v <- mu v + (grad + lambda w),    w <- w - learning_rate v,    v starting at 0 in every contribution.
+
+    With a ``projection`` L, every such step is followed by (DP-Fed-LS, Algorithm 1)
+
+        w <- w_t + (w - w_t) / max(1, ||w - w_t|| / L),
+
+    so that the model never leaves the ball of radius L around the global model w_t, up to float32 rounding. It is
+    part of the training, not of the guarantee: the bound of the method is enforced on the update all the same.
+
+    Attributes:
+        learning_rate: eta_l, the local rate in the first round.
+        epochs: Q, passes over the contribution's own records.
+        steps: tau, batches after which the one pass over the records stops; None makes whole passes. Needs epochs = 1.
+        batch_size: records per step; None takes all records of the contribution.
+        momentum: mu.
+        weight_decay: lambda.
+        decay: the factor by which the learning rate falls from round to round.
+        projection: L, same unit as the update; None projects nothing. The method decides it.
+
+    Raises:
+        ConfigError: a value outside its range, or steps of several epochs.
+    """
+
+    own_noise: ClassVar[bool] = False  # whether steps carry noise, for which they claim themselves
+    one_gradient: ClassVar[bool] = (
+        False  # whether the update is a gradient, whose length nothing but the data bounds
+    )
+
+    learning_rate: Positive = 0.1
+    epochs: Count = 1
+    steps: Count | None = None
+    batch_size: Annotated[Count, Field(le=1_000_000_000)] | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: NonNegative = 0.0
+    decay: Fraction = 1.0
+    projection: Annotated[Positive | None, composed_field()] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.epochs != 1:
+            raise ConfigError(
+                f"local steps end the one pass over the records; epochs must be 1, not {self.epochs}"
+            )
+        for name in ("learning_rate", "weight_decay"):
+            if getattr(self, name) > _LARGEST:
+                raise ConfigError(
+                    f"{name} = {getattr(self, name):g}: training is in float32; at most {_LARGEST:g}"
+                )
+
+    def count(self, records: int) -> int:
+        """Return how many gradient steps a contribution of this many records takes."""
+        batches = -(-records // (self.batch_size or max(1, records)))
+        return self.epochs * batches if self.steps is None else min(self.steps, batches)
+
+    def at_round(self, number: int) -> LocalSgd:
+        """Return the training of round 1, 2, ...: the learning rate decayed, and no more decay to come."""
+        if self.decay == 1:
+            return self
+        rate = self.learning_rate * self.decay ** (number - 1)
+        return replace(self, learning_rate=rate, decay=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalGradient(Source):
+    """One gradient: Delta = -grad of the mean loss over all records of the contribution.
+
+    The same as one full-batch step of rate 1, so the trainers know only :class:`LocalSgd`.
+    """
+
+    own_noise: ClassVar[bool] = False
+    one_gradient: ClassVar[bool] = True
+
+    def at_round(self, number: int) -> LocalGradient:
+        """Return the step itself: its rate does not fall."""
+        return self
+
+    def as_sgd(self) -> LocalSgd:
+        """Return the full-batch step of rate 1 whose update is this one."""
+        return LocalSgd(learning_rate=1.0, epochs=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonSchedule:
+    """The batches of DP-SGD on some number of records: each joins each step with probability ``rate``."""
+
+    rate: float
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalDpSgd(Source):
+    """DP-SGD on the records of a silo: Q epochs' worth of Poisson batches, per-record clipping and noise.
+
+    With C the bound of the method and n the records of the silo, one step is (Abadi et al. 2016, Algorithm 1,
+    with Opacus's divisor, the expected batch size):
+
+        w <- w - learning_rate (sum over the batch of clip(grad_i, C) + N(0, noise_multiplier^2 C^2 I)) /
+        (rate n)
+
+    Args:
+        learning_rate: local rate eta_l > 0.
+        epochs: Q >= 1, passes over the silo in expectation.
+        batch_size: wanted batch size B; the rate is 1 / ceil(n / B) as in Opacus.
+        noise_multiplier: sigma >= 0, in units of C.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    own_noise: ClassVar[bool] = True
+    one_gradient: ClassVar[bool] = False
+
+    learning_rate: Positive
+    epochs: Count
+    batch_size: Count
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        LocalSgd(learning_rate=self.learning_rate, epochs=self.epochs, batch_size=self.batch_size)
+        if not (is_number(self.noise_multiplier) and 0 <= self.noise_multiplier < math.inf):
+            raise ConfigError(f"local noise_multiplier must be a number >= 0, not {self.noise_multiplier}")
+
+    def plan(self, records: int) -> PoissonSchedule:
+        """Return the sampling rate and the number of steps of one round for a silo with this many records.
+
+        A silo without records plans like a silo with one: its last record may go without its noise going too.
+        """
+        batches = -(-max(1, records) // self.batch_size)
+        return PoissonSchedule(rate=1 / batches, steps=self.epochs * batches)
+
+    @property
+    def content(self) -> Reveals:
+        """A silo's update, which has the noise of its steps where there is any."""
+        return Reveals.MESSAGE if self.noise_multiplier else Reveals.EXACT
+
+    def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
+        """Claim the noise of all steps, for the worst split of a user's records, against who sees the silos' models."""
+        if self.noise_multiplier == 0:
+            return (no_guarantee("DP-SGD runs without noise"),)
+        if sensitivity.records is None:
+            return (no_guarantee("the number of records in each silo is not known"),)
+        event, _ = self._worst(sensitivity)
+        return (Claim(covered_knowledge(Reveals.SUM, Reveals.EXACT, Reveals.MESSAGE, Reveals.OWN), event),)
+
+    def grid_loss(self, sensitivity: Sensitivity) -> float:
+        if self.noise_multiplier == 0 or sensitivity.records is None:
+            return 0.0
+        std, grid = self.noise_multiplier * sensitivity.norm, sensitivity.bound.grid
+        law = DiscreteGaussian(std=std, grid=grid_for(std, at_most=grid))
+        steps = sum(self.plan(records).steps for records in sensitivity.records)
+        return 2 * steps * law.log_ratio_to_gaussian
+
+    def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
+        """Return the rates and the steps of every silo, and the split that decides."""
+        if self.noise_multiplier == 0 or sensitivity.records is None:
+            return ()
+        plans = [self.plan(records) for records in sensitivity.records]
+        return (
+            f"DP-SGD in each silo with noise multiplier {show_at_least(self.noise_multiplier)}; in each round, silo by "
+            "silo: "
+            + "; ".join(
+                f"{plan.steps} steps at Poisson sampling rate {show_at_most(plan.rate)}" for plan in plans
+            ),
+            f"at most {sensitivity.group} records of a user are trained on, over all silos together; the "
+            "guarantee holds "
+            "however they are divided among the silos (the division nearest to the bound is "
+            f"{self._worst(sensitivity)[1]})",
+        )
+
+    def uncovered_facts(self, method: Any) -> tuple[str, ...]:
+        """Return that record counts decide the rates, which records of a user stay, and what is taken on trust."""
+        if self.noise_multiplier == 0:
+            return ()
+        return (
+            "the number of records that each silo trains on: it sets the silo's sampling rate and counts as public",
+            "which of a user's records are kept: this depends on how many records the user has in each silo; whoever "
+            "chooses them learns these numbers, and a silo learns something about them from which of its own records "
+            "are kept",
+            everyone_adds("silo", 0),
+        )
+
+    def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
+        """Return the figure of Theorem 2 of ULDP-FL, as its program computes it."""
+        if self.noise_multiplier == 0 or public.silo_records is None:
+            return ()
+        per_user, sigma, silos = (
+            method.contribution.per_user,
+            self.noise_multiplier,
+            self._rates(public.silo_records),
+        )
+
+        def theorem_2(rounds: int, delta: float) -> float:
+            whole_run = tuple((rate, steps * rounds) for rate, steps in silos)
+            return published_group_epsilon(
+                group_size=per_user, noise_multiplier=sigma, silos=whole_run, delta=delta
+            )
+
+        gap = "it uses Renyi orders that the lemma excludes, and rounds the group size down to a power of two"
+        return (
+            Published(name="Theorem 2 of ULDP-FL, as its program computes it", gap=gap, epsilon=theorem_2),
+        )
+
+    def _rates(self, records: tuple[int, ...]) -> tuple[tuple[float, int], ...]:
+        return tuple((plan.rate, plan.steps) for plan in map(self.plan, records))
+
+    def _worst(self, moves: Sensitivity) -> tuple[Event, tuple[int, ...]]:
+        assert moves.records is not None
+        return _worst_split(moves.group, self.noise_multiplier, self._rates(moves.records))
+
+
+@lru_cache(maxsize=32)
+def _worst_split(
+    group: int, noise_multiplier: float, silos: tuple[tuple[float, int], ...]
+) -> tuple[Event, tuple[int, ...]]:
+    return worst_split(group_size=group, noise_multiplier=noise_multiplier, silos=silos)
+
+
+LocalStep: TypeAlias = LocalSgd | LocalGradient
+
+
+def check_computed(local: Any) -> None:
+    """Return if trainers compute exactly these local steps: they read the fields and call no method of a subclass.
+
+    Raises:
+        CompositionError: a class that trainers do not know, derived from one of theirs or not.
+    """
+    if type(local) not in _COMPUTED:
+        known = ", ".join(kind.__name__ for kind in _COMPUTED)
+        raise CompositionError(
+            f"{type(local).__name__}, given as local: trainers compute {known} from their fields, and would ignore "
+            "what another class defines; take one of these"
+        )
+
+
+def as_sgd(local: LocalStep) -> LocalSgd:
+    """Return the SGD that computes this local step's update.
+
+    Raises:
+        CompositionError: steps of a class that trainers do not know.
+    """
+    check_computed(local)
+    return local.as_sgd() if isinstance(local, LocalGradient) else local
+
+
+_COMPUTED: Final = (LocalSgd, LocalGradient, LocalDpSgd)

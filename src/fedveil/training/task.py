@@ -1,0 +1,161 @@
+"""What is learned: a model, its loss and its metrics, and the model as one vector.
+
+Methods, noise and protocols know a model only as a float32 vector w of d trainable parameters, in the order of
+``model.named_parameters()``. This file is the one place that goes from the vector to named tensors and back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedveil.errors import ModelError
+from fedveil.training.copying import copy_module, unwrap
+from fedveil.training.dropout import with_seeded_dropout
+from fedveil.training.losses import Loss, Metric
+from fedveil.training.validation import validate_layers
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where each trainable parameter lies in the vector: names, shapes, offsets, in the model's order."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    offsets: tuple[int, ...]
+    dimension: int
+
+    @classmethod
+    def from_model(cls, model: nn.Module) -> Layout:
+        """Read the layout of a model's trainable parameters."""
+        trainable = [(name, p.shape) for name, p in model.named_parameters() if p.requires_grad]
+        ends, end = [], 0
+        for _, shape in trainable:
+            ends.append(end)
+            end += math.prod(shape)
+        return cls(
+            names=tuple(name for name, _ in trainable),
+            shapes=tuple(shape for _, shape in trainable),
+            offsets=tuple(ends),
+            dimension=end,
+        )
+
+    def unflatten(self, vectors: Float[Tensor, "*batch d"]) -> dict[str, Tensor]:
+        """Return the named parameters as views of the vectors, each (*batch, *shape); nothing is copied.
+
+        Writing to a view writes to the vectors.
+        """
+        return {
+            name: vectors[..., offset : offset + math.prod(shape)].view((*vectors.shape[:-1], *shape))
+            for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True)
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """A model with its loss and its metrics.
+
+    Args:
+        model: any module whose output for a record depends on that record alone. It is copied; dropout layers
+            of the copy draw their masks from a seed per contribution (see :mod:`fedveil.training.dropout`).
+        loss: ``loss(outputs, targets, mask)``, the mean over the records whose mask is 1.
+        metrics: by the name a report gives them, ``metric(outputs, targets, weights)``.
+        precision: in which layers compute while they are trained; see :meth:`outputs`.
+
+    Attributes:
+        kept: what trainers keep with the task from round to round, under names of their own: how to compute it, never a
+            number of anybody's records.
+
+    Frozen parameters (``requires_grad=False``) and buffers are constants: they are no part of the vector.
+
+    Raises:
+        ModelError: a layer that mixes records (with the replacement), a parameter that is not float32,
+            nothing to train, a model that cannot be copied.
+    """
+
+    model: nn.Module
+    loss: Loss
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    precision: Precision = "float32"
+    layout: Layout = field(init=False)
+    kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        model = unwrap(self.model)
+        validate_layers(model)
+        for name, parameter in model.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise ModelError(
+                    f"parameter {name} is {parameter.dtype}; models are trained in torch.float32"
+                )
+        if [*map(id, model.parameters())] != [id(one) for _, one in model.named_parameters()]:
+            raise ModelError(
+                "the model's parameters() are others than its named_parameters(), which are trained: define neither; "
+                "requires_grad_(False) freezes a parameter"
+            )
+        layout = Layout.from_model(model)
+        if layout.dimension == 0:
+            raise ModelError("the model has no trainable parameter")
+        object.__setattr__(self, "model", with_seeded_dropout(copy_module(model)).train())
+        object.__setattr__(self, "layout", layout)
+
+    @property
+    def dimension(self) -> int:
+        """d, the number of trainable parameters."""
+        return self.layout.dimension
+
+    def initial(self) -> Float32[Tensor, " d"]:
+        """Return the model's own parameters as one vector (a copy, on the model's device)."""
+        trainable = [p.detach().reshape(-1) for p in self.model.parameters() if p.requires_grad]
+        return torch.cat(trainable)
+
+    def constants(self, device: torch.device) -> dict[str, Tensor]:
+        """Return what the vector does not hold, buffers and frozen parameters by name, on a device."""
+        frozen = {name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad}
+        return {name: value.to(device) for name, value in (frozen | dict(self.model.named_buffers())).items()}
+
+    def state(self, vector: Float32[Tensor, " d"]) -> dict[str, Tensor]:
+        """Return the named tensors to save as a model file, under the names of the caller's own module."""
+        return {name: value.detach().clone() for name, value in self.layout.unflatten(vector).items()}
+
+    def outputs(
+        self, state: Mapping[str, Tensor], features: Float[Tensor, "n *shape"]
+    ) -> Float32[Tensor, "n *outputs"]:
+        """Return the outputs of the model with these named tensors for n records, as it is trained.
+
+        Under bfloat16 PyTorch's autocast chooses which layers compute in 8 significant bits. Parameters, outputs, the
+        loss and so every update stay float32: an update is bounded as it is, however it was computed.
+        """
+        low = self.precision != "float32"
+        with torch.autocast(features.device.type, torch.bfloat16, enabled=low, cache_enabled=False):
+            outputs: Tensor = functional_call(self.model, dict(state), (features,))
+        return outputs.float() if low else outputs
+
+    @torch.no_grad()
+    def predict(
+        self,
+        vector: Float32[Tensor, " d"],
+        features: Float32[Tensor, " n *shape"],
+        batch_size: int = 1024,
+    ) -> Float32[Tensor, " n *outputs"]:
+        """Return the outputs of the model w for n records, in evaluation mode (no dropout) and float32, in batches."""
+        constants = self.constants(vector.device)
+        parameters = self.layout.unflatten(vector)
+        self.model.eval()
+        try:
+            outputs = [
+                functional_call(self.model, (parameters, constants), (batch.to(vector.device),))
+                for batch in torch.split(features, batch_size)
+            ]
+        finally:
+            self.model.train()
+        return torch.cat(outputs)

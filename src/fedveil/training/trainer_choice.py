@@ -1,0 +1,223 @@
+"""Which trainer a model gets: the fastest that can train it, by public facts alone.
+
+The choice looks at the declared model, loss, local steps, bound and number of users, at the shape of a record, and at
+what this machine's kernels do with made-up records: never at how many records, contributions or users with records
+there are. A choice that did would change everybody's training when one user joins or leaves.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from torch import nn
+
+from fedveil.errors import ConfigError, ModelError
+from fedveil.privacy.bounds import Bound
+from fedveil.training.batch_independence import is_gradient_batch_independent, is_training_batch_independent
+from fedveil.training.dpsgd import RECORD_MEMORY, record_slots
+from fedveil.training.gram.layout import linear_layer
+from fedveil.training.gram.products import MOST_WEIGHT
+from fedveil.training.gram.steps import supports_gram
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.products import HOW_TO_ASK, rounds_by_place
+from fedveil.training.steps import LocalStep, as_sgd, check_computed
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, PartitionedTrainer
+from fedveil.training.validate_gradient import batches_like_loop, try_compiled, validate_gradient
+from fedveil.training.vectorized import VmapTrainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions:
+    """How the local training is executed.
+
+    Args:
+        name: which trainer; all give the same sums.
+        memory: bytes that a chunk may take; None takes what is fastest.
+        compile: compile the gradients of the vmap trainer.
+    """
+
+    name: str = "auto"
+    memory: int | None = None
+    compile: bool = False
+
+
+def choose_trainer(
+    task: Task,
+    local: LocalStep,
+    options: TrainerOptions | None = None,
+    *,
+    cohort: Cohort | None = None,
+    bound: Bound | None = None,
+    users: int | None = None,
+) -> PartitionedTrainer:
+    """Return the trainer that is asked for; ``auto`` is span for linear models, else vmap, else the loop.
+
+    Args:
+        task: model and loss.
+        local: what each contribution computes.
+        options: which trainer, and how it computes; None: ``auto``.
+        cohort: lets the model be tried on made-up records of the cohort's shape, which finds every model that vmap
+            cannot batch and kernels that round one contribution by others; without it only the recurrent layers of
+            PyTorch are known to be such.
+        bound: keeps ``auto`` from span where it is l1; where it bounds, vmap and span must leave contributions alone.
+        users: |U|, which bounds the weights of a silo: span's rounding is proved for up to 838,860 of them.
+
+    Raises:
+        ConfigError: a name that does not exist, or local steps of a class that trainers do not know.
+        ModelError: a model whose gradients cannot be bounded
+        (:func:`fedveil.training.validate_gradient.loop_gradient`);
+            ``gram`` for a model that is not linear, for projected steps with momentum, under an l1 bound, in
+            bfloat16, or for more users than its bound is proved for; ``vmap`` for a model that it cannot batch; either
+            under a bound on a machine whose kernels let a contribution depend on those beside it; gradients that
+            PyTorch cannot compile.
+    """
+    check_computed(local)
+    options = TrainerOptions() if options is None else options
+    name = options.name
+    bounds = bound is not None and bound.bounded
+    too_many = bounds and users is not None and users > MOST_WEIGHT
+    if cohort is not None:
+        validate_gradient(task, cohort)
+    if name == "auto":
+        trainer = _fastest(task, local, options, cohort, bound, span=not too_many)
+        return trainer if cohort is None else _compiled(trainer, cohort)
+    if name not in _TRAINERS:
+        raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or span")
+    if name == "gram" and too_many:
+        raise ModelError(
+            f"trainer.name = 'gram': its bound is proved for up to {MOST_WEIGHT} users, and {users} are declared; "
+            "use 'vmap' or 'loop' (or 'auto')"
+        )
+    if name == "gram" and bound is not None and bound.order != 2:
+        raise ModelError(
+            "trainer.name = 'gram' knows l2 norms alone, and the bound is l1; use 'vmap' (or 'auto')"
+        )
+    if name == "gram" and task.precision != "float32":
+        raise ModelError(
+            f"trainer.precision = '{task.precision}': span computes in float32; use 'vmap' or 'loop' (or 'auto')"
+        )
+    if name == "vmap" and cohort is not None and not batches_like_loop(task, cohort):
+        raise ModelError(
+            "trainer.name = 'vmap': vmap cannot batch this model, or gives it other gradients than the loop; use "
+            "'loop' (or 'auto')"
+        )
+    trainer = _made(name, task, local, options)
+    if cohort is None:
+        return trainer
+    if bounds and not _leaves_alone(trainer, cohort):
+        reason = f"; {HOW_TO_ASK}" if rounds_by_place() else ""
+        raise ModelError(_NOT_ALONE.format(name) + reason)
+    return _compiled(trainer, cohort)
+
+
+def is_batch_independent(name: str) -> bool:
+    """Return whether the trainer with this name says that it computes each contribution by itself.
+
+    No other name does: ``auto`` may choose any trainer, and one that says nothing of it counts as one that batches.
+    """
+    return name in _TRAINERS and not _TRAINERS[name].side_by_side
+
+
+def can_vectorise_records(task: Task, cohort: Cohort, memory: int = RECORD_MEMORY) -> bool:
+    """Return whether gradients of single records may be computed side by side; else DP-SGD computes one at a time.
+
+    Args:
+        task: model and loss.
+        cohort: tells the shape of a record.
+        memory: bytes that the gradients of a chunk may take.
+
+    Raises:
+        ModelError: vmap cannot batch the model, so that there are no gradients of single records.
+    """
+    validate_gradient(task, cohort)
+    if not batches_like_loop(task, cohort):
+        raise ModelError(
+            "DP-SGD clips gradients of single records, which vmap cannot compute for this model, or computes otherwise "
+            "than the loop; use a method that bounds contributions (uldp-avg, uldp-sgd)"
+        )
+    slots = record_slots(task, cohort, memory)
+    return _placed_anywhere(cohort) and (
+        slots == 1 or is_gradient_batch_independent(task, cohort, {1: slots})
+    )
+
+
+_TRAINERS: Final[Mapping[str, type[PartitionedTrainer]]] = MappingProxyType(
+    {trainer.name: trainer for trainer in (GramTrainer, VmapTrainer, LoopTrainer)}
+)
+_NOT_ALONE: Final = (
+    "trainer.name = {!r}: on this machine the update of one contribution depends on those computed beside it, so "
+    "bounding each bounds nothing; use 'loop' (or 'auto')"
+)
+_WIDEST: Final = 256  # records a step that are tried with span at most
+_EPOCHS: Final = 2  # that are tried
+
+
+def _made(name: str, task: Task, local: LocalStep, options: TrainerOptions) -> PartitionedTrainer:
+    return _TRAINERS[name](task=task, local=local).configured(memory=options.memory, compile=options.compile)
+
+
+def _fastest(
+    task: Task,
+    local: LocalStep,
+    options: TrainerOptions,
+    cohort: Cohort | None,
+    bound: Bound | None,
+    *,
+    span: bool,
+) -> PartitionedTrainer:
+    if (
+        span
+        and linear_layer(task.model) is not None
+        and task.precision == "float32"
+        and supports_gram(as_sgd(local))
+        and (bound is None or bound.order == 2)
+    ):
+        trainer = _made("gram", task, local, options)
+        if cohort is None or (
+            (task.loss.in_closed_form or batches_like_loop(task, cohort)) and _leaves_alone(trainer, cohort)
+        ):
+            return trainer
+    loop = _made("loop", task, local, options)
+    if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
+        return loop
+    trainer = _made("vmap", task, local, options)
+    if cohort is None or (batches_like_loop(task, cohort) and _leaves_alone(trainer, cohort)):
+        return trainer
+    return loop
+
+
+def _leaves_alone(trainer: PartitionedTrainer, cohort: Cohort) -> bool:
+    """Return whether a trainer's updates do not depend on the contributions beside them, as far as is tried."""
+    if not trainer.side_by_side:
+        return True
+    if not _placed_anywhere(cohort):
+        return False
+    if isinstance(trainer, VmapTrainer):
+        return is_gradient_batch_independent(trainer.task, cohort, trainer.batch_shapes(cohort))
+    sgd = as_sgd(trainer.local)
+    batch_size = sgd.batch_size if sgd.batch_size is not None and sgd.batch_size <= _WIDEST else None
+    few_epochs = replace(trainer, local=replace(sgd, epochs=min(sgd.epochs, _EPOCHS)))
+    return is_training_batch_independent(few_epochs, trainer.task.initial(), cohort, batch_size)
+
+
+def _placed_anywhere(cohort: Cohort) -> bool:
+    """Return whether products may be computed in batches: not where their library rounds by where an array lies."""
+    if cohort.device.type == "cpu" and rounds_by_place():
+        warnings.warn(
+            f"{HOW_TO_ASK}. Until then contributions are trained one by one, which is slower", stacklevel=2
+        )
+        return False
+    return True
+
+
+def _compiled(trainer: PartitionedTrainer, cohort: Cohort) -> PartitionedTrainer:
+    """Return a trainer whose gradients were compiled once, if it compiles any: a compiler may be missing."""
+    if isinstance(trainer, VmapTrainer) and trainer.compile:
+        try_compiled(trainer, cohort)
+    return trainer

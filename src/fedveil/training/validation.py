@@ -1,0 +1,257 @@
+"""Models that cannot be trained per contribution are refused, with the reason and the replacement.
+
+The privacy unit is a contribution, and inside it the loss is a mean over records: a layer whose output for
+one record depends on the other records of the batch, or that carries state from batch to batch outside the
+parameters, leaks past the bound or makes the result depend on how records are batched.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DistributedDataParallel
+
+from fedveil.errors import ModelError
+from fedveil.registry import is_own
+from fedveil.stage import ignored, redefined
+from fedveil.training.copying import copy_module, is_compiled
+from fedveil.training.dropout import with_seeded_dropout
+from fedveil.training.losses import Loss, TaskKind
+from fedveil.training.state_leak_check import WHY, fingerprint, first_difference, snapshot
+
+_REPLACEABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+def validate_layers(model: nn.Module) -> None:
+    """Refuse layers known not to treat records one by one.
+
+    Raises:
+        ModelError: names the layer, says why it cannot be trained and what to put in its place.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name} is on the meta device, where tensors have no numbers: build the model on the processor, or "
+                "call to_empty(device='cpu') and initialise it"
+            )
+    for name, module in model.named_modules():
+        reason = _refusal(module)
+        if reason is not None:
+            raise ModelError(f"layer {name or '(the model)'} is {type(module).__name__}: {reason}")
+
+
+def _refusal(module: nn.Module) -> str | None:
+    if is_compiled(module):
+        return "it is compiled, and gradients of contributions are taken of what was compiled; hand over its _orig_mod"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript cannot be differentiated per contribution; hand over the Python module it was made from"
+    if isinstance(module, nn.DataParallel | DistributedDataParallel):
+        return "it spreads the records of a batch over devices; hand over its module"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return _embedding_refusal(module)
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        return "its shape is not known before the first batch; give the number of input features, or run the model once"
+    if isinstance(module, _InstanceNorm):
+        if not module.track_running_stats:
+            return None
+        return "it carries running statistics of private records outside the update; set track_running_stats=False"
+    if isinstance(module, _BatchNorm):
+        groups = next(g for g in (32, 16, 8, 4, 2, 1) if module.num_features % g == 0)
+        return (
+            "it normalises each record by the others of its batch and keeps running statistics outside the update; use "
+            f"torch.nn.GroupNorm({groups}, {module.num_features}), which normalises each record by itself"
+        )
+    if isinstance(module, _DropoutNd) and not isinstance(module, _REPLACEABLE):
+        return "its random mask cannot be drawn per contribution; use torch.nn.Dropout"
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0:
+        return (
+            "the dropout inside it cannot be drawn per contribution; "
+            "set dropout=0 and put torch.nn.Dropout between layers"
+        )
+    return None
+
+
+def _embedding_refusal(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
+    if module.sparse:
+        return "its gradient is sparse, and a bound is computed of dense ones; set sparse=False"
+    if module.scale_grad_by_freq:
+        return (
+            "it divides a record's gradient by how often other records of its batch have the same index; set "
+            "scale_grad_by_freq=False"
+        )
+    return None
+
+
+@torch.no_grad()
+def validate_behaviour(model: nn.Module, features: Tensor) -> None:
+    """Run a model on made-up records and refuse it if it does not treat each of them by itself.
+
+    Finds what no list of layers can: a forward pass that mixes records, draws from torch's global random
+    stream or writes to anything that the next pass reads.
+
+    Args:
+        model: the model; a copy of it is run, in training mode.
+        features: at least three float32 records, all different, none of them private.
+
+    Raises:
+        ModelError: says which of the three it does, or that it fails on features of this shape.
+    """
+    assert len(features) >= 3
+    probe = with_seeded_dropout(copy_module(model)).train()
+    before = fingerprint(probe)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            first, again = probe(features), probe(features)
+            others = probe(torch.cat([features[:1], 1 - 2 * features[1:]]))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            shape = tuple(features.shape[1:])
+            raise ModelError(f"the model fails on records of shape {shape}: {error}") from error
+    if not isinstance(first, Tensor) or first.shape[:1] != features.shape[:1]:
+        raise ModelError("the model must return one tensor whose first axis is the records")
+    changed = first_difference(before, probe)
+    if changed is not None:
+        raise ModelError(
+            f"the model writes to its {changed} while it trains: {WHY}; use a layer without running statistics, such "
+            "as torch.nn.GroupNorm, and neither count nor remember passes"
+        )
+    if not first.isfinite().all():
+        raise ModelError(
+            "the model gives outputs that are not finite for made-up records of ordinary size: look at its initial "
+            "parameters, and at logarithms and divisions"
+        )
+    if not torch.equal(first, again):
+        raise ModelError(
+            "two passes over the same records differ: the model draws random numbers itself; use "
+            "torch.nn.Dropout layers, whose masks are drawn per contribution"
+        )
+    if not torch.allclose(first[0], others[0], rtol=1e-4, atol=1e-5):
+        raise ModelError(
+            "the output for one record changes with the other records of its batch; normalise each record by "
+            "itself (torch.nn.GroupNorm or torch.nn.LayerNorm)"
+        )
+
+
+# --- validate loss -------------------------------------------------------------------------------------------------
+# Whether a loss is what the bound on a contribution needs: a function of one batch, and of nothing before it.
+#
+# A bound on each contribution bounds what a user moves only if no other contribution reads the records. A loss that
+# keeps a state carries records from one contribution to the next; one whose terms depend on other rows makes a record's
+# gradient depend on whatever lies beside it, padding included. Made-up records alone are looked at.
+
+_ROWS = 40  # more than the fewest that losses of hard examples keep
+_FIXED = ("__call__", "in_closed_form", "by_row")
+_WORDS = ("name", "tasks", "check_targets", "check_task")
+_CALLS = 4  # in between, with larger outputs each: what a running mean of losses would follow
+
+
+def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) -> None:
+    """Try a loss on made-up outputs and targets, and refuse it if its terms are not those of a batch by itself.
+
+    Args:
+        loss: whatever its origin.
+        task: what the targets mean.
+        outputs: k, how many numbers the model gives a record.
+        like: targets of the right dtype and shape, no value of which is looked at.
+
+    Raises:
+        ModelError: it fails, gives no finite term per record, keeps a state, draws random numbers, lets a record's term
+            depend on other rows although it is called separable, lets padding rows count, or brings slopes of its own.
+    """
+    if not is_own(type(loss)) and type(loss).slopes is not Loss.slopes:
+        raise ModelError(
+            f"loss {loss.name} brings slopes of its own, or derives from a loss that has some: they are asked for many "
+            "contributions at once, and nobody has tried them; derive from fedveil's Loss, and give `records` alone"
+        )
+    unused = redefined(loss, *_FIXED)
+    if unused:
+        raise ModelError(
+            f"loss {loss.name} defines {', '.join(unused)}: trainers take the mean over a batch themselves and decide "
+            "how they compute it; give `records` alone"
+        )
+    if reason := ignored(loss, ("records", "check_targets"), _WORDS):
+        raise ModelError(f"loss {loss.name} {reason}: trainers use `records`; define that")
+    generator = torch.Generator().manual_seed(0)
+    made_up = torch.randn(_ROWS, outputs, generator=generator)
+    targets = _targets(task, outputs, like)
+    present = torch.ones(_ROWS)
+    with torch.random.fork_rng(devices=[]):
+        with suppress(Exception):  # what is made at a first call, of made-up rows, and then stays is no state
+            loss.records(made_up.clone(), targets.clone(), present.clone())
+        terms = _terms(loss, made_up, targets, present)
+        for call in range(_CALLS):
+            _terms(loss, made_up * 3.0 ** (call + 1), targets.roll(1, 0), present)
+        again = _terms(loss, made_up, targets, present)
+        if not torch.equal(terms, again):
+            raise ModelError(
+                f"loss {loss.name} gives other terms when it is called again: it keeps a state, or draws random "
+                f"numbers; {WHY}: compute each batch by itself"
+            )
+        if loss.separable:
+            beside = torch.cat([made_up, 2 - 3 * made_up])
+            crowd = _terms(loss, beside, torch.cat([targets, targets.flip(0)]), torch.ones(2 * _ROWS))
+            alone = [
+                _terms(loss, made_up[row : row + 1], targets[row : row + 1], present[:1])
+                for row in range(_ROWS)
+            ]
+            if not all(
+                torch.allclose(terms, one, rtol=1e-4, atol=1e-5) for one in (crowd[:_ROWS], torch.cat(alone))
+            ):
+                raise ModelError(
+                    f"loss {loss.name}: the term of a record changes with the other records of its batch, or with "
+                    "their number (a mean, a weight or a rank over the batch): compute each term from its own row; "
+                    "weights of classes are declared: model.class_weights"
+                )
+        else:
+            absent = torch.cat([present[:-2], torch.zeros(2)])
+            padded = torch.cat([made_up[:-2], 1 - made_up[-2:]])
+            kept = [_terms(loss, some, targets, absent)[:-2] for some in (made_up, padded)] + [
+                _terms(loss, made_up[:-2], targets[:-2], present[:-2])
+            ]
+            if not all(torch.allclose(kept[0], one, rtol=1e-4, atol=1e-5) for one in kept[1:]):
+                raise ModelError(
+                    f"loss {loss.name}: terms change with rows whose mask is 0; such rows pad a batch, as many of them "
+                    "as others need: leave them out of everything"
+                )
+
+
+def _terms(
+    loss: Loss, outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n *target"], mask: Float[Tensor, " n"]
+) -> Float[Tensor, " n"]:
+    """Return the terms; a loss that holds something else afterwards is refused."""
+    before = snapshot(loss)
+    try:
+        terms = loss.records(outputs.clone(), targets.clone(), mask.clone())
+    except ModelError as error:
+        raise ModelError(
+            f"{error}; return one term a record: no mean over them (reduction='none'), and no second axis"
+        ) from None
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"loss {loss.name} fails on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    if terms.shape != mask.shape:
+        raise ModelError(f"loss {loss.name} must give one term a record, not {tuple(terms.shape)}")
+    if snapshot(loss) != before:
+        raise ModelError(
+            f"loss {loss.name} writes to what it holds (a buffer, an attribute, a variable that it closes over): "
+            f"{WHY}; compute each batch by itself"
+        )
+    return terms.detach()
+
+
+def _targets(task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) -> Shaped[Tensor, "r *target"]:
+    """Return made-up targets: every class in turn, events and none, different numbers."""
+    shape = (_ROWS, *like.shape[1:])
+    row = torch.arange(_ROWS)
+    if task == "survival":
+        return torch.stack([(row % 2 == 0).to(like.dtype), (row + 1).to(like.dtype)], -1)
+    values = row % max(outputs, 2) if task == "classification" else row / _ROWS
+    return values.to(like.dtype).reshape(_ROWS, *(1 for _ in shape[1:])).expand(shape)

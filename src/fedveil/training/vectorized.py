@@ -1,0 +1,368 @@
+"""The fast trainer: thousands of contributions at once, by ``torch.func.vmap`` over stacked parameters.
+
+Contributions of one width (records a step) are sorted by size and cut into chunks. In a chunk, b models are the rows of
+one (b, d) matrix; a step computes all b gradients in one batched call and updates the rows in place. Three observations
+make it fast and small:
+
+* the first step of every contribution starts from the same model, so its parameters are not batched;
+* with sizes descending, those that still have batches left are a prefix of the rows;
+* finished rows are bounded and added to their silo's sum at once, so memory is O(chunk · d) whatever the
+  number of contributions.
+
+Padding within a batch carries mask 0 and repeats a record of the same contribution: no contribution ever
+reads another's records. Nor does who is there round anybody's update: a width follows from a contribution's own number
+of records, and slots come in multiples that kernels do not tell apart (:mod:`fedveil.training.shapes`). Rows that
+fill a multiple up repeat a contribution of the chunk, and their results are dropped.
+docs/theory/vectorised-training.md and docs/theory/alone-in-a-batch.md have the arguments.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import ClassVar, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from fedveil.training.counters import batch_order, step_seeds
+from fedveil.training.dropout import seed_names
+from fedveil.training.kernel_replay import GradientFunction, ReplayedGradient, Tensors
+from fedveil.training.loop import BatchGradient, single_update
+from fedveil.training.memory import LARGEST_BATCH, floats_per_record, records_at_once
+from fedveil.training.projection import project_
+from fedveil.training.shapes import padded_sizes, round_up_slots, single_threaded, slot_multiple
+from fedveil.training.silo_sums import SiloSums
+from fedveil.training.state_leak_check import check_unchanged
+from fedveil.training.steps import LocalSgd, as_sgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import (
+    Cohort,
+    PartitionedTrainer,
+    Progress,
+    ProgressMonitor,
+    Sums,
+    TrainJob,
+    steps_per_member,
+)
+
+_CPU_MEMORY = 48 << 20
+_CUDA_MEMORY = 2 << 30
+
+_COMPILED_SHAPES: Final = 256
+
+_CROSSING: Final = (
+    32  # records a step at which convolutions of one contribution overtake batched ones, on a CPU
+)
+_LARGE: Final = 512  # records a step from which batching saves nothing
+_FIXED_SLOTS: Final = 64  # where kernels are generated, or chosen, for a number of slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class VmapTrainer(PartitionedTrainer):
+    """Trains contributions in chunks; implements :class:`~fedveil.training.trainer.Trainer`.
+
+    Args:
+        task: model and loss; the model must be one that vmap can batch.
+        local: what each contribution computes.
+        memory: bytes that a chunk may take, beyond the model and the sums; None takes 48 MiB on a CPU, where
+            larger chunks leave its caches and are slower, and 2 GiB on a CUDA device. A batch that is trained by itself
+            takes as much where this is given.
+        compile: compile the batched gradient with ``torch.compile`` (needs a C++ compiler). It takes tens of
+            seconds for every new set of sizes, pays for long runs of networks of affine layers only, and changes
+            results by float32 rounding.
+    """
+
+    name: ClassVar[str] = "vmap"
+
+    memory: int | None = None
+    compile: bool = False
+
+    @property
+    def has_generated_kernels(self) -> bool:
+        return self.compile
+
+    def configured(self, *, memory: int | None = None, compile: bool = False) -> VmapTrainer:
+        return replace(self, memory=memory, compile=compile)
+
+    def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
+        job = job.on_device()
+        cohort, weights = job.cohort, job.weights
+        silos = cohort.silos(job.members)
+        steps = steps_per_member(self.local, cohort, job.members)
+        sums = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
+        norms = torch.zeros(len(silos), dtype=torch.float64, device=cohort.device)
+        to_do = int(steps.sum())
+        watch = ProgressMonitor(progress, to_do)
+        with check_unchanged(self.task):
+            for chunk, deltas in self._updates(job, watch):
+                norms[chunk] = sums.add_(deltas, weights[chunk], silos[chunk])
+                watch.add_steps(int(steps[chunk].sum()))
+        return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
+
+    def _updates(
+        self, job: TrainJob, watch: ProgressMonitor
+    ) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
+        """Yield positions in the members and the updates of these contributions."""
+        start, cohort, members, seeds = job.start, job.cohort, job.members, job.seeds
+        at_once = records_at_once(self.task, cohort, self.memory or LARGEST_BATCH)
+        sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device, at_once, watch.check)
+        batched = BatchedGradients.for_task(self.task, cohort.device, compile=self.compile)
+        for chunk in self._chunks(cohort, members):
+            if chunk.slots == 1:
+                for position in torch.split(chunk.positions, 1):
+                    member = int(members[position])
+                    yield position, single_update(sgd, alone, start, cohort, member, seeds[position])[None]
+                continue
+            filled = torch.cat(
+                [chunk.positions, chunk.positions[-1:].expand(chunk.slots - len(chunk.positions))]
+            )
+            batches = Batches(sgd, cohort, members[filled], seeds[filled], chunk.width, watch.check)
+            with single_threaded(), without_fallback_warnings():
+                deltas = train(sgd, batched, start, batches)
+            yield chunk.positions, deltas[: len(chunk.positions)]
+
+    def _chunks(self, cohort: Cohort, members: Int64[Tensor, " m"]) -> Iterator[Chunk]:
+        """Yield contributions of one width, largest first, as many at a time as memory takes.
+
+        Those of one step have chunks of their own: their updates are computed as such, not as the difference of two
+        models, which would round them by whether anybody beside them takes a second step.
+        """
+        sizes = cohort.sizes(members)
+        sgd = as_sgd(self.local)
+        once = steps_per_member(self.local, cohort, members) == 1
+        per_record = floats_per_record(self.task, cohort)
+        widths = torch.from_numpy(self._widths(sizes.numpy(), sgd, per_record))
+        for width, single in product(np.unique(widths.numpy())[::-1].tolist(), (False, True)):
+            of_width = ((widths == width) & (once == single)).nonzero().flatten()
+            if width == 0 or not len(of_width):
+                continue
+            of_width = of_width[sizes[of_width].argsort(descending=True, stable=True)]
+            most = self._most_slots(width, cohort, per_record)
+            if most == 1:
+                yield Chunk(width=width, slots=1, positions=of_width)
+                continue
+            for positions in torch.split(of_width, most):
+                slots = most if self._has_fixed_slots(cohort) else round_up_slots(len(positions), width)
+                yield Chunk(width=width, slots=slots, positions=positions)
+
+    def batch_shapes(self, cohort: Cohort) -> dict[int, int]:
+        """Return the shapes in which several contributions are computed at once, whatever records there are.
+
+        Args:
+            cohort: tells the shape of a record and the device.
+
+        Returns:
+            For every width (records a step of one contribution, padding included) the largest number of slots of a
+            batch. The other numbers of slots of this width are the smaller multiples of its :func:`slot_multiple`.
+            Widths of contributions that are always computed alone are left out.
+        """
+        per_record = floats_per_record(self.task, cohort)
+        # Contributions of more records have these widths too, or are computed alone.
+        sizes = np.arange(1, self._alone_from + 1)
+        widths = np.unique(self._widths(sizes, as_sgd(self.local), per_record)).tolist()
+        most = {width: self._most_slots(width, cohort, per_record) for width in widths}
+        return {width: slots for width, slots in most.items() if slots > 1}
+
+    def _most_slots(self, width: int, cohort: Cohort, per_record: int) -> int:
+        """Return how many contributions of a width are computed at once at most; 1: each by itself."""
+        copies = (
+            4 if as_sgd(self.local).momentum == 0 else 5
+        )  # parameters, gradients, a temporary of each; velocity
+        memory = self.memory or (_CUDA_MEMORY if cohort.device.type == "cuda" else _CPU_MEMORY)
+        fitting = memory // (4 * (copies * self.task.dimension + width * per_record))
+        if width >= self._alone_from or fitting < slot_multiple(width):
+            return 1
+        if self._has_fixed_slots(cohort):
+            return round_up_slots(_FIXED_SLOTS, width)
+        return fitting // slot_multiple(width) * slot_multiple(width)
+
+    def _has_fixed_slots(self, cohort: Cohort) -> bool:
+        return self.compile or cohort.device.type == "cuda"
+
+    @property
+    def _alone_from(self) -> int:
+        """The width from which contributions are trained one by one.
+
+        Batched convolutions run as grouped ones, whose kernels are slower record for record; what batching saves is
+        the cost of a step, which many records share.
+        """
+        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        return _CROSSING if any(isinstance(module, kinds) for module in self.task.model.modules()) else _LARGE
+
+    def _widths(
+        self, sizes: Int64[np.ndarray, " m"], sgd: LocalSgd, per_record: int
+    ) -> Int64[np.ndarray, " m"]:
+        """Return the records a step of each contribution, padding included: of its own number of records alone.
+
+        Slots and steps are dear where a model has many parameters, and records where it has many activations.
+        """
+        finest, an_octave = (4, 1) if self.task.dimension > 2 * per_record else (2, 4)
+        widths = padded_sizes(np.maximum(sizes, 1), finest, an_octave)
+        if sgd.batch_size is not None:
+            widths = np.minimum(widths, sgd.batch_size)
+        return np.where(sizes > 0, widths, 0)
+
+
+@contextmanager
+def without_fallback_warnings() -> Iterator[None]:
+    """Hide PyTorch's request to report operations that vmap computes slot by slot: they are slow, and no error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="There is a performance drop because we have not yet implemented"
+        )
+        yield
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chunk:
+    """Contributions that are trained side by side.
+
+    Args:
+        width: records a step of each, padding included.
+        slots: how many are computed, repeated ones included; 1: each by itself.
+        positions: (b,) which they are, largest first.
+    """
+
+    width: int
+    slots: int
+    positions: Int64[Tensor, " b"]
+
+
+class BatchedGradients:
+    """The gradients of b mean losses: all at the same parameters, or each at its own.
+
+    Attributes:
+        at_one: at the same parameters; results have a row for every contribution.
+        at_each: at parameters that have a row for every contribution.
+    """
+
+    @classmethod
+    def for_task(cls, task: Task, device: torch.device, *, compile: bool = False) -> BatchedGradients:
+        """Return those of a task, the same in every round: with what was compiled, or written down, for them."""
+        name = (cls, device, compile)
+        if name not in task.kept:
+            task.kept[name] = cls(task, device, compile)
+        found: BatchedGradients = task.kept[name]
+        return found
+
+    def __init__(self, task: Task, device: torch.device, compile: bool) -> None:
+        constants = task.constants(device)
+        seeds = seed_names(task.model)
+
+        def loss(
+            parameters: Tensors, features: Tensor, targets: Tensor, mask: Tensor, seed: Tensor
+        ) -> Tensor:
+            state = parameters | constants | dict.fromkeys(seeds, seed)
+            return task.loss(task.outputs(state, features), targets, mask)
+
+        self.layout = task.layout
+        at_one: GradientFunction = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))
+        at_each: GradientFunction = vmap(grad(loss), in_dims=(0, 0, 0, 0, 0))
+        if compile:
+            # One graph per shape of a chunk: contributions are sorted by size, so there are many shapes.
+            limit = torch._dynamo.config.recompile_limit
+            torch._dynamo.config.recompile_limit = max(limit, _COMPILED_SHAPES)
+            self.at_one: GradientFunction = torch.compile(at_one, dynamic=False)
+            self.at_each: GradientFunction = torch.compile(at_each, dynamic=False)
+        elif task.precision != "float32":
+            self.at_one, self.at_each = at_one, at_each
+        else:
+            self.at_one, self.at_each = (ReplayedGradient(at, constants.values()) for at in (at_one, at_each))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """One step's batches: of the contributions that take part in it, the first ones of a chunk, and of a few more.
+
+    Those beyond ``active`` have no record in the step, and keep their models.
+    """
+
+    active: int
+    features: Float32[Tensor, "rows batch *shape"]
+    targets: Tensor
+    mask: Bool[Tensor, "rows batch"]
+    seeds: Int64[Tensor, " rows"]
+
+
+class Batches:
+    """The steps of a chunk: contributions with records, sorted by size, largest first."""
+
+    def __init__(
+        self,
+        sgd: LocalSgd,
+        cohort: Cohort,
+        members: Int64[Tensor, " b"],
+        seeds: Int64[Tensor, " b"],
+        width: int,
+        look: Callable[[], None],
+    ) -> None:
+        self._sgd, self._cohort, self._seeds, self._width = sgd, cohort, seeds, width
+        self._look = look
+        self._sizes = cohort.sizes(members)
+        self._start = torch.from_numpy(cohort.groups.start[members.cpu().numpy()])
+        self._records = torch.from_numpy(cohort.groups.order)
+        self._longest = int(self._sizes[0])
+        self.count = len(members)
+        self.steps = sgd.count(self._longest)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the steps in order; contributions without records left are a suffix, and left out."""
+        for epoch in range(self._sgd.epochs):
+            order = batch_order(self._seeds, self._sizes, epoch, self._sgd.batch_size)
+            for batch, first in enumerate(range(0, self._longest, self._width)[: self._sgd.steps]):
+                self._look()
+                if epoch == 0 or self._width < self._longest:
+                    active, features, targets, mask = self._gather(order, first)
+                seeds = step_seeds(self._seeds[: len(mask)], epoch, batch).to(self._cohort.device)
+                yield Batch(active=active, features=features, targets=targets, mask=mask, seeds=seeds)
+
+    def _gather(self, order: Int64[Tensor, "b longest"], first: int) -> tuple[int, Tensor, Tensor, Tensor]:
+        """Read the records at positions first, first + 1, ... of the order, padded to the width."""
+        active = int((self._sizes > first).sum())
+        rows = min(round_up_slots(active, self._width), self.count)
+        place = torch.arange(first, first + self._width)
+        mask = place < self._sizes[:rows, None]
+        positions = order[:rows, place.clamp(max=order.shape[1] - 1)]
+        records = self._records[self._start[:rows, None] + torch.where(mask, positions, 0)]
+        features, targets = self._cohort.batch(records)
+        return active, features, targets, mask.to(self._cohort.device)
+
+
+def train(
+    sgd: LocalSgd, gradients: BatchedGradients, start: Float32[Tensor, " d"], batches: Batches
+) -> Float32[Tensor, "b d"]:
+    """Return the updates of the contributions of a chunk, one per row, in the order of the batches."""
+    layout = gradients.layout
+    models = torch.empty(batches.count, layout.dimension, device=start.device)
+    velocity: Tensors = {}
+    for step, batch in enumerate(batches):
+        rows = len(batch.mask)
+        idle = [(state, state[batch.active : rows].clone()) for state in (models, *velocity.values()) if step]
+        named = layout.unflatten(models[:rows])
+        at = layout.unflatten(start) if step == 0 else named
+        gradient_at = gradients.at_one if step == 0 else gradients.at_each
+        slopes = gradient_at(at, batch.features, batch.targets, batch.mask, batch.seeds)
+        for name, slope in slopes.items():
+            if sgd.weight_decay:
+                slope = slope.add_(at[name], alpha=sgd.weight_decay)
+            if sgd.momentum:
+                if step > 0:
+                    slope = velocity[name][:rows].mul_(sgd.momentum).add_(slope)
+                else:
+                    velocity[name] = slope
+            if batches.steps == 1:
+                torch.mul(slope, -sgd.learning_rate, out=named[name])
+            else:
+                torch.add(at[name], slope, alpha=-sgd.learning_rate, out=named[name])
+        if sgd.projection is not None:
+            project_(models[:rows], None if batches.steps == 1 else start, sgd.projection)
+        for state, kept in idle:
+            state[batch.active : rows] = kept
+    return models if batches.steps == 1 else models.sub_(start)
