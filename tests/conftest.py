@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     rooms = [f"fedveil.{room}" for room in ROOMS]
     install(rooms, "beartype.beartype", arrays_alone=bool(config.option.markexpr))
-    from tests.remembered import remember
+    from tests.memoised import remember
     from tests.trials import remember_trials
 
     examples = 40 if config.option.markexpr else 100

@@ -41,7 +41,7 @@ FOUND: Final = {"clip": 1.0, "noise_multiplier": "calibrated"}
 PUBLIC_MODEL: Final = save({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)})
 """The file public.safetensors of the cases."""
 ELSEWHERE: Final = {
-    ("model.loss_sha256", TEXT): "tests/test_handed_over.py",  # which only the program writes
+    ("model.loss_sha256", TEXT): "tests/test_in_memory_objects.py",  # which only the program writes
     ("privacy.allow_large_delta", "false"): "tests/test_large_delta.py",  # as a document without the key
 }
 """Values that no experiment here has, and where they are tested."""

@@ -13,8 +13,8 @@ import pytest
 from benchmarks import harness, training
 
 from tests.commands import ended
-from tests.made_up import serve_hospitals
 from tests.processes import SECONDS
+from tests.synthetic import serve_hospitals
 
 ROOT = Path(__file__).parents[1]
 PROCESSES = ("carriers", "ergonomics", "federation_nodes", "rounds")

@@ -26,7 +26,7 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import TrainJob
 from fedveil.training.trainer_choice import choose_trainer
 from fedveil.training.vectorized import VmapTrainer
-from tests.made_up import register, serve, write_images, write_play
+from tests.synthetic import register, serve, write_images, write_play
 from tests.training import cohort_of, everyone
 
 CLIENTS = Allocation(law="clients")

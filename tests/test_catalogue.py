@@ -15,7 +15,7 @@ from fedveil.data.catalogue.mnist import read_idx
 from fedveil.data.records import Population
 from fedveil.errors import ConfigError, DataError
 from fedveil.registry import names
-from tests.made_up import PATIENTS, ROWS, serve, serve_hospitals, write_patients
+from tests.synthetic import PATIENTS, ROWS, serve, serve_hospitals, write_patients
 
 ZIPF, UNIFORM = Allocation(law="zipf"), Allocation(law="uniform")
 CONTENT = b"not very much data"

@@ -28,9 +28,9 @@ from tests.commands import ended
 from tests.documented_cases import ELSEWHERE, PUBLIC_MODEL, Case, cases
 from tests.documented_values import Value, documented
 from tests.federation_world import small_keys
-from tests.made_up import serve, write_hospitals, write_images, write_patients, write_play
 from tests.processes import FEDVEIL, SECONDS
 from tests.runs import Silent
+from tests.synthetic import serve, write_hospitals, write_images, write_patients, write_play
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = """

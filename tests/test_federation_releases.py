@@ -53,8 +53,8 @@ from fedveil.statistics import strategy
 from tests import test_inference_runs, test_releases
 from tests.commands import as_json
 from tests.federation_world import small_keys
+from tests.list_of_users import listed
 from tests.test_run_audit import unnoticed_values
-from tests.user_lists import listed
 
 SILOS = ("north", "south", "west")
 SEEDED = 'epsilon = 8.0\naccountant = "rdp"\ninsecure_seed = 1'

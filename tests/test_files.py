@@ -77,8 +77,8 @@ from fedveil.training.pretrained import PublicModel, take_parameters
 from tests import test_inference_runs as odds
 from tests import test_preprocessing as refined
 from tests.federation_world import RUN, World, asked, population
+from tests.list_of_users import write_list
 from tests.runs import Silent
-from tests.user_lists import write_list
 
 SCHEMA = """n_users = 4
 user = "patient"

@@ -57,8 +57,8 @@ from fedveil.statistics.figures import rows
 from fedveil.statistics.result import read_released
 from tests.commands import ended
 from tests.federation_world import small_keys
+from tests.list_of_users import write_list
 from tests.runs import Silent, json_lines
-from tests.user_lists import write_list
 
 COHORT = """
 name = "cohort"

@@ -61,7 +61,7 @@ from fedveil.flower.silo_host.service import CARRIERS
 from fedveil.flower.silo_host.supernode import flags, main, work
 from fedveil.flower.silo_host.worker import Worker
 from fedveil.protocols.errors import ProtocolError
-from tests.test_flower_strangers import node_key, signed
+from tests.test_flower_non_members import node_key, signed
 
 SECRET = bytes(range(32))
 NONCE = bytes(32)

@@ -31,7 +31,7 @@ from fedveil.training.steps import LocalDpSgd, LocalSgd
 from fedveil.validation import validate_document
 from tests.shape_checks import look_at
 from tests.test_booleans import DOCUMENTS, SAMPLES, TABLES, _fits, _reads
-from tests.test_handed_over import METHOD
+from tests.test_in_memory_objects import METHOD
 from tests.test_python import people
 
 FLOATS: dict[str, Callable[[float], Any]] = {

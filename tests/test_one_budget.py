@@ -30,7 +30,7 @@ from tests.doc_examples import BLOCKS
 from tests.federation_world import asked, clients, population
 from tests.hospitals import table_in
 from tests.runs import Silent
-from tests.test_federation_parts import BOTH, Study
+from tests.test_federation_run_parts import BOTH, Study
 from tests.test_preprocessing import prepared_in, tables
 
 EPSILON, PEOPLE = 20.0, 1500

@@ -39,7 +39,7 @@ from fedveil.training.steps import LocalDpSgd, LocalGradient, LocalSgd, as_sgd
 from fedveil.training.task import Task
 from fedveil.training.trainer_choice import TrainerOptions, choose_trainer
 from fedveil.training.validation import validate_loss
-from tests.test_handed_over import METHOD, run
+from tests.test_in_memory_objects import METHOD, run
 
 SGD = LocalSgd(learning_rate=0.1, epochs=1, batch_size=4)
 WEIGHTED = uldp_avg_w(local=SGD, clip=0.5, noise_multiplier=1.0)

@@ -48,7 +48,7 @@ from fedveil.run.folder.run_folder import RunFolder
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
 from tests.commands import as_json, output
 from tests.runs import json_lines
-from tests.test_federation_parts import PEOPLE, Study, carried
+from tests.test_federation_run_parts import PEOPLE, Study, carried
 from tests.test_preprocessing import tables
 from tests.test_run_audit import flipped, outcomes, resigned_lines, unnoticed_values
 

@@ -21,7 +21,7 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, Sums, Trainer, TrainJob
 from fedveil.training.trainer_choice import TrainerOptions, choose_trainer
 from fedveil.training.vectorized import VmapTrainer
-from tests.test_alone import THRESHOLDS, WILD, assert_nobody_moves_others
+from tests.test_batch_independence import THRESHOLDS, WILD, assert_nobody_moves_others
 from tests.training import cohort_of, everyone, gradient_sum, task_of
 
 LOCAL = LocalSgd(learning_rate=0.3, epochs=2, batch_size=4)

@@ -42,7 +42,7 @@ ROWS = (
 
 @pytest.fixture(autouse=True, scope="module")
 def _tested_on_what_trains() -> Iterator[None]:
-    """Allow tests here to train on all records of the one table that they write: test_read_as_meant.py refuses it."""
+    """Allow tests here to train on all records of the one table that they write: test_input_meaning.py refuses it."""
     with pytest.MonkeyPatch.context() as patch:
         for check in ("check_public", "refuse_training_records"):
             patch.setattr(f"fedveil.data.tables.{check}", lambda *given: None)

@@ -13,7 +13,7 @@ from fedveil.data.schema import Schema, read_schema
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo_data import LocalPopulation, load_public_test_table, load_silo_population
-from tests.user_lists import SALT, write_list
+from tests.list_of_users import SALT, write_list
 
 SCHEMA = """
 n_users = 4

@@ -32,9 +32,9 @@ from fedveil.run.training_run import resume, run
 from fedveil.run.workers import split_trainer
 from fedveil.training.trainer import TrainJob
 from tests.federation_world import small_keys
-from tests.made_up import serve_hospitals
 from tests.opened_parties import parties_of
 from tests.runs import Silent, files, json_lines, same_model
+from tests.synthetic import serve_hospitals
 
 QUICK = {"name": "private-weighting", "n_max": 400, "key_bits": 2048}
 SAMPLED = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "user_sampling_rate": 0.5}

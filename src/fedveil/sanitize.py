@@ -4,7 +4,7 @@ Claim: a string that passed :func:`sanitize` shows as one line of at most 200 ch
 link, changes no colour, and hides or turns round no other text. Enforced by leaving out every character that Unicode
 does not count as printable (controls, escapes, bidi marks, surrogates, private use) but the space. The terminal
 (:class:`fedveil.console.Terminal`), pages (``report.document.escape``) and logs (:func:`quiet_log`) let nothing else
-through either, so that a place that forgets shows a long text and not a hostile one. ``tests/test_foreign.py``.
+through either, so that a place that forgets shows a long text and not a hostile one. ``tests/test_sanitize.py``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Claim: the line names the function, its file and line and the kind of exception, and not the exception's message, which
 may quote values of private records. The message and the whole traceback are for whoever asks for them: the log shows
 them from the level ``debug`` on. A frame is a user's where its module is none of this package, of Python or of a
-package that this one depends on. ``tests/test_users_code.py``.
+package that this one depends on. ``tests/test_user_code.py``.
 """
 
 from __future__ import annotations

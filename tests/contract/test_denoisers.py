@@ -179,7 +179,7 @@ def test_a_smoothing_that_is_none_is_refused(smoothing: float) -> None:
 
 def test_denoisers_by_name() -> None:
     made = [find("denoisers", name).load()() for name in names("denoisers")]
-    assert made[1] == ByRule()  # which is resolved to one of the others: tests/test_travel.py
+    assert made[1] == ByRule()  # which is resolved to one of the others: tests/test_noise_ratio.py
     assert [one.description.split()[0] for one in made] == [
         "none",
         "by",

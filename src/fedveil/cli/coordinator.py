@@ -24,7 +24,9 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's f
 
 def open_party(folder: CoordinatorFolder) -> CoordinatorService:
     """Return the coordinator of a folder; what carries letters is imported when it serves."""
-    party: CoordinatorService = import_late("fedveil.flower.coordinator_host.service").Party(folder)
+    party: CoordinatorService = import_late("fedveil.flower.coordinator_host.service").CoordinatorService(
+        folder
+    )
     return party
 
 

@@ -13,7 +13,8 @@ Enforced by :meth:`ReplayMarks.append`, one line and one fsync after an answer i
 and by :meth:`ReplayMark.fits`, before anything is charged. A mark tells of an answer its ledger line and its length.
 An answer is given :data:`~fedveil.protocols.protocol.MOST_REPEATS` times at most: what masks and ciphertexts show
 beside the sum, a line of the statement counts for so many
-(:meth:`~fedveil.methods.private_weighting.PrivateWeighting.distance`). Tests: ``tests/test_federation_kept.py``.
+(:meth:`~fedveil.methods.private_weighting.PrivateWeighting.distance`). Tests:
+``tests/test_federation_replay_guard.py``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and t
 (:mod:`~fedveil.federation.ledger_heads`). A line ``opened`` with a random number is written at every start, so that two
 processes on copies make heads that do not contain one another; a line ``membership`` has the charter's digest and the
 serial number, where that is larger than before. Tests: ``tests/test_federation_ledger.py`` deletes, cuts, restores from
-every earlier moment, copies and uses both; ``tests/test_moving.py`` takes a ledger to another federation.
+every earlier moment, copies and uses both; ``tests/test_migration.py`` takes a ledger to another federation.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ something else is named. What was charged stays charged. And where it has one, a
 the others, before the last exchange, where their ledgers ended once they had given them. Conditions: at least two silos
 follow the protocol. Enforced by :meth:`ClientProtocol.bind` before a message of the round is read, by
 :func:`check_request_signatures`, and by :meth:`ClientProtocol.survivors`. Broken in
-``tests/test_federation_binding.py``. Not bound: the blocks of encrypted weights, in which a coordinator of private
-weighting can lie (docs/deployment.md says so).
+``tests/test_federation_transcript_binding.py``. Not bound: the blocks of encrypted weights, in which a coordinator of
+private weighting can lie (docs/deployment.md says so).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Claim: no figure is a record count, or depends on one but by how long a silo takes to answer, which the coordinator sees
 anyway and its page tells; a silo's own page tells no time. Nothing says what a letter held. Refusals are counted by
-their code, which is public, and not by silo. ``tests/test_metrics_page.py``.
+their code, which is public, and not by silo. ``tests/test_metrics_server.py``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Claim: nobody is answered but on the socket of the party's own user and, where t
 that other hosts do not reach, and there only who asks for that very address: no web page that is open on the host, by a
 name of its own that leads there. Whoever asks changes nothing, and takes little of the process that has the keys: four
 connections a door, each for 5 seconds and 8 KiB, and figures that are computed once a second. Who can reach the port
-can keep others from being answered there; not on the socket. ``tests/test_metrics_page.py`` tries each.
+can keep others from being answered there; not on the socket. ``tests/test_metrics_server.py`` tries each.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ connection for no longer than the deadlines below, unless it keeps sending: a co
 within :data:`HEADER_SECONDS` is closed, and a body that lags :data:`LAG_SECONDS` behind :data:`LEAST_RATE` is cut off.
 Of what a member sends, all but 128 KiB is one letter: reading the rest of a message costs many times its bytes.
 Not claimed: that many strangers, or one with many connections, who come again and again leave a place for silos.
-``tests/test_flower_door.py`` tries each.
+``tests/test_flower_gateway.py`` tries each.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Whoever breaks into the link, a process of another user than the coordinator, ha
 Conditions: who can open the private socket is the coordinator; who can read the TLS key can stand in for the link.
 Enforced by :class:`~.gateway.Gateway` (before Flower sees a request), :class:`_NothingStarted`, isolation
 "process" under a secret that is new at every start, and the modes of socket and secret, which both sides check. Broken
-in ``tests/test_flower_strangers.py``.
+in ``tests/test_flower_non_members.py``.
 """
 
 from __future__ import annotations

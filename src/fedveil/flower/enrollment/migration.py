@@ -6,7 +6,7 @@ wait for a membership (``silo rotate``) would be left behind, and are refused. W
 ledger, which moves with the silo, and is kept where it left: carried to its folder in another federation, it counts
 there. A copy that somebody made before, and serves beside the other, is not prevented: it is seen in the next session,
 as :mod:`~fedveil.federation.silo_ledger` says. Condition: the silo is not served while it moves, which is refused.
-``tests/test_moving.py`` moves one between two parts of a run, serves both copies, and kills a move at every step.
+``tests/test_migration.py`` moves one between two parts of a run, serves both copies, and kills a move at every step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What it costs a party to take or refuse the dearest letter of each kind: seconds of a processor, and memory.
 
-    python -m tests.letter_costs            what the dearest letters cost
+    python -m tests.message_costs            what the dearest letters cost
 
 Honest runs are played under every protection. Each letter of them, and each that a liar with the sender's key could
 send in its place, is read by a copy of the party (a fork), which is measured and thrown away; then the honest one is

@@ -66,7 +66,7 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.silo_host.ipc import send_frame
 from fedveil.flower.silo_host.service import SiloService
 from fedveil.flower.sockets import DOOR, SECRET, address
-from tests.strangers import Stranger
+from tests.non_members import Stranger
 from tests.test_flower import issue
 
 CLOSED = {f"/v1/fleet/{name}" for name in ("register-node", "unregister-node")} | ROUTES_OF_SUPERNODES

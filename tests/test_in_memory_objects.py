@@ -146,5 +146,5 @@ def test_a_stage_from_elsewhere_is_taken_at_its_word_and_the_statement_says_so(t
     made = run(tmp_path, replace(METHOD, channel=Mine(noise_multiplier=1.0, scale=0.5)), rounds=1)
     (said,) = [one for one in made.statement.uncovered if "taken on trust" in one]
     assert said.startswith(
-        "the channel Mine comes from tests.test_handed_over, and was handed over in Python"
+        "the channel Mine comes from tests.test_in_memory_objects, and was handed over in Python"
     )

@@ -27,7 +27,7 @@ from fedveil.flower.sockets import RunningFolder
 from fedveil.privacy.ledger import Note, read_lines
 from tests.commands import output
 from tests.federation_world import Killed
-from tests.test_federation_parts import PEOPLE, Study
+from tests.test_federation_run_parts import PEOPLE, Study
 from tests.test_preprocessing import tables
 
 

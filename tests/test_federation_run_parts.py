@@ -34,9 +34,9 @@ from fedveil.run.setup import prepare
 from fedveil.run.training_run import run
 from tests import test_evaluation_targets
 from tests.hospitals import table_in
+from tests.list_of_users import listed, write_list
 from tests.runs import Silent
 from tests.test_preprocessing import tables
-from tests.user_lists import listed, write_list
 
 ASKED: dict[str, Any] = {
     "name": "hospitals",

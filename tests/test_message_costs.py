@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.letter_costs import COPIES, MIB, NAMES, SECONDS, costs, dearest
+from tests.message_costs import COPIES, MIB, NAMES, SECONDS, costs, dearest
 
 
 @pytest.mark.slow

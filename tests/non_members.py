@@ -25,7 +25,7 @@ class Stranger:
     def __init__(self, home: Path) -> None:
         self.home = home
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.strangers"],
+            [sys.executable, "-m", "tests.non_members"],
             cwd=Path(__file__).parents[1],
             env={**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"},
             stdin=subprocess.PIPE,

@@ -30,8 +30,8 @@ from fedveil.run.rounds.round_context import RoundContext
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from tests.contract.test_methods import CLIP, LOCAL, SIGMA
-from tests.made_up import serve_hospitals
 from tests.runs import Silent, files, json_lines, same_model
+from tests.synthetic import serve_hospitals
 from tests.test_protected_run import asked
 from tests.test_weighted_run import asked as weighted
 
