@@ -1,13 +1,15 @@
-"""Whether this machine's kernels compute a contribution alike wherever it lies in a batch, and beside which others.
+"""Test whether this machine's kernels are batch-independent.
 
-The shapes of :mod:`fedveil.training.shapes` leave a kernel no reason to round one contribution by another; that it has
-none cannot be proved from here, for a model of one's own least of all. So before any training made-up records are
-trained, or their gradients computed, beside other made-up ones and without some of them, and compared bit for bit.
-Nothing of this looks at private data: the answer, and the trainer that follows from it, is public.
+Batch-independent means that the bits of a contribution depend neither on its slot nor on its batch neighbours.
 
-When a contribution leaves, those behind it move one slot forward, the first one of the next chunk becomes the last of
-its own, and the last chunk may shrink by a :func:`slot_multiple`. :func:`is_gradient_batch_independent` therefore
-puts one made-up contribution into every slot: if it is computed alike in all of them, no move changes it.
+The shapes of :mod:`fedveil.training.shapes` give a kernel no reason to round one contribution depending on another.
+This cannot be proved of every kernel, least of all for a user's own model. So before any training, made-up records
+are trained (or their gradients computed) with other made-up records and without some of them, and the results are
+compared bit for bit. No private data is read, so the answer, and the trainer that follows from it, is public.
+
+If a contribution leaves, those behind it move one slot forward. The first one of the next chunk becomes the last of
+the previous chunk, and the last chunk may shrink by a :func:`slot_multiple`. :func:`is_gradient_batch_independent`
+therefore puts one made-up contribution into every slot. If all slots give the same bits, no shift changes it.
 """
 
 from __future__ import annotations
@@ -31,24 +33,28 @@ from fedveil.training.trainer import Cohort, Trainer, TrainJob
 from fedveil.training.vectorized import BatchedGradients, without_fallback_warnings
 
 LINE: Final = 16
-"""Float32 numbers of a cache line, and of the widest vector. Slot i of an array with s numbers a slot starts i s modulo
-16 numbers behind the start of a line, so 16 slots in a row start everywhere that any slot can."""
+"""Float32 numbers of a cache line, and of the widest vector.
+
+Slot i of an array with s numbers per slot starts i s modulo 16 numbers behind the start of a line. So 16 consecutive
+slots have all offsets that any slot can have.
+"""
 
 _ALIKE: Final = 8
 _SIZES: Final = (1, 1, 2, *_ALIKE * (5,), 9, 9, 17, 33, 49, 65)
-_MANY: Final = (257, 300)  # records of contributions with more of them than features, where features are few
-_POOL: Final = 1000  # records that are made up for a cohort; contributions share them
+# Sizes above the number of features, which train_primal trains; used if a record has few features.
+_MANY: Final = (257, 300)
+_POOL: Final = 1000  # number of made-up records; contributions share them
 
 
 def tried_slots(width: int, most: int) -> tuple[int, int]:
-    """Return the slots of the two batches that a width is tried with.
+    """Return the numbers of slots of the two batches that test a width: a long and a short one.
 
-    The long one has a slot at every offset that a slot can have from a cache line (:data:`LINE`), or is the largest
-    batch of this width. The short one is the shortest; it is shorter than the long one where there are two lengths.
+    The long batch has a slot at every offset from a cache line (:data:`LINE`), or is the largest batch of this width.
+    The short batch is the shortest. It is shorter than the long one if two lengths exist.
 
     Args:
         width: records of each contribution.
-        most: slots of the largest batch of this width, a multiple of its unit.
+        most: slots of the largest batch of this width, a multiple of its :func:`slot_multiple`.
 
     >>> tried_slots(16, 2), tried_slots(16, 100), tried_slots(1, 1000)
     ((2, 2), (16, 2), (64, 32))
@@ -58,18 +64,20 @@ def tried_slots(width: int, most: int) -> tuple[int, int]:
 
 
 def is_gradient_batch_independent(task: Task, cohort: Cohort, shapes: Mapping[int, int]) -> bool:
-    """Return whether neither its slot, nor its neighbours or their number change a made-up contribution's gradient.
+    """Return whether a made-up contribution's gradient is independent of its slot and neighbours.
 
-    For every width the gradients of one contribution are computed in all slots of a long batch, and beside others in a
-    short one. All of them must be the same, bit for bit.
+    For every width, the gradients of one contribution are computed in all slots of a long batch, and among others in
+    a short batch. All of them must be equal, bit for bit.
 
     Args:
         task: a task that vmap can batch.
-        cohort: tells the shapes of a record.
-        shapes: slots of the largest batch, by how many records each contribution has.
+        cohort: gives the shapes of a record.
+        shapes: slots of the largest batch, by the number of records of each contribution.
     """
     with single_threaded():
         for width, most in shapes.items():
+            # Gradients in all slots of a long batch must equal the gradient in the middle of a short one, among
+            # others.
             long, short = tried_slots(width, most)
             among_others = _MadeUp(task, cohort, width, short)
             place = short // 2
@@ -85,13 +93,14 @@ def is_gradient_batch_independent(task: Task, cohort: Cohort, shapes: Mapping[in
 def is_training_batch_independent(
     trainer: Trainer, start: Tensor, cohort: Cohort, batch_size: int | None
 ) -> bool:
-    """Return whether a trainer gives made-up contributions the same updates when some of them are gone.
+    """Return whether a trainer gives made-up contributions the same updates after some of them leave.
 
     Args:
-        trainer: of a few epochs, or of as many as the trial may take.
-        start: the model.
-        cohort: tells the shapes of a record.
-        batch_size: so many contributions have one record more that they start at every offset from a cache line.
+        trainer: with few epochs, or with as many as the trial may take.
+        start: (d,) the model.
+        cohort: gives the shapes of a record.
+        batch_size: of the local steps, or None. The trial adds so many contributions of ``batch_size`` + 1
+            records that they start at every offset from a cache line.
     """
     sizes = [*_SIZES, *(_MANY if cohort.features[0].numel() < _MANY[0] else ())]
     few = len(sizes)
@@ -105,7 +114,8 @@ def is_training_batch_independent(
         return trainer.sums(job.per_contribution()).total, left
 
     everybody, _ = updates(set())
-    # One of those that are alike leaves, so that those behind it move by one; then half of all, so that batches shrink.
+    # First one contribution of each group of equal sizes leaves, so that those behind it move by one slot. Then half
+    # of all leave, so that batches shrink.
     for gone in ({0, _SIZES.index(5), few}, set(range(1, len(sizes), 2))):
         without, left = updates(gone)
         if not equal_with_nan(without, everybody[left.to(everybody.device)]):
@@ -114,9 +124,9 @@ def is_training_batch_independent(
 
 
 def _made_up_cohort(cohort: Cohort, sizes: Int64[np.ndarray, " m"]) -> Cohort:
-    """Return contributions of these sizes, in one silo, of the shape of the cohort's and with nothing else of them.
+    """Return made-up contributions of these sizes, in one silo, with the record shape of the cohort.
 
-    Contributions share a pool of records, each from another one on, so that large ones take no more memory.
+    Contributions share a pool of records, each with another start, so that large ones take no more memory.
     """
     shape, kind = cohort.features.shape[1:], cohort.targets
     total, user = int(sizes.sum()), np.arange(len(sizes), dtype=np.int32)
@@ -138,13 +148,16 @@ def _made_up_cohort(cohort: Cohort, sizes: Int64[np.ndarray, " m"]) -> Cohort:
 
 
 def made_up_targets(count: int, kind: Tensor) -> Tensor:
-    """Return targets that every loss for targets of this kind takes, 0 and 1 in turn, so that few batches are alike."""
+    """Return targets that every loss for targets of this kind accepts: 0 and 1 in turn.
+
+    Alternating targets make few batches equal.
+    """
     turns = (torch.arange(count) + 1) % 2 if kind.is_floating_point() else torch.arange(count) % 2
     return turns.to(kind.dtype).reshape(-1, *(1 for _ in kind.shape[1:])).repeat(1, *kind.shape[1:])
 
 
 class _MadeUp:
-    """Models and records of as many contributions as are asked for, of the shape of the cohort's and with no others."""
+    """Models and records of made-up contributions, with the record shape of the cohort."""
 
     def __init__(self, task: Task, cohort: Cohort, width: int, slots: int) -> None:
         generator = torch.Generator().manual_seed(slots)
@@ -160,7 +173,7 @@ class _MadeUp:
         self.seeds = torch.arange(slots, device=cohort.device)
 
     def repeated(self, place: int, slots: int) -> _MadeUp:
-        """Return so many copies of the contribution in one place."""
+        """Return ``slots`` copies of the contribution in slot ``place``."""
         other = copy(self)
         other.models, other.features, other.targets, other.mask, other.seeds = (
             one[place].expand(slots, *one.shape[1:]).contiguous()
@@ -170,7 +183,7 @@ class _MadeUp:
 
 
 def _gradients(task: Task, cohort: Cohort, made_up: _MadeUp) -> tuple[Tensors, Tensors]:
-    """Return the gradients of made-up contributions, all at the model's start and each at its own model."""
+    """Return the gradients of made-up contributions, at the model's start and at their own models."""
     gradients, layout = BatchedGradients.for_task(task, cohort.device), task.layout
     batch = (made_up.features, made_up.targets, made_up.mask, made_up.seeds)
     with without_fallback_warnings():

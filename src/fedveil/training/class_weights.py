@@ -1,4 +1,4 @@
-"""A loss whose terms are weighted by the class of the record: errors on a rare class cost more."""
+"""Define a loss that weights the term of a record by its class, for rare classes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from fedveil.training.losses import Loss, Mask, Present, Slopes, Terms
 
 
 class ClassWeighted(Loss):
-    """A classification loss with DECLARED weights: loss_i = weights[y_i] * base_i, and the mean over a batch as before.
+    """Classification loss with DECLARED class weights: loss_i = weights[y_i] * base_i.
 
-    Weights are public: counted from records, they would tell how many are of each class. An even loss has all
-    weights 1; for a class whose known share is p, of k classes, 1 / (k p) is usual. The bound of a contribution is
-    enforced afterwards, so weights change no guarantee.
+    The loss of a batch is the mean of its terms, as for the base loss.
+
+    The weights are public. Weights that are counted from records would reveal how many records each class has. An
+    unweighted loss has all weights 1. For a class with known share p among k classes, 1 / (k p) is usual. The bound
+    of a contribution is enforced afterwards, so weights change no guarantee.
 
     Args:
         base: the loss.
-        weights: one positive number a class, in the order of the classes.
-        n_classes: k; None where the targets are no classes.
+        weights: one positive number per class, in the order of the classes.
+        n_classes: k; None if the targets are not classes.
 
     Raises:
-        ConfigError: not as many as there are classes, one that is not positive, or a loss that is not for classes.
+        ConfigError: a number of weights other than k, a weight that is not positive, or a loss that is not for
+            classes.
     """
 
     def __init__(self, base: Loss, weights: Sequence[float], n_classes: int | None) -> None:
@@ -53,7 +56,7 @@ class ClassWeighted(Loss):
 
     @property
     def by_row(self) -> bool:
-        """Whether those of the loss itself are, since a weight is of its own row."""
+        """Whether the base loss treats each row separately; the weight depends on its own row alone."""
         return self._base.by_row
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:

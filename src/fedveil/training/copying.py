@@ -1,7 +1,7 @@
-"""Copies of models that are handed over, without the wrappers that only say how to compute them.
+"""Copy a caller's model, without the wrappers that only change how it is computed.
 
-Training works on a copy, so that the caller's model stays as it is. A model that cannot be copied is refused with the
-name of what stands in the way.
+Training works on a copy, so that the caller's model stays unchanged. A model that cannot be copied is refused, and
+the error names the attribute that prevents it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fedveil.sanitize import sanitize
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model within ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``."""
+    """Return the model inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``."""
     while is_compiled(model) or isinstance(model, nn.DataParallel | DistributedDataParallel):
         model = model._orig_mod if is_compiled(model) else model.module  # type: ignore[assignment]
     return model
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether a module is what ``torch.compile`` made of another one."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this: that takes seconds
+    """Return whether ``torch.compile`` made this module from another one."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # looked up, not imported: the import takes seconds
     return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
 
 
@@ -34,14 +34,14 @@ def copy_module(module: nn.Module, what: str = "model") -> nn.Module:
 
     Args:
         module: a model or a loss.
-        what: what it is called in an error.
+        what: its name in an error.
 
     Raises:
-        ModelError: it cannot be copied; names the attribute that cannot.
+        ModelError: the module cannot be copied; the error names the attribute that prevents it.
     """
     try:
         copied = copy.deepcopy(module)
-    except Exception as error:  # of whatever the module holds
+    except Exception as error:  # any error of an object that the module holds
         raise ModelError(
             f"the {what} cannot be copied, and training works on a copy: {_obstacle(module)} "
             f"({type(error).__name__}: {sanitize(str(error))})"
@@ -55,7 +55,7 @@ def copy_module(module: nn.Module, what: str = "model") -> nn.Module:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Return what of a module cannot be copied, and what would be right."""
+    """Return the attribute of a module that cannot be copied, and how to correct it."""
     for path, part in module.named_modules():
         own = {**vars(part), **part._parameters, **part._buffers}
         for name, value in own.items():

@@ -1,21 +1,22 @@
-"""One round of local training over several processes: the members are dealt out, the sums are added up.
+"""Train one round in several processes: divide the members among the processes and add up their sums.
 
-Process 0 calls :class:`DistributedTrainer` like any trainer. The others are in :func:`serve`: for every call they
-receive the model, the members and the weights, train their share and take part in the sum. Nothing else differs
-between the processes, and only process 0 draws noise or writes files.
+Process 0 calls :class:`DistributedTrainer` like any trainer. The other processes run :func:`serve`. For every call
+they receive the model, the members and the weights, train their share, and take part in the sum. The processes do not
+differ otherwise; only process 0 draws noise or writes files.
 
-With a clip bound the loop and the vectorised trainer truncate each contribution by itself and add exactly
-(:mod:`fedveil.privacy.bounds`): their sums do not depend on how members are dealt out among processes that compute
-alike, so these are dealt out by their work. Machines may round unlike: among them members are dealt out by a hash of
-silo and user, for removing one contribution must not have others trained elsewhere. The span trainer rounds the total
-of each silo, and here each process rounds its share of it: its members are always dealt out so. Removing one
-contribution changes the share of one process, whose rounding its margin pays for, and leaves every other share as it
-was (docs/theory/span-training.md).
+With a clip bound, the loop and the vectorised trainer truncate each contribution separately and add exactly
+(:mod:`fedveil.privacy.bounds`). Their sums do not depend on how members are divided among processes that round alike,
+so these divide members by number of steps. Machines may round differently. They divide members by a hash of silo and
+user, because removing one contribution must not move others to another machine.
 
-What may differ from one process is float32 rounding inside a contribution's training, and in the span up to half a
-grid unit a process.
+The span trainer rounds the total of each silo. Here each process rounds the total of its share, so span always
+divides members by the hash. Removing one contribution changes the share of one process, whose rounding is covered by
+its margin, and leaves the other shares unchanged (docs/theory/span-training.md).
 
-What travels: tensors, and a few numbers as JSON; never pickled objects.
+Compared with one process, results may differ by float32 rounding inside a contribution's training and, for span, by
+up to half a grid unit per process.
+
+Processes exchange tensors, and a few numbers as JSON. They never exchange pickled objects.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ from fedveil.training.trainer import Cohort, PartitionedTrainer, Progress, Sums,
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedTrainer:
-    """Spreads a trainer's members over the processes of the default group; for process 0.
+    """Divides a trainer's members among the processes of the default group; used by process 0.
 
-    Implements :class:`~fedveil.training.trainer.Trainer`. Needs ``torch.distributed`` to be initialised (gloo or nccl),
-    and every other process to be in :func:`serve` with the same cohort.
+    Implements :class:`~fedveil.training.trainer.Trainer`. ``torch.distributed`` must be initialised (gloo or nccl),
+    and every other process must run :func:`serve` with the same cohort.
 
     Args:
         inner: the trainer of round 1.
         round: the round that is trained.
-        alike: whether all processes are this program on this machine, with as many threads: they round alike.
+        alike: whether all processes run this program on this machine with the same number of threads, so that
+            they round alike.
     """
 
     inner: PartitionedTrainer
@@ -52,17 +54,18 @@ class DistributedTrainer:
 
     @property
     def name(self) -> str:
-        """That of the trainer which every process has."""
+        """Name of the inner trainer."""
         return self.inner.name
 
     def at_round(self, number: int) -> DistributedTrainer:
-        """Return the trainer of round 1, 2, ...; the other processes are told the number."""
+        """Return the trainer of round 1, 2, ...; the other processes receive the number."""
         return replace(self, round=number)
 
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return the bounded sums; see :meth:`fedveil.training.trainer.Trainer.sums`.
 
-        A cohort with rows of its own must be ``cohort.apart(members)``.
+        A cohort with its own ``rows`` must be ``cohort.per_contribution(members)``, because the other processes
+        rebuild it from the members.
         """
         device, apart = job.cohort.device, job.cohort.rows is not None
         sizes = {
@@ -73,6 +76,8 @@ class DistributedTrainer:
             "alike": self.alike,
             "unit": job.bound.unit,
         }
+        # All processes call the same collectives in the same order: the header first, since it gives the sizes to
+        # receive.
         _broadcast_json({"path": list(job.path), "round": self.round, **sizes}, device)
         for tensor in (job.start, job.members, job.weights):
             distributed.broadcast(tensor.to(device), src=0)
@@ -80,17 +85,23 @@ class DistributedTrainer:
         return _share(self.inner.at_round(self.round), own, self.alike, progress)
 
     def stop(self, cohort: Cohort) -> None:
-        """Let the other processes return from :func:`serve`."""
+        """Make the other processes return from :func:`serve`."""
         _broadcast_json({}, cohort.device)
 
 
 def serve(
     trainer: PartitionedTrainer, cohort: Cohort, bound: Bound, randomness: ExperimentRandomness
 ) -> None:
-    """Train shares for process 0 until it stops; for all other processes.
+    """Train shares for process 0 until it stops; called by all other processes.
 
-    Updates are bounded where process 0 bounds its own, and nowhere else: in whose share an update is may depend on who
-    else takes part, so what becomes of it must not.
+    A process enforces a bound if and only if process 0 does. The share of an update may depend on the other
+    contributions, so its treatment must not depend on the share.
+
+    Args:
+        trainer: the trainer of round 1.
+        cohort: the records; the same in every process.
+        bound: the bound, in the unit that process 0 sends.
+        randomness: of the experiment.
     """
     device = cohort.device
     while header := _receive_json(device):
@@ -107,7 +118,7 @@ def serve(
 
 
 def _share(trainer: PartitionedTrainer, job: TrainJob, alike: bool, progress: Progress | None = None) -> Sums:
-    """Train this process's share of the members and add the shares of all processes up."""
+    """Train this process's share of the members and add up the shares of all processes."""
     dealt = trainer.partition if alike else partition_by_key
     share = dealt(job, distributed.get_rank(), distributed.get_world_size())
     sums = trainer.sums(job.subset(share), progress)
@@ -115,6 +126,7 @@ def _share(trainer: PartitionedTrainer, job: TrainJob, alike: bool, progress: Pr
     norms = torch.zeros(len(job.members), dtype=torch.float64, device=device)
     norms[share.to(device)] = sums.norms.to(device)
     total, counts = sums.total.contiguous(), torch.tensor([sums.nonfinite, sums.steps], device=device)
+    # Each entry of norms is nonzero in one process only, so the sum gathers them.
     for tensor in (total, norms, counts):
         distributed.all_reduce(tensor)
     return Sums(total=total, norms=norms, nonfinite=int(counts[0]), steps=int(counts[1]))

@@ -1,26 +1,28 @@
-"""DP-SGD inside each silo (Abadi et al. 2016): what ULDP-GROUP trains, private for single records.
+"""Run DP-SGD inside each silo (Abadi et al. 2016), as ULDP-GROUP does: private for single records.
 
 One step on a silo's n records, with the bound C, the noise multiplier sigma and the sampling rate gamma:
 
     batch    every record joins independently with probability gamma
-    masks    with dropout: every record has masks of its own, from a 64-bit seed that is drawn for it in this step
+    masks    with dropout: every record has its own masks, from a 64-bit seed that is drawn for it in this step
     sum      G = sum over the batch of clip(gradient of its own loss, C)
     release  w <- w - eta (G + N) / (gamma n),      N of scale sigma C in every coordinate
 
-The divisor is the expected batch size, as in Opacus; the number of records drawn is not revealed. A silo without
-records takes the steps of a silo with one, of noise alone. Adding or
-removing one record changes G by at most C in l2 norm, as stored (the grid of
-:class:`~fedveil.privacy.bounds.Clip`), given what the other records drew and their gradients. Gradients are computed
-in chunks whose shapes let no kernel round one by who else is there (:mod:`fedveil.training.shapes`); rows that fill a
-chunk up repeat a record of it, and their gradients are dropped. Where models are small the silos of a simulation take
-their steps side by side, which costs little more than those of one: each record beside a copy of its own silo's model.
+The divisor is the expected batch size, as in Opacus, so the number of sampled records is not revealed. A silo without
+records takes the steps of a silo with one record, of noise alone.
 
-In a step every record of the silo draws its own words from privacy randomness: one for whether it joins and, for models
-with dropout, one for its masks. They are independent of each other, from step to step (many steps are drawn at once),
-and of all data, so the words of the records that stay have the same law whether or not another record is there, and the
-claim is about laws: that the words of a *repeated* run shift with the rows does no harm. Masks that are a function of
-the row's number would: removing a record gave the others new masks and moved G by many C. docs/theory/group-privacy.md
-has the argument.
+Sensitivity: given the random words and gradients of the other records, adding or removing one record changes G by at
+most C in l2 norm, as stored (on the grid of :class:`~fedveil.privacy.bounds.Clip`). Gradients are computed in chunks
+whose shapes prevent rounding from depending on the other records (:mod:`fedveil.training.shapes`). Rows that fill up
+a chunk repeat one of its records, and their gradients are dropped. For small models, the silos of a simulation take
+their steps in one batch, which costs little more than the steps of one silo. Each record is then paired with a copy
+of its own silo's model.
+
+Randomness: in a step, every record of the silo gets its own words from privacy randomness: one for whether it joins
+and, for models with dropout, one for its masks. The words are independent of each other, from step to step (many
+steps are drawn at once), and of all data. So the words of the remaining records have the same law whether or not
+another record is present, and the claim is about laws. It does no harm that the words of a *repeated* run shift with
+the rows. Masks that are a function of the row number would do harm: removing a record would give the others new masks
+and change G by many C. docs/theory/group-privacy.md has the argument.
 """
 
 from __future__ import annotations
@@ -52,34 +54,36 @@ NoiseSampler: TypeAlias = Callable[[int, float, float, BitSource], Float64[np.nd
 """``noise(d, std, grid, source)``: d independent values of this standard deviation, multiples of ``grid``."""
 
 RECORD_MEMORY: Final = 48 << 20
-"""Bytes that the gradients of single records of a chunk may take where nobody says."""
+"""Default of the bytes that the per-record gradients of a chunk may take."""
 _SMALL: Final = 2**14
-"""Parameters up to which every record of a step has a copy of its silo's model."""
+"""Largest number of parameters for which every record of a step has a copy of its silo's model."""
 _DRAWN: Final = 2**16
-"""Random numbers that are drawn at once."""
+"""Random numbers that are drawn in one call."""
 _SILOS: Final = 64
-"""Whose steps are taken side by side at most: each holds what it has drawn, up to a megabyte or two."""
+"""Largest number of silos that take steps in one batch; each holds its drawn numbers, up to one or two megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpSgdTrainer:
-    """Runs DP-SGD in every silo; implements :class:`~fedveil.training.trainer.Trainer` with a silo as a member.
+    """Trainer that runs DP-SGD in every silo.
 
-    The bound of :meth:`sums` clips each record's gradient, not the silo's update: the update is private
-    already, so it is weighted and summed as it is, and ``Sums.norms`` are norms of noisy updates.
+    It implements :class:`~fedveil.training.trainer.Trainer`, with a silo as a member.
+
+    The bound of :meth:`sums` clips each record's gradient, not the silo's update. The update is private already, so
+    it is weighted and summed without another bound, and ``Sums.norms`` are norms of noisy updates.
 
     Args:
         task: model and loss; the loss must be a mean of terms of single records.
         local: rates, epochs and noise.
         noise: samples the noise law; called with standard deviation ``noise_multiplier * C``.
-        privacy: where batches, dropout masks and noise come from.
+        privacy: source of batches, dropout masks and noise.
         memory: bytes that the per-record gradients of a chunk may take.
-        together: whether records are computed side by side
+        together: whether several records are computed in one batch
             (:func:`fedveil.training.trainer_choice.can_vectorise_records`), or one at a time.
 
     Raises:
-        CompositionError: a loss whose terms depend on several records (Cox): one record then has no gradient
-            of its own.
+        CompositionError: a loss whose terms depend on several records (Cox), because one record then has no
+            gradient of its own.
     """
 
     name: ClassVar[str] = "dp-sgd"
@@ -102,16 +106,17 @@ class DpSgdTrainer:
             )
 
     def at_round(self, number: int) -> DpSgdTrainer:
-        """Return the same trainer in every round."""
+        """Return this trainer, which is the same in every round."""
         return self
 
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
-        """Return each silo's weighted DP-SGD update; the job's bound is the clip of single records.
+        """Return each silo's weighted DP-SGD update; the job's bound clips single records.
 
-        The job's ``randomness`` is not used: everything that is drawn here is part of the guarantee.
+        The job's ``randomness`` is not used, because all random numbers here are part of the guarantee and come from
+        ``privacy``.
 
         Raises:
-            CompositionError: the bound clips nothing.
+            CompositionError: a bound that clips nothing, or one that is not l2.
         """
         bound = job.bound
         if not bound.bounded or bound.order != 2:
@@ -142,6 +147,7 @@ class DpSgdTrainer:
             deltas = self._updates(runs[first : first + together], job, records, watch)
             for i, delta in enumerate(deltas, first):
                 norms[i] = contribution_norms(delta[None])[0]
+                # A silo whose model diverged adds exactly zero; it is counted in `nonfinite`.
                 if not norms[i].isnan():
                     total[silos[i]] += job.weights[i] * delta
         return Sums(total=total, norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
@@ -149,7 +155,7 @@ class DpSgdTrainer:
     def _updates(
         self, runs: Sequence[SiloRun], job: TrainJob, records: RecordSums, watch: ProgressMonitor
     ) -> Float32[Tensor, "m d"]:
-        """Return the updates of these silos, which take their steps side by side until each has taken its own."""
+        """Return the updates of these silos, whose steps are computed in one batch."""
         models = job.start.repeat(len(runs), 1)
         batches = [self._batches(run, drops_out=records.drops_out) for run in runs]
         noise = [self._noise(run, job.bound) for run in runs]
@@ -157,13 +163,14 @@ class DpSgdTrainer:
             active = [i for i, run in enumerate(runs) if step < run.plan.steps]
             sums = records.gradient_sums(models[active], [next(batches[i]) for i in active])
             for i, gradient in zip(active, sums, strict=True):
+                # w <- w - eta (G + N) / (gamma n): the divisor is the expected batch size, not the sampled one.
                 rate = self.local.learning_rate / (runs[i].plan.rate * max(1, len(runs[i].held)))
                 models[i] -= (rate * (gradient + next(noise[i]).to(gradient.device))).float()
             watch.add_steps(len(active))
         return models - job.start
 
     def _batches(self, run: SiloRun, *, drops_out: bool) -> Iterator[RecordBatch]:
-        """Yield the records that join each step."""
+        """Yield the records that join each step of one silo."""
         count = len(run.held)
         for first, steps in _blocks(run.plan.steps, count):
             stream = (*run.path, first)
@@ -178,7 +185,7 @@ class DpSgdTrainer:
                 yield RecordBatch(rows=run.held[who], seeds=seeds[who])
 
     def _noise(self, run: SiloRun, bound: Bound) -> Iterator[Float64[Tensor, " d"]]:
-        """Yield the noise of each step."""
+        """Yield the (d,) noise of each step of one silo."""
         d, std = self.task.dimension, self.local.noise_multiplier * bound.norm
         for first, steps in _blocks(run.plan.steps, d):
             if std == 0:
@@ -189,7 +196,10 @@ class DpSgdTrainer:
 
 
 def _blocks(steps: int, numbers: int) -> Iterator[tuple[int, int]]:
-    """Yield the first step, and how many, of what is drawn at once: about 2^16 numbers, or one step."""
+    """Yield (first step, number of steps) of each block that is drawn in one call.
+
+    A block has about 2^16 numbers, or one step.
+    """
     at_once = max(1, _DRAWN // max(1, numbers))
     for first in range(0, steps, at_once):
         yield first, min(at_once, steps - first)
@@ -197,11 +207,11 @@ def _blocks(steps: int, numbers: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SiloRun:
-    """A silo's DP-SGD in a round.
+    """The DP-SGD of one silo in one round.
 
     Args:
-        held: (n,) rows of the cohort's table: its records.
-        plan: its steps and its sampling rate.
+        held: (n,) the silo's records, as rows of the cohort's table.
+        plan: its number of steps and its sampling rate.
         path: names its randomness in this round.
     """
 
@@ -216,7 +226,7 @@ class RecordBatch:
 
     Args:
         rows: (n,) rows of the cohort's table.
-        seeds: (n,) of each record's dropout masks in this step; None for a model without dropout.
+        seeds: (n,) seed of each record's dropout masks in this step; None for a model without dropout.
     """
 
     rows: Int64[Tensor, " n"]
@@ -228,8 +238,8 @@ class RecordSums:
 
     Attributes:
         drops_out: whether the model has dropout, so that :meth:`gradient_sums` reads the seeds.
-        side_by_side: whether silos take their steps together, each record beside a copy of its silo's model: where
-            models are small, a step costs the same for one silo as for many. The dimension alone decides.
+        side_by_side: whether silos take their steps in one batch, each record with a copy of its silo's model.
+            For small models a step costs the same for one silo as for many. The dimension alone decides.
     """
 
     def __init__(self, task: Task, bound: Bound, cohort: Cohort, memory: int) -> None:
@@ -246,7 +256,7 @@ class RecordSums:
 
         Args:
             models: (m, d) parameters of the silos.
-            batches: of the silos, in the same order; one, unless they go side by side.
+            batches: of the silos, in the same order; exactly one unless ``side_by_side``.
         """
         layout, device = self._gradients.layout, self._cohort.device
         sums = SiloSums(len(models), layout.dimension, self._bound, device)
@@ -258,6 +268,7 @@ class RecordSums:
         for first in range(0, len(all_rows), self._rows):
             chunk = slice(first, first + self._rows)
             taken = len(all_rows[chunk])
+            # The last chunk is filled up to a multiple, so that its kernels round as those of full chunks do.
             slots = 1 if self._rows == 1 else round_up_slots(taken, 1)
             rows, own, seeds = (_filled(one[chunk], slots) for one in (all_rows, owners, all_seeds))
             features, targets = self._cohort.batch(rows[:, None])
@@ -279,18 +290,25 @@ class RecordSums:
 
 
 def record_slots(task: Task, cohort: Cohort, memory: int) -> int:
-    """Return how many gradients of single records are computed at once at most; 1: one at a time."""
+    """Return the largest number of per-record gradients in one batch; 1 means one at a time."""
     return rows_in_memory(task, cohort, memory) // slot_multiple(1) * slot_multiple(1) or 1
 
 
 def _filled(values: Int64[Tensor, " n"], slots: int) -> Int64[Tensor, " slots"]:
-    """Return the values, the last one repeated until there are so many."""
+    """Return the values, with the last one repeated up to this number of slots."""
     return torch.cat([values, values[-1:].expand(slots - len(values))])
 
 
 def poisson(n: int, rate: float, source: BitSource) -> Bool[Tensor, " n"]:
-    """Draw which of n records join a batch: independently with probability ``rate``, to within 2^-64."""
+    """Sample the records that join a batch: each independently with probability ``rate``, to within 2^-64.
+
+    Args:
+        n: number of records.
+        rate: the probability.
+        source: of uniform 64-bit words; a record joins if its word is below rate * 2^64.
+    """
     words = source.uint64(n)
     threshold = round(rate * 2**64)
+    # uint64 cannot hold 2^64, the threshold of rate 1.
     joined = np.ones(n, dtype=bool) if threshold >= 2**64 else words < np.uint64(threshold)
     return torch.from_numpy(joined)

@@ -1,12 +1,13 @@
-"""Dropout whose mask is a function of (contribution seed, step, layer, position), and of nothing else.
+"""Provide dropout whose mask is a function of (contribution seed, step, layer, position) alone.
 
-torch's dropout draws from one global stream, so the mask of a contribution would depend on the order of computation,
-and a vectorised trainer could not agree with a loop. Here entry j of layer l's mask at one step is
+The dropout of PyTorch reads one global random stream. The mask of a contribution would then depend on the order of
+computation, and a vectorised trainer could not agree with a loop. Here entry j of layer l's mask at one step is
 
     keep_j = [ hash(seed, l, j) >= p 2^53 ],    output = input * keep / (1 - p),
 
-where the seed is the contribution's for that step. P(keep) = 1 - p to within 2^-53. Position j counts entries
-record by record, so padding a batch at its end changes no mask of the records before it.
+where the hash is taken to 53 bits and the seed is the contribution's seed for that step. P(keep) = 1 - p to within
+2^-53. Position j counts entries record by record, so padding at the end of a batch changes no mask of the records
+before it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SeededDropout(nn.Module):
         shape = inputs.shape[:2] + (1,) * (inputs.dim() - 2) if self.channels else inputs.shape
         position = torch.arange(shape.numel(), device=inputs.device).reshape(shape)
         words = derive(derive(self.seed, self.layer), position)
-        # The first 53 bits of a word against p 2^53: without sign, so both are moved down by 2^63.
+        # Compare the first 53 bits of a word with p 2^53. int64 is signed, so both sides are shifted down by 2^63.
         keep = words.bitwise_xor_(_LOWEST) >= (int(self.p * (1 << 53)) << 11) + _LOWEST
         return inputs * (keep.to(inputs.dtype) / (1 - self.p))
 
@@ -63,8 +64,8 @@ def with_seeded_dropout(model: nn.Module) -> nn.Module:
     """Replace torch's dropout layers inside a model, in place, and return the model (or its replacement).
 
     Raises:
-        ModelError: a dropout layer of a derived class, with a ``forward`` of its own, or with hooks: its replacement
-            would ignore them.
+        ModelError: a dropout layer of a derived class, with its own ``forward``, or with hooks: the replacement
+            would ignore these.
     """
     if isinstance(model, _DROPOUTS):
         return _seeded(model, 0)
@@ -92,7 +93,7 @@ def _seeded(dropout: nn.Module, layer: int) -> SeededDropout:
 
 
 def seed_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the buffers that hold the dropout seeds of a model."""
+    """Return the names of the buffers that hold a model's dropout seeds."""
     return tuple(
         f"{name}.seed" if name else "seed"
         for name, module in model.named_modules()

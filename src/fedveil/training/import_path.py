@@ -1,4 +1,4 @@
-"""What a user names by an import path: a model's factory, a loss, a metric."""
+"""Import objects that a user names by path: a model factory, a loss, a metric."""
 
 import importlib
 from collections.abc import Collection
@@ -9,10 +9,10 @@ from fedveil.sanitize import sanitize
 
 
 def check_name(name: str, what: str, known: Collection[str]) -> None:
-    """Return if a name is known, or an import path.
+    """Check that a name is known or is an import path ``package.module:name``.
 
     Raises:
-        ConfigError: it is neither; the known names are listed.
+        ConfigError: it is neither; the error lists the known names.
     """
     module, _, attribute = name.partition(":")
     if name not in known and not (module and attribute):
@@ -23,16 +23,16 @@ def check_name(name: str, what: str, known: Collection[str]) -> None:
 
 
 def import_object(path: str, what: str, known: Collection[str] = ()) -> object:
-    """Return what an import path ``package.module:attribute`` names.
+    """Return the object at an import path ``package.module:attribute``.
 
     Raises:
-        ConfigError: the path is no such path (the known names are listed), or it names nothing.
+        ConfigError: the path has another form (the error lists the known names), or nothing can be imported from it.
     """
     check_name(path, what, known)
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a module runs its code
+    except Exception as error:  # an import runs the module's code, which may raise anything
         why = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"{what} {path}: module {module_name} cannot be imported ({sanitize(str(why))})"

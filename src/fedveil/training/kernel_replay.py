@@ -1,22 +1,22 @@
-"""A function of tensors as the list of kernels that it calls: written down once for every shape, then run by itself.
+"""Replay a function of tensors as a list of kernels, traced once per shape.
 
-``vmap`` and ``grad`` go through the Python of a model, and their own, in every step of every contribution: most of a
-step where models are small. A function that is often called with tensors of one shape is therefore traced, by
-``make_fx`` of PyTorch, which notes what reaches the kernels below vmap and autograd, and the list is run instead: the
-same kernels, of the same tensors, in the same order, so the same bits, but for those whose results are known or that
-nobody reads (:mod:`fedveil.training.kernels`). docs/theory/vectorised-training.md.
+``vmap`` and ``grad`` run the Python code of a model, and their own, in every step of every contribution. For small
+models this is most of a step. A function that is often called with tensors of one shape is therefore traced by
+PyTorch's ``make_fx``, which records the kernels below vmap and autograd. The list then runs instead: the same
+kernels, on the same tensors, in the same order, so the same bits. Only kernels with known or unread results are left
+out (:mod:`fedveil.training.kernels`). docs/theory/vectorised-training.md.
 
-The list must be a function of the tensors alone. It is written down from made-up tensors, so it holds nobody's records,
-and is used only if
+The list must be a function of the tensors alone. It is traced with made-up tensors, so it holds no private records.
+It is used only if
 
-* nothing was read out of a tensor meanwhile, by whatever way Python has, no kernel's result has a shape that follows
-  from numbers, and no code ran that PyTorch does not look into (``torch.autograd.Function``);
-* it writes to nothing that it is given, and every tensor that stands in it is a constant of the model or one number;
-* it gives what the function gives, bit for bit, for two sets of made-up tensors.
+* during the trace, no Python code read numbers from a tensor, no kernel's result has a data-dependent shape, and no
+  code ran that PyTorch does not trace (``torch.autograd.Function``);
+* it writes to none of its inputs, and every tensor in it is a constant of the model or a single number;
+* it gives the same bits as the function for two sets of made-up tensors.
 
-So whether there is a list follows from shapes, the function and how often a shape was met: of the three, the last may
-hang on who else is there, and it changes no bit. Under autocast there are no lists: kernels that call others ask for
-the precision again.
+Whether a list exists follows from shapes, the function, and how often a shape occurred. The last may depend on the
+other contributions, but it changes no bit. Under autocast no lists are made, because composite kernels choose the
+precision again when they are replayed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Tensors: TypeAlias = dict[str, Tensor]
 GradientFunction: TypeAlias = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensors]
 
 CALLS: Final = 128
-"""With tensors of one shape, after which it is traced: tracing takes as long as about a hundred calls save."""
+"""Calls with tensors of one shape before the shape is traced: a trace takes as long as about a hundred calls save."""
 _MOST: Final = 256
-"""Shapes that are kept; others are computed as before."""
+"""Largest number of traced shapes; other shapes call the function."""
 
 _READS: Final = frozenset(
     {
@@ -55,18 +55,18 @@ _READS: Final = frozenset(
         Tensor.untyped_storage,
     }
 )
-"""What gives the numbers of a tensor to Python; whatever else does calls ``item``, which cannot be traced."""
+"""Tensor methods that give numbers to Python; all other ways call ``item``, which cannot be traced."""
 
 _Shapes: TypeAlias = tuple[tuple[torch.Size, tuple[int, ...], int, torch.dtype], ...]
 
 
 class ReplayedGradient:
-    """A batched gradient that runs as a list of kernels where its shapes come often.
+    """A batched gradient that runs as a list of kernels for shapes that occur often.
 
     Args:
-        function: of parameters by name and of a batch; its results are named like the parameters.
-        constants: tensors that it reads beside its arguments.
-        calls: with tensors of one shape, after which they are traced.
+        function: takes parameters by name and a batch; its results are named like the parameters.
+        constants: tensors that it reads in addition to its arguments.
+        calls: number of calls with tensors of one shape after which that shape is traced.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class ReplayedGradient:
 
     @property
     def lists(self) -> int:
-        """How many shapes run as lists of kernels."""
+        """Number of shapes that run as lists of kernels."""
         return len(self._lists)
 
     def __call__(
         self, parameters: Tensors, features: Tensor, targets: Tensor, mask: Tensor, seeds: Tensor
     ) -> Tensors:
-        """Return what the function returns, bit for bit."""
+        """Return the function's result, bit for bit."""
         tensors = (*parameters.values(), features, targets, mask, seeds)
         shapes = tuple((one.shape, one.stride(), int(one.storage_offset()), one.dtype) for one in tensors)
         kernels = self._lists.get(shapes)
@@ -100,29 +100,32 @@ class ReplayedGradient:
     def _traced(
         self, names: tuple[str, ...], tensors: tuple[Tensor, ...]
     ) -> Callable[..., tuple[Tensor, ...]] | None:
-        """Return the list of kernels for tensors of these shapes, None where there is none to rely on."""
+        """Return the list of kernels for tensors of these shapes; None if no list can be relied on."""
 
         def flat(*given: Tensor) -> tuple[Tensor, ...]:
             found = self._function(dict(zip(names, given, strict=False)), *given[len(names) :])
             return tuple(found[name] for name in names)
 
         try:
-            with single_threaded():  # others would find modules changed that tracing changes for a while
+            # Tracing patches modules of PyTorch for a while, so no other training may run.
+            with single_threaded():
                 return self._tried(flat, tensors)
-        except Exception:  # the function itself is called, and says what is wrong with it, if anything is
+        except Exception:  # the caller then runs the function itself, which raises its own error if it fails
             return None
 
     def _tried(
         self, function: Callable[..., tuple[Tensor, ...]], like: Sequence[Tensor]
     ) -> Callable[..., tuple[Tensor, ...]] | None:
-        """Return the list of a function's kernels, None where it is not the function or could be another one."""
+        """Return a function's list of kernels; None if it may differ from the function."""
         made_up = _made_up(like, 0)
         with _Unread():
             graph = make_fx(function)(*made_up)
+        # PyTorch counts the writes to a tensor in _version.
         written = any(tensor._version for tensor in made_up)
         if written or _follows_numbers(graph) or not all(self._known(tensor) for tensor in _held(graph)):
             return None
         optimise_graph(graph)
+        # Node metadata keep tensors of the trace alive. The plain CodeGen calls the list with flat arguments.
         for node in graph.graph.nodes:
             node.meta.clear()
         graph.graph.set_codegen(CodeGen())
@@ -138,18 +141,18 @@ class ReplayedGradient:
 
 
 def _held(graph: GraphModule) -> list[Tensor]:
-    """Return the tensors that stand in a list of kernels itself."""
+    """Return the tensors that are stored in a list of kernels."""
     return [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
 
 
 def _follows_numbers(graph: GraphModule) -> bool:
-    """Return whether shapes, and so what Python did, follow from the numbers in tensors."""
+    """Return whether a shape, and so the path of the Python code, depends on the numbers in a tensor."""
     tags = {tag for node in graph.graph.nodes for tag in getattr(node.target, "tags", ())}
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 
 def _made_up(like: Sequence[Tensor], turn: int) -> tuple[Tensor, ...]:
-    """Return tensors that lie in memory as these do, with small numbers, zeros and ones that belong to nobody."""
+    """Return made-up tensors with the memory layout of these: small numbers, zeros and ones."""
     generator = torch.Generator().manual_seed(turn)
     memory: dict[torch.dtype, Tensor] = {}
     for dtype in {one.dtype for one in like}:
@@ -159,7 +162,7 @@ def _made_up(like: Sequence[Tensor], turn: int) -> tuple[Tensor, ...]:
         else:
             numbers = (torch.arange(most) + turn) % 2
         memory[dtype] = numbers.to(like[0].device, dtype)
-    # A version counts what is written; views of a detached tensor begin at 0, with it.
+    # Views share the version counter of their base. A detached base starts at 0, so a later count above 0 is a write.
     return tuple(
         torch.as_strided(memory[one.dtype].detach(), one.shape, one.stride(), one.storage_offset())
         for one in like
@@ -167,13 +170,13 @@ def _made_up(like: Sequence[Tensor], turn: int) -> tuple[Tensor, ...]:
 
 
 def _reach(tensor: Tensor) -> int:
-    """Return behind how many numbers of its memory a tensor ends."""
+    """Return the number of elements of its memory up to the end of a tensor."""
     steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return int(tensor.storage_offset() + max(0, steps) + 1)
 
 
 class _Unread(TorchFunctionMode):
-    """Refuses whatever gives numbers of tensors to Python, and code that PyTorch does not look into."""
+    """Mode that refuses reads of tensor numbers by Python, and code that PyTorch does not trace."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

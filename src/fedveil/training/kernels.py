@@ -1,11 +1,11 @@
-"""A list of kernels made short: the same numbers from fewer calls, each of which costs less.
+"""Optimise a traced list of kernels: the same numbers from fewer and cheaper calls.
 
-Where arrays are small, calling a kernel takes longer than what it computes. Three changes to a list leave every number
-as it is (:mod:`fedveil.training.kernel_replay` compares them before it uses a list):
+For small arrays, the call of a kernel takes longer than its computation. Three changes to a list keep every number;
+:mod:`fedveil.training.kernel_replay` compares results before it uses a list:
 
-* what nobody reads is not computed;
-* what follows from no argument, such as the hashed positions of a dropout mask, is computed once;
-* a kernel that is a method of tensors is called as one: a view takes a third of the time so.
+* Results that nothing reads are not computed.
+* Results that depend on no argument, such as the hashed positions of a dropout mask, are computed once.
+* A kernel that is a method of tensors is called as a method: this takes a third of the time of a view.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 _KEPT: Final = 1 << 14
-"""Numbers of a tensor that is computed once, at most: every list keeps its own."""
+"""Largest number of elements of a tensor that is computed once; every list keeps its own tensors."""
 
 _NAMES: Final = {"aten::_unsafe_view": "view"}
-"""Of methods that are called otherwise."""
+"""Kernels whose method has another name."""
 
 
 def optimise_graph(kernels: GraphModule) -> None:
-    """Make a list of kernels short, in place."""
+    """Shorten a list of kernels, in place."""
     kernels.graph.eliminate_dead_code()
     _compute_once(kernels)
     _call_methods(kernels.graph)
 
 
 def _compute_once(kernels: GraphModule) -> None:
-    """Put numbers in the place of kernels that read no argument, unless somebody could write to them."""
+    """Replace kernels that read no argument by their results, unless another kernel could write to these."""
     settled = _settled(kernels)
     computed = [node for node in settled if node.op != "get_attr"]
     outside = {user for node in computed for user in node.users if user not in settled}
+    # A kept tensor is reused in all later calls. A kernel that wrote to it, or a caller that received it, would
+    # change the results of later steps.
     if any(user.op == "output" or _hands_on(user) for user in outside):
         return
+    # In reverse order, all users of a node are replaced or erased before the node itself.
     for number, node in enumerate(reversed(list(settled))):
         if node.users and node.op != "get_attr":
             name = f"_settled_{number}"
@@ -50,7 +53,7 @@ def _compute_once(kernels: GraphModule) -> None:
 
 
 def _settled(kernels: GraphModule) -> dict[Node, Tensor]:
-    """Return the small tensors that follow from no argument, in the order of the list."""
+    """Return the small tensors that depend on no argument, in the order of the list."""
     found: dict[Node, Tensor] = {}
     for node in kernels.graph.nodes:
         if node.op == "get_attr":
@@ -64,14 +67,14 @@ def _settled(kernels: GraphModule) -> dict[Node, Tensor]:
 
 
 def _hands_on(node: Node) -> bool:
-    """Return whether a kernel writes to the memory of what it reads, or gives it away as a view."""
+    """Return whether a kernel writes to the memory of its inputs, or returns a view of it."""
     if not isinstance(node.target, OpOverload):
         return False
     return any(argument.alias_info is not None for argument in node.target._schema.arguments)
 
 
 def _call_methods(graph: Graph) -> None:
-    """Call kernels by the methods of tensors that PyTorch makes from the same declarations."""
+    """Call kernels through the tensor methods that PyTorch generates from the same declarations."""
     for node in list(graph.nodes):
         name = _method(node)
         if name is not None:
@@ -81,7 +84,10 @@ def _call_methods(graph: Graph) -> None:
 
 
 def _method(node: Node) -> str | None:
-    """Return the method that is this kernel: declared with a first argument ``self``, and not written in Python."""
+    """Return the name of the tensor method that is this kernel, or None.
+
+    The kernel must be declared with a first argument ``self``, and its method must not be written in Python.
+    """
     if not isinstance(node.target, OpOverload):
         return None
     declared = node.target._schema

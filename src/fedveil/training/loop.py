@@ -1,7 +1,7 @@
-"""The readable trainer: one contribution after another, in plain PyTorch.
+"""Train one contribution after another in plain PyTorch: the readable trainer.
 
-It is the oracle that the fast trainers are tested against, and what trains models that ``torch.func.vmap``
-cannot batch, such as an LSTM.
+The tests compare the fast trainers with this one. It also trains models that ``torch.func.vmap`` cannot batch, such
+as an LSTM.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from fedveil.training.trainer import (
 
 @dataclass(frozen=True, kw_only=True)
 class LoopTrainer(PartitionedTrainer):
-    """Trains each contribution by itself; implements :class:`~fedveil.training.trainer.Trainer`.
+    """Trainer that computes one contribution at a time.
+
+    It implements :class:`~fedveil.training.trainer.Trainer`.
 
     Args:
         memory: bytes that the records of a batch may take at once; a larger batch is computed in parts.
@@ -79,7 +81,16 @@ def single_update(
     member: int,
     seed: Int64[Tensor, " 1"],
 ) -> Float32[Tensor, " d"]:
-    """Return the update Delta = w_end - w_start of one contribution that has records, computed by itself."""
+    """Return the update Delta = w_end - w_start of one contribution with records, computed separately.
+
+    Args:
+        local: the local steps.
+        gradient: the gradient of the mean loss of a batch.
+        start: (d,) the model w_start.
+        cohort: the records.
+        member: index of the contribution in ``cohort.groups``.
+        seed: (1,) its seed, for batches and dropout masks.
+    """
     sgd = as_sgd(local)
     records = torch.from_numpy(cohort.groups.members(member))
     batch_size = sgd.batch_size or len(records)
@@ -91,6 +102,8 @@ def single_update(
             masks = step_seeds(seed, epoch, step) if gradient.drops_out else seed
             slope = gradient.evaluate(model, *cohort.batch(batch), masks[0])
             velocity = sgd.momentum * velocity + slope + sgd.weight_decay * model
+            # v <- mu v + (grad + lambda w), w <- w - eta v. The update is accumulated, not the model: the difference
+            # of two models would lose the low bits of a small update.
             delta = delta - sgd.learning_rate * velocity
             if sgd.projection is not None:
                 project_(delta[None], None, sgd.projection)
@@ -100,14 +113,14 @@ def single_update(
 class BatchGradient:
     """The gradient of a task's mean loss over one batch of records.
 
-    A batch of more than ``at_once`` records is computed in parts whose gradients are added up, which is the same but
-    for float32 rounding. Every part has dropout masks of its own. A loss whose terms depend on one another is not
-    divided.
+    A batch of more than ``at_once`` records is computed in parts. Their gradients are added up, which equals the
+    gradient of the batch up to float32 rounding. Every part has its own dropout masks. A loss whose terms depend on
+    one another is not divided.
 
     Args:
         task: model and loss.
         device: of the parameters.
-        at_once: the records of a part.
+        at_once: number of records of a part.
         look: called before every part.
     """
 
@@ -127,13 +140,21 @@ class BatchGradient:
     def evaluate(
         self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Int64[Tensor, ""]
     ) -> Float32[Tensor, " d"]:
-        """Return the gradient at a model; ``seed`` draws the dropout masks of this step."""
+        """Return the gradient of the mean loss at a model, as one vector.
+
+        Args:
+            model: (d,) the parameters.
+            features: (n, ...) float32 features of the batch.
+            targets: (n, ...) its targets.
+            seed: int64 scalar that determines the dropout masks of this step.
+        """
         if self._at_once is None or len(features) <= self._at_once:
             return self._of(model, features, targets, seed)
         total = torch.zeros_like(model)
         parts = zip(torch.split(features, self._at_once), torch.split(targets, self._at_once), strict=True)
         for number, (some, theirs) in enumerate(parts):
             slope = self._of(model, some, theirs, derive(seed, number))
+            # The mean over the batch is the mean over each part, weighted by its share of the records.
             total.add_(slope, alpha=len(some) / len(features))
         return total
 
@@ -160,9 +181,10 @@ class BatchGradient:
 
 
 def _laid_out(parameter: Tensor) -> Tensor:
-    """Return a convolution's kernel with channels innermost, for which CPU kernels are fastest; others as they are.
+    """Return a convolution kernel with its channels innermost in memory, and other parameters unchanged.
 
-    The strides alone change; a convolution's output takes after those of its kernel, and so does what follows it.
+    CPU kernels are fastest with this layout. Only the strides change. The output of a convolution inherits the layout
+    of its kernel, and so do the layers after it.
     """
     if parameter.ndim != 4:
         return parameter

@@ -1,11 +1,11 @@
-"""What training minimises: losses over the records of one batch, by name or import path.
+"""Define the losses that training minimises, over the records of one batch, by name or import path.
 
-A loss sees a batch as outputs (b, k), targets (b, ...) and a mask (b,) whose zeros mark rows that pad the
-batch; a padding row may hold any output. It is the mean over the records with mask 1, 0 when there is none:
+A loss receives a batch as outputs (b, k), targets (b, ...) and a mask (b,). Zeros of the mask mark rows that pad the
+batch; a padding row may hold any output. The loss is the mean over the records with mask 1, and 0 if there are none:
 
     L(outputs, targets, mask) = sum_i mask_i loss_i / max(1, sum_i mask_i)
 
-All of them work under ``torch.func.vmap`` and ``torch.func.grad``.
+All losses work under ``torch.func.vmap`` and ``torch.func.grad``.
 """
 
 from abc import ABC, abstractmethod
@@ -25,33 +25,34 @@ TaskKind: TypeAlias = Literal["classification", "regression", "survival"]
 RecordFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Mask: TypeAlias = Shaped[Tensor, "b"]
 Terms: TypeAlias = Float[Tensor, "b"]
-"""One term a record."""
+"""The term loss_i of each record."""
 Present: TypeAlias = Bool[Tensor, "g b"]
 Slopes: TypeAlias = Float[Tensor, "g k b"]
-"""One number for every output of every record of g batches, class by class."""
+"""Gradient with respect to every output of every record of g batches, class by class."""
 
 
 @runtime_checkable
 class Metric(Protocol):
-    """What is measured on test records; :mod:`fedveil.training.metrics` holds the shipped ones."""
+    """A measurement on test records; :mod:`fedveil.training.metrics` holds the built-in ones."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> float:
-        """Return the metric of outputs (n, k) for targets (n, ...), record i counted ``weights[i]`` times.
+        """Return the metric of outputs (n, k) for targets (n, ...), counting record i ``weights[i]`` times.
 
-        NaN means that the metric is not defined for these records (one class only, no comparable pair) or
-        that an output is NaN.
+        NaN means that the metric is not defined for these records (only one class, no comparable pair) or that an
+        output is NaN.
         """
         ...
 
 
 class Loss(ABC):
-    """A loss over the records of a batch; see the module's text for the masked mean it stands for.
+    """A loss over the records of a batch: the masked mean of the module docstring.
 
     Attributes:
-        name: the name or import path it is asked for by.
-        tasks: the kinds of task it is for.
-        separable: whether the term of a record depends on the output of that record alone (Cox: it does not).
-        takes_float64: whether it is measured in float64; one from outside may hold weights in float32, as in training.
+        name: its name or import path in an experiment.
+        tasks: the kinds of task that it supports.
+        separable: whether the term of a record depends on the output of that record alone (False for Cox).
+        takes_float64: whether it is measured in float64; a third-party loss may hold float32 weights and is then
+            measured in float32, as in training.
     """
 
     name: str
@@ -61,15 +62,15 @@ class Loss(ABC):
 
     @property
     def in_closed_form(self) -> bool:
-        """Whether :meth:`slopes` are a formula of its own, and need no ``torch.func``."""
+        """Whether :meth:`slopes` is a formula of this class and does not need ``torch.func``."""
         return type(self).slopes is not Loss.slopes
 
     @property
     def by_row(self) -> bool:
-        """Whether rows of several contributions may stand side by side in one call of :meth:`slopes`.
+        """Whether rows of several contributions may be passed in one call of :meth:`slopes`.
 
-        Only formulas of the house, which are read here and go row by row: a function from outside that looks at the
-        others for some values alone passes every trial.
+        True only for the formulas of this module, which treat each row separately by inspection. A third-party
+        function may look at other rows for a few values only, and so pass every trial.
         """
         return self.separable and self.in_closed_form and type(self).__module__ == __name__
 
@@ -77,14 +78,14 @@ class Loss(ABC):
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
     ) -> Terms:
-        """Return the term of each record; a padding row has a finite term whenever its output is finite."""
+        """Return the term of each record; a padding row has a finite term if its output is finite."""
 
     def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b *target"], present: Present) -> Slopes:
         """Return the gradient of the SUM of terms of each of g batches with respect to its outputs.
 
-        Outputs are laid out class by class, so that steps over classes run along contiguous records. What a
-        row that is not ``present`` gets is finite and means nothing. Here by ``torch.func``, for any loss: vmap shows
-        :meth:`records` one batch at a time, so that no row of one contribution meets one of another.
+        Outputs are laid out class by class, so that operations over classes run along contiguous records. Rows that
+        are not ``present`` get finite values without meaning. This default works for any loss, by ``torch.func``:
+        vmap shows :meth:`records` one batch at a time, so no row of one contribution meets a row of another.
         """
 
         def total(outputs: Tensor, targets: Tensor, present: Tensor) -> Tensor:
@@ -98,7 +99,8 @@ class Loss(ABC):
         """Refuse targets that this loss cannot compare with ``n_outputs`` outputs.
 
         Raises:
-            DataError: a wrong dtype or shape, or a value outside the loss's domain (named by row, not value).
+            DataError: a wrong dtype or shape, or a value outside the loss's domain (the error gives its row, not
+                the value).
             ModelError: the model has a number of outputs that this loss cannot use.
         """
 
@@ -106,7 +108,7 @@ class Loss(ABC):
         """Refuse a task of another kind.
 
         Raises:
-            ConfigError: the loss is not for this kind of task; names those that are.
+            ConfigError: the loss does not support this kind of task; the error lists the losses that do.
         """
         if task not in self.tasks:
             fitting = ", ".join(sorted(name for name, loss in LOSSES.items() if task in loss.tasks))
@@ -115,8 +117,10 @@ class Loss(ABC):
     def __call__(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
     ) -> Float[Tensor, ""]:
-        """Return the mean term over the records whose mask is 1; 0 when there is none."""
+        """Return the mean term over the records whose mask is 1; 0 if there are none."""
         present = mask.to(torch.bool)
+        # Padding rows may hold NaN or infinity. 0 * NaN is NaN in a gradient, so outputs are replaced before the loss
+        # and terms after it.
         safe = torch.where(present.unsqueeze(-1), outputs, torch.zeros_like(outputs))
         terms = self.records(safe, targets, mask)
         count = present.sum().clamp(min=1).to(outputs.dtype)
@@ -182,8 +186,8 @@ class BinaryCrossEntropy(Loss):
 class Focal(Loss):
     """Focal loss with gamma = 2, for rare classes: loss_i = -(1 - p_iy)^2 log p_iy, p_i = softmax(z_i).
 
-    A record that is predicted well counts little, so that the many of a frequent class do not drown the few of a rare
-    one. A single output z stands for the two outputs (0, z).
+    A well predicted record has a small weight, so the many records of a frequent class do not dominate the few of a
+    rare class. A single output z stands for the two outputs (0, z).
 
     Reference: T.-Y. Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017.
     """
@@ -193,7 +197,7 @@ class Focal(Loss):
     takes_float64 = True
 
     def records(self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
-        """Return -(1 - p)^2 log p of each record's own class."""
+        """Return -(1 - p)^2 log p of the true class of each record."""
         both = functional.pad(outputs, (1, 0)) if outputs.shape[-1] == 1 else outputs
         own = -functional.cross_entropy(both, targets.long(), reduction="none")
         return -(1 - own.exp()).square() * own
@@ -241,9 +245,9 @@ class Cox(Loss):
 
         loss_0 = 0,    loss_i = event_i log sum_{j <= i} exp(s_j - s_i)
 
-    The prefix j <= i is the set at risk when record i has its event; of records with tied times only those
-    sorted before i count, as in FLamby's Fed-TCGA-BRCA baseline. A batch of one record has gradient 0.
-    O(b log b), and finite for every finite score: sums of exponentials are accumulated as logarithms.
+    The prefix j <= i is the risk set at the event of record i. Of records with tied times, only those sorted before i
+    count, as in FLamby's Fed-TCGA-BRCA baseline. A batch of one record has gradient 0. The cost is O(b log b). The
+    loss is finite for every finite score, because sums of exponentials are accumulated as logarithms.
 
     Targets: (b, 2), event (1 or 0) and time.
     Reference: D. R. Cox, "Regression models and life-tables", J. R. Stat. Soc. B 34(2), 1972.
@@ -255,11 +259,12 @@ class Cox(Loss):
     separable = False
 
     def records(self, outputs: Float[Tensor, "b 1"], targets: Float[Tensor, "b 2"], mask: Mask) -> Terms:
-        """Return the terms in the order of the batch; padding rows are in nobody's risk set."""
+        """Return the terms in the order of the batch; no risk set contains a padding row."""
         present = mask.to(torch.bool)
         event, time = targets[..., 0].to(outputs.dtype), targets[..., 1]
         order = _longest_first(time, present)
         scores = _centred(outputs[..., 0], present)
+        # A_i = log sum_{j <= i} exp(s_j), over positions sorted by time, longest first.
         at_risk = torch.logcumsumexp(scores.gather(-1, order), -1)
         terms = at_risk.gather(-1, order.argsort(-1)) - scores
         return torch.where(present, event * terms, torch.zeros_like(terms))
@@ -271,13 +276,16 @@ class Cox(Loss):
 
             d/ds_i = sum_{l >= i} event_l exp(s_i - A_l) - event_i,    A_l = log sum_{j <= l} exp(s_j)
 
-        over positions sorted as above. No exponent is positive. A row that is not ``present`` gets 0.
+        Positions are sorted as in the class docstring. No exponent is positive, because A_l >= s_i for l >= i. Rows
+        that are not ``present`` get 0.
         """
         event = torch.where(present, targets[..., 0].to(outputs.dtype), 0)
         order = _longest_first(targets[..., 1], present)
         scores = _centred(outputs[:, 0], present).gather(-1, order)
         event = event.gather(-1, order)
         at_risk = torch.logcumsumexp(scores, -1)
+        # later_i = log sum_{l >= i} event_l exp(-A_l): a cumulative sum from the end; log(0) = -inf drops censored
+        # records.
         later = torch.logcumsumexp((event.log() - at_risk).flip(-1), -1).flip(-1)
         slopes = torch.zeros_like(scores).scatter_(-1, order, torch.exp(scores + later) - event)
         return torch.where(present, slopes, 0).unsqueeze(-2)
@@ -294,12 +302,12 @@ class Cox(Loss):
 
 
 class RecordLoss(Loss):
-    """A user's own function of the outputs and targets of a batch that returns one term per record.
+    """A user's function of the outputs and targets of a batch that returns one term per record.
 
     Args:
-        name: what reports call it.
-        function: ``function(outputs: (b, k), targets: (b, ...)) -> (b,)``; term i may depend on row i alone,
-            and it must work under ``torch.func.vmap``.
+        name: its name in reports.
+        function: ``function(outputs: (b, k), targets: (b, ...)) -> (b,)``; term i may depend on row i alone, and
+            it must work under ``torch.func.vmap``.
     """
 
     tasks: frozenset[TaskKind] = frozenset({"classification", "regression", "survival"})
@@ -311,10 +319,10 @@ class RecordLoss(Loss):
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
     ) -> Terms:
-        """Return the function's terms.
+        """Return the terms of the function.
 
         Raises:
-            ModelError: they are not one floating-point number per record.
+            ModelError: the terms are not one floating-point number per record.
         """
         terms = self._function(outputs, targets)
         if not isinstance(terms, Tensor) or terms.shape != mask.shape or not terms.is_floating_point():
@@ -323,7 +331,7 @@ class RecordLoss(Loss):
         return terms
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
-        """Accept every target: only the function knows its domain."""
+        """Accept all targets, because only the function knows its domain."""
 
 
 LOSSES: Mapping[str, Loss] = MappingProxyType(
@@ -332,12 +340,13 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
 
 
 def load_loss(name: str) -> Loss:
-    """Return a loss by its name, or a user's own by its import path ``package.module:function``.
+    """Return a built-in loss by its name, or a user's loss by its import path ``package.module:function``.
 
     The path may name a :class:`Loss`, or a function of (outputs, targets) that returns one term per record.
 
     Raises:
-        ConfigError: no such name, module or attribute, or not callable; says which names there are.
+        ConfigError: no loss of this name, no module or attribute at this path, or an object that is not callable;
+            the error lists the known names.
 
     >>> load_loss("cox").name
     'cox'
@@ -353,12 +362,15 @@ def load_loss(name: str) -> Loss:
 
 
 def _longest_first(time: Float[Tensor, "*g b"], present: Bool[Tensor, "*g b"]) -> Shaped[Tensor, "*g b"]:
-    """Return the positions by descending time, ties in the order given, absent rows last."""
+    """Return the positions by descending time, ties in the given order, absent rows last."""
     return torch.where(present, time, -torch.inf).sort(dim=-1, stable=True, descending=True).indices
 
 
 def _centred(scores: Float[Tensor, "*g b"], present: Bool[Tensor, "*g b"]) -> Float[Tensor, "*g b"]:
-    """Subtract the largest score present, which Cox's loss does not see: what is accumulated stays small."""
+    """Subtract the largest present score from all scores.
+
+    Cox's loss does not change, and accumulated values stay small.
+    """
     lowest = torch.finfo(scores.dtype).min
     return scores - torch.where(present, scores.detach(), lowest).amax(-1, keepdim=True)
 
@@ -368,6 +380,6 @@ def _described(targets: Tensor) -> str:
 
 
 def _refuse_rows(wrong: Shaped[Tensor, "n"], why: str) -> None:
-    """Raise a DataError that names the first wrong row, and not how many there are."""
+    """Raise a DataError that names the first wrong row, and not the number of wrong rows."""
     if bool(wrong.any()):
         raise DataError(f"row {int(wrong.nonzero()[0, 0])}: {why}")

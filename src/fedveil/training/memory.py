@@ -1,4 +1,8 @@
-"""How many records and models are computed at once: by public facts alone, a record's shape and a model's layers."""
+"""Limit how many records and models are computed at once, from public facts alone.
+
+The facts are the shape of a record and the layers of the model. Limits that depend on private records would change
+the rounding of other users' updates.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,25 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort
 
 LARGEST_BATCH: Final = 4 << 30
-"""Bytes that a batch which is trained by itself may take where nobody says: graphics cards have 8 GiB and more."""
+"""Default of the bytes that a separately trained batch may take; graphics cards have 8 GiB and more."""
 
 
 def records_at_once(task: Task, cohort: Cohort, memory: int) -> int:
-    """Return how many records of one batch fit into this many bytes while its gradient is computed, at least 1."""
+    """Return the number of records of one batch whose gradient fits into ``memory`` bytes, at least 1."""
     return max(1, memory // (4 * floats_per_record(task, cohort)))
 
 
 def rows_in_memory(task: Task, cohort: Cohort, memory: int) -> int:
-    """Return how many contributions of one record each fit into this many bytes, at least 1."""
+    """Return the number of one-record contributions, at least 1, that fit into ``memory`` bytes."""
+    # 4 bytes per number; parameters, gradients and a temporary for each are 4 numbers per parameter.
     return max(1, memory // (4 * (4 * task.dimension + floats_per_record(task, cohort))))
 
 
 def floats_per_record(task: Task, cohort: Cohort) -> int:
-    """Return about how many numbers one record of a batch takes while its gradient is computed.
+    """Return an estimate of the float32 numbers that one record takes while its gradient is computed.
 
-    Counts its features and, twice, the outputs of the layers: once for the forward pass, once for the backward.
+    It counts the record's features and, twice, the outputs of the layers: once for the forward pass, once for the
+    backward pass.
     """
     counted = 0
 

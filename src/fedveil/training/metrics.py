@@ -1,7 +1,7 @@
-"""What is measured on test records: metrics by name or import path.
+"""Define the metrics on test records, by name or import path.
 
 ==================  ==========================================================  ============================
-metric              value                                                       NaN when
+metric              value                                                       NaN if
 ==================  ==========================================================  ============================
 accuracy            share of records whose class is predicted                   no record
 balanced_accuracy   mean over the classes present of the share predicted        fewer than two classes
@@ -12,11 +12,11 @@ r2                  1 - sum (output - target)^2 / sum (target - mean)^2         
 loss                mean of the loss's terms                                    no record
 ==================  ==========================================================  ============================
 
-Every metric takes outputs (n, k), targets (n, ...) and optional weights (n,): a record of weight v counts as
-v equal records. All sums are float64. NaN in the outputs gives NaN: a diverged model has no accuracy.
+Every metric takes outputs (n, k), targets (n, ...) and optional weights (n,). A record of weight v counts as v equal
+records. All sums are float64. A NaN in the outputs gives NaN, because a diverged model has no accuracy.
 
-For two classes the balanced accuracy is the area under the curve of hard decisions, which is what ULDP-FL
-reports as "accuracy" for Creditcard.
+For two classes, the balanced accuracy is the area under the ROC curve of hard decisions. ULDP-FL reports this number
+as "accuracy" for Creditcard.
 """
 
 import inspect
@@ -40,7 +40,8 @@ def accuracy(
 ) -> float:
     """Return the weighted share of records whose predicted class is the target.
 
-    The class is the largest of k outputs (the first of equal ones); of one output, a logit, it is 1 above 0.
+    The predicted class is the largest of k outputs (the first of equal ones). For one output, a logit, it is 1 if the
+    logit is above 0.
     """
     if not len(targets) or bool(outputs.isnan().any()):
         return math.nan
@@ -51,9 +52,9 @@ def accuracy(
 def balanced_accuracy(
     outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
 ) -> float:
-    """Return the mean over the classes present of the weighted share of their records predicted.
+    """Return the mean, over the classes present, of the weighted share of correctly predicted records.
 
-    Classes are predicted as in :func:`accuracy`. NaN when fewer than two classes are present.
+    Classes are predicted as in :func:`accuracy`. NaN if fewer than two classes are present.
     """
     if bool(outputs.isnan().any()):
         return math.nan
@@ -69,7 +70,7 @@ def auc(
 ) -> float:
     """Return the area under the ROC curve: P(score of a positive > score of a negative) + P(equal) / 2.
 
-    The score is the logit, or the difference of the two logits. O(n log n). NaN when one class is absent.
+    The score is the logit, or the difference of the two logits. O(n log n). NaN if one class is absent.
 
     Raises:
         ModelError: more than two outputs.
@@ -80,6 +81,7 @@ def auc(
         return math.nan
     score = _array(score_of(outputs))
     positive, weight = _array(targets) == 1, _weights(targets, weights)
+    # Equal scores share a rank, so the sums by rank count each tie once, with weight 1/2.
     _, rank = np.unique(score, return_inverse=True)
     positives = np.bincount(rank, weights=weight * positive)
     negatives = np.bincount(rank, weights=weight * ~positive)
@@ -88,7 +90,7 @@ def auc(
 
 
 def score_of(outputs: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
-    """Return the score of class 1 of two: the logit, or the difference of the two logits."""
+    """Return the score of class 1 of two classes: the logit, or the difference of the two logits."""
     return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
 
 
@@ -97,10 +99,10 @@ def c_index(
 ) -> float:
     """Return Harrell's concordance index of risk scores for (event, time) targets.
 
-    Records i, j are comparable when i has an event and j outlives it: time_i < time_j, or time_i = time_j
-    with j censored. A comparable pair is concordant when score_i > score_j (the higher risk dies first: a
-    score is a negated survival time) and counts one half when the scores are equal; records of weights v
-    and w make v w pairs. O(n log^2 n). NaN when no pair is comparable.
+    Records i, j are comparable if i has an event and j outlives i: time_i < time_j, or time_i = time_j with j
+    censored. A comparable pair is concordant if score_i > score_j, because a higher risk score means an earlier event
+    (a score is a negated survival time). It counts one half if the scores are equal. Records of weights v and w make
+    v w pairs. O(n log^2 n). NaN if no pair is comparable.
 
     Reference: F. E. Harrell et al., "Evaluating the yield of medical tests", JAMA 247(18), 1982.
     """
@@ -108,8 +110,9 @@ def c_index(
         return math.nan
     score, weight = _array(outputs[:, 0]), _weights(targets, weights)
     event, time = _array(targets[:, 0]) == 1, _array(targets[:, 1])
-    # By time, events before censored records: the partners of an event are all that follow its tied events.
-    # Tied events are sorted by score, so among them only equal scores have to be taken back.
+    # Sort by time, events before censored records: the comparable partners of an event are all records after its tied
+    # events. Tied events are not comparable. They are sorted by score, so only their pairs of equal scores were
+    # counted; these are subtracted below (`tied`).
     order = np.lexsort((score, ~event, time))
     score, weight, event, time = score[order], weight[order], event[order], time[order]
     _, rank = np.unique(score, return_inverse=True)
@@ -133,7 +136,10 @@ def mae(
 def r2(
     outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
 ) -> float:
-    """Return the share of the targets' variance that is explained; 0 for their mean, below 0 for worse than that."""
+    """Return the explained share of the targets' variance: 1 for exact outputs, 0 for the targets' mean.
+
+    It is below 0 for a model that is worse than the mean. NaN if all targets are equal or no record has weight.
+    """
     weight, wanted = _weights(targets, weights), _array(targets).astype(np.float64)
     if not weight.sum():
         return math.nan
@@ -154,8 +160,9 @@ def _pairs_by_rank(
 ) -> tuple[float, float]:
     """Return sum first_i second_j over i < j with rank_j < rank_i, and over i < j with rank_j = rank_i.
 
-    Positions i < j differ in one highest bit b, where i has 0 and j has 1. For every b, the positions that
-    agree above b form a block; its pairs are read off cumulative sums over the block sorted by rank.
+    The binary numbers of two positions i < j differ in one highest bit b, where i has 0 and j has 1. For every b, the
+    positions that agree above b form a block. The pairs of a block follow from cumulative sums over the block sorted
+    by rank.
     """
     below = equal = 0.0
     by_rank = np.argsort(rank, kind="stable")
@@ -175,7 +182,7 @@ def _pairs_by_rank(
 
 
 class MeanLoss:
-    """The mean of a loss's terms over the records, weighted; for Cox all records together are one batch."""
+    """The weighted mean of a loss's terms over the records; for Cox, all records form one batch."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
@@ -208,18 +215,18 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 METRIC_NAMES: Final = (*METRICS, "loss")
-"""What an experiment may call a metric of the house."""
+"""Names of the built-in metrics in an experiment."""
 
 
 def load_metric(name: str, loss: Loss) -> Metric:
-    """Return a metric by its name, or a user's own by its import path ``package.module:function``.
+    """Return a built-in metric by name, or a user's metric by import path ``package.module:function``.
 
     Args:
         name: one of ``METRIC_NAMES``, or the import path of (outputs, targets, weights) -> float.
-        loss: what ``"loss"`` measures.
+        loss: the loss that the metric ``"loss"`` measures.
 
     Raises:
-        ConfigError: no such metric, or not callable.
+        ConfigError: no metric of this name or path, or an object that is not callable.
     """
     if name == "loss":
         return MeanLoss(loss)
@@ -232,7 +239,7 @@ def load_metric(name: str, loss: Loss) -> Metric:
 
 
 def check_metric(name: str, metric: Metric) -> Metric:
-    """Return a metric from outside if it can be called as one.
+    """Return a third-party metric if it takes the arguments of a metric.
 
     Raises:
         ConfigError: it takes other arguments.
@@ -240,7 +247,7 @@ def check_metric(name: str, metric: Metric) -> Metric:
     try:
         inspect.signature(metric).bind(None, None, None)
     except ValueError:
-        return metric  # it does not say what it takes
+        return metric  # the callable (a C function, say) has no signature to inspect
     except TypeError as error:
         raise ConfigError(
             f"metric {name}: it is called with (outputs, targets, weights), and it does not take them: {error}"

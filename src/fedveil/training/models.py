@@ -1,4 +1,4 @@
-"""Models by name: the networks of the published experiments, or any ``package.module:factory``.
+"""Provide models by name: the networks of published experiments, or any ``package.module:factory``.
 
 =============  ============================================================  =======================
 name           network                                                       parameters
@@ -37,10 +37,9 @@ from fedveil.training.import_path import import_object
 from fedveil.training.validation import validate_behaviour, validate_layers
 
 # --- resnet --------------------------------------------------------------------------------------------------------
-# Residual networks (He et al. 2016) with GroupNorm (Wu and He 2018) in the place of BatchNorm, for images.
-#
-# BatchNorm would mix records and keep statistics of them outside the update; GroupNorm normalises every record by
-# itself and has the same parameters, a scale and a shift per channel.
+# Residual networks for images (He et al. 2016), with GroupNorm (Wu and He 2018) instead of BatchNorm. BatchNorm would
+# mix records and keep statistics of them outside the update. GroupNorm normalises every record separately and has the
+# same parameters: a scale and a shift per channel.
 
 _CHANNELS_PER_GROUP = 16
 
@@ -50,7 +49,7 @@ def _norm(channels: int) -> nn.GroupNorm:
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around which the input goes, by a 1x1 convolution where its shape changes."""
+    """Two 3x3 convolutions with a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -89,7 +88,10 @@ def _check(name: str, input_shape: tuple[int, ...]) -> int:
 
 
 def resnet18_groupnorm(input_shape: tuple[int, ...], n_outputs: int) -> nn.Module:
-    """ResNet-18: four stages of two blocks, 64 to 512 channels; 11,181,642 parameters for 3 colours, 10 classes."""
+    """Build ResNet-18: four stages of two blocks with 64 to 512 channels.
+
+    It has 11,181,642 parameters for 3 colours and 10 classes.
+    """
     channels = _check("resnet18_groupnorm", input_shape)
     return nn.Sequential(
         nn.Conv2d(channels, 64, 7, 2, padding=3, bias=False),
@@ -104,7 +106,12 @@ def resnet18_groupnorm(input_shape: tuple[int, ...], n_outputs: int) -> nn.Modul
 
 
 def resnet_small_groupnorm(input_shape: tuple[int, ...], n_outputs: int) -> nn.Module:
-    """A small one for one core: a patch of 4 x 4 pixels in, three stages of one block, 16 to 64 channels."""
+    """Build a small residual network for one core.
+
+    It reads patches of 4 x 4 pixels and has three stages of one block.
+
+    The stages have 16, 32 and 64 channels.
+    """
     channels = _check("resnet_small_groupnorm", input_shape)
     return nn.Sequential(
         nn.Conv2d(channels, 16, 4, 4, bias=False),
@@ -121,23 +128,23 @@ def resnet_small_groupnorm(input_shape: tuple[int, ...], n_outputs: int) -> nn.M
 
 Shape: TypeAlias = tuple[int, ...]
 ModelFactory: TypeAlias = Callable[[Shape, int], nn.Module]
-"""``factory(input_shape, n_outputs)`` returns a fresh model for records of ``input_shape``."""
+"""``factory(input_shape, n_outputs)`` returns a new model for records of ``input_shape``."""
 
 
 def linear(input_shape: Shape, n_outputs: int) -> nn.Module:
-    """One affine map of the flattened features: linear, logistic, softmax and Cox regression."""
+    """Build one affine map of the flattened features: linear, logistic, softmax or Cox regression."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), n_outputs))
 
 
 def mlp(input_shape: Shape, n_outputs: int) -> nn.Module:
-    """One hidden layer of 32 rectified units."""
+    """Build a network with one hidden layer of 32 rectified units."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(input_shape), 32), nn.ReLU(), nn.Linear(32, n_outputs)
     )
 
 
 def mlp_32_16(input_shape: Shape, n_outputs: int) -> nn.Module:
-    """Hidden layers of 32 and 16 rectified units: the MLP of CEPAM."""
+    """Build a network with hidden layers of 32 and 16 rectified units: the MLP of CEPAM."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(math.prod(input_shape), 32),
@@ -149,7 +156,7 @@ def mlp_32_16(input_shape: Shape, n_outputs: int) -> nn.Module:
 
 
 def mlp_groupnorm(input_shape: Shape, n_outputs: int) -> nn.Module:
-    """Five hidden layers of 30 units, each normalised per record: the Creditcard network of ULDP-FL."""
+    """Build five hidden layers of 30 units, each normalised per record: the Creditcard network of ULDP-FL."""
     width = 30
     layers: list[nn.Module] = [nn.Flatten(), nn.Linear(math.prod(input_shape), width), nn.ReLU()]
     layers.append(nn.GroupNorm(1, width))
@@ -159,7 +166,7 @@ def mlp_groupnorm(input_shape: Shape, n_outputs: int) -> nn.Module:
 
 
 def cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
-    """Two convolutions and two affine layers: the MNIST network of ULDP-FL.
+    """Build two convolutions and two affine layers: the MNIST network of ULDP-FL.
 
     Takes images (height, width) or (channels, height, width) of at least 16 x 16.
     """
@@ -184,7 +191,10 @@ def cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
 
 
 def cnn_6(input_shape: Shape, n_outputs: int) -> nn.Module:
-    """Two convolutions of 6 channels and two affine layers: the CNN of CEPAM. Takes images as :func:`cnn` does."""
+    """Build two convolutions of 6 channels and two affine layers: the CNN of CEPAM.
+
+    Takes images as :func:`cnn` does.
+    """
     image = _image("cnn_6", input_shape)
     height, width = _after_two_poolings(image)
     return nn.Sequential(
@@ -204,7 +214,13 @@ def cnn_6(input_shape: Shape, n_outputs: int) -> nn.Module:
 
 
 def _image(name: str, input_shape: Shape) -> Shape:
-    """Return (channels, height, width) of an image that two 5x5 convolutions with pooling leave something of."""
+    """Return (channels, height, width) of an image that two 5x5 convolutions with pooling can process.
+
+    A flat record of s * s features is taken as an image of side s.
+
+    Raises:
+        ModelError: another shape, or an image of fewer than 16 x 16 pixels.
+    """
     if len(input_shape) == 1 and math.isqrt(input_shape[0]) ** 2 == input_shape[0]:
         side = math.isqrt(input_shape[0])
         input_shape = (side, side)
@@ -227,27 +243,28 @@ class ChannelNorm(nn.Module):
     """``torch.nn.LocalResponseNorm(4)`` in a third of its time on a CPU, equal up to float32 rounding.
 
     With x_c channel c of one position, out_c = x_c / (1 + 10^-4 / 4 (x_{c-2}^2 + ... + x_{c+1}^2))^(3/4). PyTorch
-    averages by three-dimensional pooling, which is slower than adding four shifted views, and takes a real power,
+    averages by three-dimensional pooling, which is slower than adding four shifted views. It takes a real power,
     which is slower than two square roots.
     """
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return (b, channels, height, width) as it came."""
+        """Return the normalised images, with the shape (b, channels, height, width) of the input."""
         channels = images.shape[1]
         squares = nn.functional.pad(images * images, (0, 0, 0, 0, 2, 1))
         total = squares[:, :channels]
         for shift in range(1, 4):
             total = total + squares[:, shift : shift + channels]
+        # s^(-3/4) = s^(-1/2) * sqrt(s^(-1/2)).
         root = torch.rsqrt(1 + 1e-4 / 4 * total)
         return images * root * root.sqrt()
 
 
 def svhn_cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
-    """Two convolutions of 64 and 128 channels and three affine layers: the SVHN network of DP-Fed-LS.
+    """Build two convolutions (64, 128 channels) and three affine layers: the SVHN network of DP-Fed-LS.
 
-    The published initial state: normal weights of standard deviation 1e-4 (convolutions), 0.04 (hidden affine
-    layers) and 1/192 (the last), zero biases but 0.1 in the second convolution and the hidden affine layers.
-    Takes images (channels, height, width).
+    It has the published initial state: normal weights of standard deviation 1e-4 (convolutions), 0.04 (hidden affine
+    layers) and 1/192 (last layer). Biases are zero, except 0.1 in the second convolution and the hidden affine
+    layers. Takes images (channels, height, width).
     """
     if len(input_shape) != 3:
         raise ModelError(f"model svhn_cnn takes images (channels, height, width), not {input_shape}")
@@ -269,6 +286,7 @@ def svhn_cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(192, n_outputs),
     )
+    # (index of the layer in the sequence, standard deviation of its weights, its bias).
     states = ((0, 1e-4, 0.0), (4, 1e-4, 0.1), (9, 0.04, 0.1), (11, 0.04, 0.1), (13, 1 / 192, 0.0))
     for number, std, bias in states:
         layer = model[number]
@@ -280,11 +298,11 @@ def svhn_cnn(input_shape: Shape, n_outputs: int) -> nn.Module:
 
 
 class NextCharacter(nn.Module):
-    """Embeds characters, runs two LSTM layers over them and classifies the last step.
+    """Embedding of characters, two LSTM layers, and a classifier of the last step.
 
     Args:
-        n_characters: how many there are, in and out.
-        last: how many characters at the end of a record are read; None reads all.
+        n_characters: number of different characters, of inputs and outputs.
+        last: number of characters at the end of a record that are read; None reads all.
     """
 
     def __init__(self, n_characters: int, last: int | None = None) -> None:
@@ -295,8 +313,12 @@ class NextCharacter(nn.Module):
         self.classifier = nn.Linear(256, n_characters)
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return (b, characters) logits for (b, length) character numbers, given as float32 like all features."""
+        """Return (b, characters) logits for (b, length) character numbers.
+
+        The numbers are stored as float32, like all features.
+        """
         read = codes if self.last is None else codes[:, -self.last :]
+        # A made-up record of the trials holds any float32 number, so numbers outside the alphabet must not fail.
         numbers = read.long().clamp(0, self.embedding.num_embeddings - 1)
         states, _ = self.lstm(self.embedding(numbers))
         logits: torch.Tensor = self.classifier(states[:, -1])
@@ -304,14 +326,17 @@ class NextCharacter(nn.Module):
 
 
 def lstm(input_shape: Shape, n_outputs: int) -> nn.Module:
-    """The Shakespeare network of DP-Fed-LS: characters in, the next character out."""
+    """Build the Shakespeare network of DP-Fed-LS: characters in, the next character out."""
     if len(input_shape) != 1:
         raise ModelError(f"model lstm takes sequences (length,) of character numbers, not {input_shape}")
     return NextCharacter(n_outputs)
 
 
 def lstm_10(input_shape: Shape, n_outputs: int) -> nn.Module:
-    """The same parameters on the last 10 characters alone, at an eighth of the price of 80."""
+    """Build :func:`lstm` with the same parameters, on the last 10 characters alone.
+
+    It costs an eighth of 80 characters.
+    """
     if len(input_shape) != 1:
         raise ModelError(f"model lstm_10 takes sequences (length,) of character numbers, not {input_shape}")
     return NextCharacter(n_outputs, last=10)
@@ -330,14 +355,14 @@ MODELS: dict[str, ModelFactory] = {
     "resnet_small_groupnorm": resnet_small_groupnorm,
     "resnet18_groupnorm": resnet18_groupnorm,
 }
-"""The shipped models by name."""
+"""The built-in models by name."""
 
 
 def start_at_zero(model: nn.Module) -> None:
-    """Set all parameters of a model to zero, in place: a start that depends on no seed.
+    """Set all parameters of a model to zero, in place: an initial model that depends on no seed.
 
     Raises:
-        ModelError: a model of several layers, whose hidden units would all stay alike.
+        ModelError: a model of several layers; its hidden units would all stay equal.
     """
     weighing = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
     if len(weighing) != 1 or type(weighing[0]) is not nn.Linear:
@@ -355,20 +380,21 @@ def build_model(
     """Build a model with seeded initial parameters and check that it can be trained.
 
     Args:
-        name: a name of :data:`MODELS`, or ``package.module:factory`` where ``factory(input_shape,
-            n_outputs)``, or ``factory()``, returns a module for float32 records of ``input_shape``.
+        name: a name of :data:`MODELS`, or ``package.module:factory``, where ``factory(input_shape, n_outputs)``
+            or ``factory()`` returns a module for float32 records of ``input_shape``.
         input_shape: shape of one record's features.
-        n_outputs: numbers the model gives per record (classes, or 1).
-        randomness: the initial parameters depend on its seed and on ``name`` alone; torch's global random
-            state is left as it was.
+        n_outputs: numbers that the model returns per record (number of classes, or 1).
+        randomness: the initial parameters depend only on its seed and on ``name``; torch's global random state is
+            restored.
 
     Raises:
-        ConfigError: an unknown name; says which there are.
+        ConfigError: an unknown name; the error lists the known names.
         ModelError: a factory that returns no module, or a model that mixes records.
     """
     factory = MODELS[name] if name in MODELS else _imported(name)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(randomness.integer("model", name))  # the processor's alone
+        # Only the CPU generator is seeded: torch.manual_seed would change those of CUDA devices, too.
+        torch.default_generator.manual_seed(randomness.integer("model", name))
         model = (
             factory(input_shape, n_outputs)
             if name in MODELS
@@ -384,7 +410,11 @@ def build_model(
 
 
 def _built(name: str, factory: ModelFactory, input_shape: Shape, n_outputs: int) -> object:
-    """Call somebody else's factory; it is given public numbers alone, so what it raises tells of no record."""
+    """Call a third-party factory with public numbers alone, so that its error messages reveal no record.
+
+    Raises:
+        ModelError: the factory fails.
+    """
     try:
         return factory(input_shape, n_outputs)
     except Exception as error:

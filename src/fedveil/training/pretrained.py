@@ -1,4 +1,4 @@
-"""Parameters from a file: a public model to start from, or some of its layers."""
+"""Load parameters from a file: a public model to start from, or some of its layers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedveil.files import LARGEST_FILE, read_content
 
 @dataclass(frozen=True, eq=False)
 class PublicModel:
-    """A model's file, read once: what is stated of it is of the bytes that training begins with.
+    """A model file, read once, so that the statement describes the same bytes that training starts from.
 
     Attributes:
-        path: where it lay, for errors.
-        content: a safetensors file.
+        path: path of the file, for errors.
+        content: the bytes of a safetensors file.
     """
 
     path: Path
@@ -33,27 +33,27 @@ class PublicModel:
         """Read a file.
 
         Raises:
-            ModelError: missing, or no file.
+            ModelError: the file is missing or is not a regular file.
         """
         return cls(path, read_content(path, ModelError, largest=LARGEST_FILE))
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the file, in hexadecimal digits."""
+        """SHA-256 of the file, in hexadecimal digits."""
         return hashlib.sha256(self.content).hexdigest()
 
 
 def take_parameters(model: nn.Module, public: PublicModel, layers: Sequence[str] | None = None) -> None:
-    """Overwrite parameters of a model with those of a safetensors file; the other parameters stay.
+    """Overwrite parameters of a model with those of a safetensors file; other parameters stay unchanged.
 
     Args:
         model: changed in place.
         public: tensors by the names of ``model.named_parameters()``, such as a run's ``model.safetensors``.
-        layers: names of sub-modules ("0", "lstm", "block.1") whose parameters are taken; None takes all of them.
+        layers: names of sub-modules ("0", "lstm", "block.1") whose parameters are taken; None takes all parameters.
 
     Raises:
-        ModelError: no safetensors file, a layer that the model does not have, a tensor that is missing in the file, has
-            another shape, or is not finite.
+        ModelError: not a safetensors file, a layer that the model does not have, or a tensor that is missing in
+            the file, has another shape, or is not finite.
     """
     path = public.path
     try:

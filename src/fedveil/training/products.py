@@ -1,8 +1,10 @@
-"""Whether Intel's oneMKL, from which PyTorch on x86 takes its matrix products, is in its reproducible mode.
+"""Check whether Intel's oneMKL is in its reproducible mode.
 
-Outside of this mode the last bits of a product may depend on where in memory its arrays start, and so on the slot of a
-contribution in a batch. ``import fedveil`` asks for the mode (``MKL_CBWR``), but the library reads the variable at the
-first product of a process. This module asks the library which mode it is in.
+PyTorch on x86 computes its matrix products with oneMKL.
+
+Outside this mode, the last bits of a product may depend on the memory addresses of its arrays, and so on the slot of
+a contribution in a batch. ``import fedveil`` requests the mode (``MKL_CBWR``), but the library reads the variable
+only at the first product of a process. This module asks the library for its mode.
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ HOW_TO_ASK: Final = (
     "Python with MKL_CBWR=AUTO"
 )
 _GETTERS: Final = ("mkl_serv_cbwr_get", "MKL_CBWR_Get")
-"""Of the library within PyTorch's own wheels, and of one beside it."""
+"""Getter of the library inside PyTorch's own wheels, and of a separately installed one."""
 _BRANCH, _OFF = 1, 1
-"""``MKL_CBWR_BRANCH``: which code path is asked for; ``MKL_CBWR_BRANCH_OFF``: none."""
+"""``MKL_CBWR_BRANCH``: asks for the selected code path; ``MKL_CBWR_BRANCH_OFF``: no reproducible path."""
 
 
 def rounds_by_place() -> bool:
-    """Return whether oneMKL says that its reproducible mode is off; False where PyTorch uses another library.
+    """Return whether oneMKL reports that its reproducible mode is off.
 
-    A library that cannot be asked is judged by the trials of :mod:`fedveil.training.batch_independence` alone.
+    The answer is False if PyTorch uses another library.
+
+    A library without the getter gives False, too: the trials of :mod:`fedveil.training.batch_independence` alone
+    judge it.
     """
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return False

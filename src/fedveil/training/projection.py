@@ -1,4 +1,4 @@
-"""The projection of DP-Fed-LS: a model that strays too far from where it started is pulled back after every step."""
+"""Project models as DP-Fed-LS does: after every step, pull a model back into a ball around its start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 def project_(models: Float32[Tensor, "b d"], centre: Float32[Tensor, " d"] | None, radius: float) -> None:
     """Replace every row w by c + (w - c) / max(1, ||w - c|| / radius), in place.
 
-    Norms are taken in float64, so that no finite row overflows; a row that is not finite stays so, and is counted
-    and dropped where contributions are bounded.
+    Norms are computed in float64, so that no finite row overflows. A row that is not finite stays so; the bound on
+    contributions counts it and drops it later.
 
     Args:
         models: (b, d) one model, or one update, per row.

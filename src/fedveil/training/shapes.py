@@ -1,17 +1,18 @@
-"""Shapes that leave a contribution's float32 training alone, whatever is trained beside it.
+"""Choose tensor shapes so that a contribution's float32 training is independent of its batch.
 
-Kernels round by shape: a product of 31 rows may be computed by another kernel than one of 32, the last numbers of an
-array by scalar code and the others by vectors, and an array cut between threads wherever the cut falls. Training at a
-high rate over many epochs turns a last bit into any difference, so nothing of this may depend on other contributions.
-Two rules keep it so, and docs/theory/alone-in-a-batch.md has the argument:
+Kernels round by shape. A product of 31 rows may use another kernel than one of 32. The last numbers of an array are
+computed by scalar code and the others by vector code. Threads cut an array at places that depend on its length.
+Training at a high rate over many epochs amplifies a last bit to any difference, so none of this may depend on other
+contributions. Two rules ensure it; docs/theory/alone-in-a-batch.md has the argument:
 
-* every tensor dimension but the number of contributions (slots) is a function of the contribution's own number of
-  records and of public facts (:func:`padded_sizes`);
-* the number of slots is a multiple of :func:`slot_multiple`: no array of a batch leaves a remainder that is not a
-  whole number of vectors, a matrix product never changes its kernel, and one thread computes it
+* Every tensor dimension except the number of contributions (slots) is a function of the contribution's own number of
+  records and of public facts (:func:`padded_sizes`).
+* The number of slots is a multiple of :func:`slot_multiple`. No array of a batch then leaves a remainder that is not
+  a whole number of vectors, and a matrix product never changes its kernel. One thread computes it
   (:func:`single_threaded`).
 
-What the rules cannot prove of a machine's kernels, :mod:`fedveil.training.batch_independence` tries before training.
+The rules cannot prove anything about the kernels of a machine: :mod:`fedveil.training.batch_independence` tests these
+before training.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ from jaxtyping import Int64
 from torch import Tensor
 
 LANES: Final = 32
-"""Numbers that the widest loops of a CPU kernel take at once: two vectors of 16 float32 numbers."""
+"""Numbers that the widest loops of a CPU kernel process at once: two vectors of 16 float32 numbers."""
 
 _TRAINING = threading.RLock()
 
 
 def padded_sizes(records: Int64[np.ndarray, " m"], finest: int, an_octave: int) -> Int64[np.ndarray, " m"]:
-    """Return how many records each contribution is padded to: a function of its own number alone.
+    """Return the padded number of records of each contribution, from its own number of records alone.
 
     Args:
-        records: (m,) at least 1 each.
-        finest: a power of two of which every padded number is a multiple (1 stays 1, if ``finest`` is at most 2).
-        an_octave: 1 or 4 numbers an octave: half or a quarter of a large one is padding, at most.
+        records: (m,) numbers of records, at least 1 each.
+        finest: a power of two; every padded number is a multiple of it (but 1 stays 1 if ``finest`` is at most 2).
+        an_octave: number of padded sizes per octave, 1 or 4: at most a half or a quarter of a large size is padding.
 
     >>> padded_sizes(np.array([1, 2, 3, 5, 9, 13, 33]), 2, 4).tolist()
     [1, 2, 4, 6, 10, 14, 40]
     >>> padded_sizes(np.array([1, 5, 9, 13, 33]), 4, 1).tolist()
     [4, 8, 16, 16, 64]
     """
+    # records - 0.5 places an exact power of two into the octave that it ends: 32 pads to 32, and 33 to the next size.
     octave = np.floor(np.log2(np.maximum(records - 0.5, 1))).astype(np.int64)
     step = np.maximum(finest, 2**octave // an_octave)
     padded = -(-records // step) * step
@@ -53,7 +55,9 @@ def padded_sizes(records: Int64[np.ndarray, " m"], finest: int, an_octave: int) 
 
 
 def slot_multiple(width: int) -> int:
-    """Return of what the number of slots is a multiple, where each holds ``width`` records: 2 or more.
+    """Return the number, 2 or more, that divides every number of slots of ``width`` records each.
+
+    It is the smallest number m >= 2 such that m * width is a multiple of :data:`LANES`.
 
     >>> [slot_multiple(width) for width in (1, 3, 4, 10, 16, 32, 64)]
     [32, 32, 8, 16, 2, 2, 2]
@@ -72,16 +76,18 @@ def round_up_slots(slots: int, width: int) -> int:
 
 
 def equal_with_nan(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors hold the same numbers, where NaN equals NaN and nothing else."""
+    """Return whether two tensors hold the same numbers, where NaN equals NaN only."""
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Let one thread compute: where an array is cut between threads depends on its length.
+    """Compute with one thread inside this context.
 
-    The number of threads is a setting of the process, so one training at a time enters. Processes share a round instead
-    (docs/how-to/several-processes.md).
+    The cut of an array between threads would depend on its length.
+
+    The number of threads is a setting of the process, so a lock admits one training at a time. Several processes can
+    divide a round instead (docs/how-to/several-processes.md).
     """
     with _TRAINING:
         threads = torch.get_num_threads()

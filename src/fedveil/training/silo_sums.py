@@ -1,4 +1,4 @@
-"""The running, bounded sum of each silo's contributions: what every trainer streams its updates into."""
+"""Accumulate the bounded sum of each silo's contributions; every trainer adds its updates here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from fedveil.training.shapes import single_threaded
 
 
 class SiloSums:
-    """Bounds updates and adds them up per silo, in O(silos · d) memory.
+    """Bounded sums of updates per silo, in O(silos · d) memory.
 
-    Rows are turned into whole numbers of grid units by the bound; as many of one silo as the bound allows are
-    added in float32, which is exact, and these in float64, which is exact too. So with a
-    :class:`~fedveil.privacy.bounds.Clip` or ``ClipL1`` the totals do not depend on the order or the chunks in which
-    updates arrive. They are added, never multiplied: a product may run in TensorFloat-32 or bfloat16, whose bits do not
-    hold these whole numbers, where ``torch.set_float32_matmul_precision`` or a backend's flag says so.
+    The bound converts rows to whole numbers of grid units. Up to ``bound.exact_rows`` rows of one silo are added in
+    float32, which is exact, and these sums in float64, which is exact too. With a
+    :class:`~fedveil.privacy.bounds.Clip` or ``ClipL1``, the totals therefore do not depend on the order or the chunks
+    in which updates arrive. Rows are added, never multiplied by a matrix: a product may run in TensorFloat-32 or
+    bfloat16 (``torch.set_float32_matmul_precision``, or a flag of a backend), whose significands do not hold these
+    whole numbers.
+
+    Args:
+        n_silos: number of rows of the sums.
+        dimension: d.
+        bound: the bound that is enforced on each update.
+        device: of the sums.
     """
 
     def __init__(self, n_silos: int, dimension: int, bound: Bound, device: torch.device) -> None:
@@ -30,11 +37,19 @@ class SiloSums:
         weights: Float64[Tensor, " b"],
         silos: Int64[Tensor, " b"],
     ) -> Float64[Tensor, " b"]:
-        """Bound the updates (in place), add them to their silos and return their norms before the bound."""
-        with single_threaded():  # of a long row that is alone, threads would share out the numbers
+        """Bound the updates in place, add them to their silos, and return their norms before the bound.
+
+        Args:
+            deltas: (b, d) updates; overwritten.
+            weights: (b,) weight of each update.
+            silos: (b,) row of the sums of each update.
+        """
+        with single_threaded():  # threads would divide a single long row, and its norm would round by the cut
             norms = self._bound.norms(deltas)
         units = self._bound.quantize_(deltas, norms, weights)
         together = self._bound.exact_rows
+        # Under a clip, a row holds at most 2^units_bits grid units per coordinate. So exact_rows of them sum to at
+        # most 2^24, the limit up to which float32 holds every whole number.
         for rows, owners in zip(torch.split(units, together), torch.split(silos, together), strict=True):
             present, local = torch.unique(owners, return_inverse=True)
             if len(present) == 1:

@@ -1,16 +1,17 @@
-"""Whether a model or a loss carries anything from one batch to the next outside the parameters that are trained.
+"""Detect state that a model or a loss carries between batches outside the trained parameters.
 
-What a forward pass writes - a buffer, a frozen parameter, a counter, a list of past losses - is read by the pass after
-it, which may be another user's: it goes around every bound. A copy is tried before training
-(:mod:`fedveil.training.validation`, :mod:`fedveil.training.validation`), and :func:`check_unchanged` looks again
-after every round of training, so that state which a few made-up batches did not show ends the run before anything is
-released.
+If a forward pass writes a buffer, a frozen parameter, a counter or a list of past losses, the next pass reads it. The
+next pass may belong to another user, so the state bypasses every bound. A copy is tried before training
+(:mod:`fedveil.training.validation`). :func:`check_unchanged` checks again after every round of training. State that a
+few made-up batches did not show then ends the run before anything is released.
 
-Looked at is whatever the model, its hooks and the loss can reach by attributes, containers, closures, defaults and the
-names in their own code: through objects, classes, functions and modules of the user. Of installed packages the objects
-are looked at, and not the code. What is out of sight - a file, a C extension, the cache of ``functools``, a context
-variable, a weak reference, methods of a metaclass, an attribute hung on somebody else's module - is not found: this
-finds mistakes, and is no defence against code that means to hide.
+The check covers all that the model, its hooks and the loss can reach by attributes, containers, closures, defaults
+and the names in their own code, through objects, classes, functions and modules of the user. For installed packages
+it covers the objects and not the code.
+
+Not claimed: a defence against code that hides on purpose. The check finds mistakes. It does not see a file, a C
+extension, the cache of ``functools``, a context variable, a weak reference, methods of a metaclass, or an attribute
+set on a third-party module.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from fedveil.training.task import Task
 
 _AGAIN: Final = ("_flat_weights", "_flat_weight_refs")
-"""Where recurrent layers list their parameters again."""
+"""Attributes in which recurrent layers list their parameters a second time."""
 
 _TRAINED: Final = frozenset({"_parameters", "_buffers", "_modules", "training", *_AGAIN})
 _PLAIN: Final = (int, float, complex, str, bytes, np.generic, type(None))
@@ -54,30 +55,33 @@ WHY: Final = (
 
 
 def fingerprint(module: nn.Module, of_objects: Callable[[object], object] = id) -> dict[str, object]:
-    """Return what a module holds by name: parameters, buffers, attributes, hooks and code of all its parts.
+    """Return the values that a module and its sub-modules hold, by name.
 
-    Numbers, texts, tensors, arrays, containers of them, functions by what they close over and name, and objects by
-    their attributes are told by their values; anything else by which it is, or by what ``of_objects`` says of it.
+    The values are parameters, buffers, attributes, hooks and the code of ``forward``.
+
+    Numbers, texts, tensors, arrays and containers of them are compared by value. Functions are compared by the values
+    that they close over and name, and objects by their attributes. Anything else is compared by ``of_objects``: by
+    default its identity.
 
     Raises:
-        ModelError: it holds what cannot be compared.
+        ModelError: the module holds a value that cannot be compared.
     """
     with _refusing_chains():
         return _Teller(of_objects).module(module)
 
 
 def first_difference(before: Mapping[str, object], module: nn.Module) -> str | None:
-    """Return the name of the first thing in which a module is not what it was; None: it is."""
+    """Return the name of the first value that differs from a module's fingerprint; None if none does."""
     now = fingerprint(module)
     return next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
 
 
 @contextmanager
 def check_unchanged(task: Task) -> Iterator[None]:
-    """Refuse a task whose model or loss is another one after training than before.
+    """Refuse a task whose model or loss differs after training from before.
 
     Raises:
-        ModelError: names what was written.
+        ModelError: names the changed value.
     """
     model = fingerprint(task.model)
     with check_loss_unchanged(task.loss):
@@ -88,7 +92,9 @@ def check_unchanged(task: Task) -> Iterator[None]:
 
 @contextmanager
 def check_loss_unchanged(loss: Loss) -> Iterator[None]:
-    """Refuse a loss that is another one after training than before: all there is to look at where no model is called.
+    """Refuse a loss that differs after training from before.
+
+    The Gram trainer never calls the model, so it checks the loss alone.
 
     Raises:
         ModelError: names the loss.
@@ -102,10 +108,10 @@ def check_loss_unchanged(loss: Loss) -> Iterator[None]:
 
 
 def snapshot(value: object, of_objects: Callable[[object], object] = id) -> object:
-    """Return what a value holds; equal for values that hold the same.
+    """Return a comparable description of the values that an object holds, equal for equal values.
 
     Raises:
-        ModelError: it holds an iterator, or more than can be compared.
+        ModelError: the object holds an iterator, or more values than can be compared.
     """
     with _refusing_chains():
         return _Teller(of_objects).told(value)
@@ -120,7 +126,7 @@ def _refusing_chains() -> Iterator[None]:
 
 
 def tensor_bytes(value: Tensor) -> bytes:
-    """Return what a tensor holds; of a sparse one where its numbers stand, and the numbers."""
+    """Return the bytes of a tensor's numbers; for a sparse tensor, also those of its indices."""
     match value.layout:
         case torch.sparse_coo:
             parts = [value._indices(), value._values()]
@@ -135,22 +141,24 @@ def tensor_bytes(value: Tensor) -> bytes:
 
 
 class _Teller:
-    """Tells what is held, everything once: what comes again is told by when it came first."""
+    """Describer of values for comparison.
+
+    A value that occurs again is described by the number of its first occurrence.
+    """
 
     def __init__(self, of_objects: Callable[[object], object]) -> None:
         self._of_objects = of_objects
-        self._seen: dict[
-            int, tuple[int, object]
-        ] = {}  # with the object, whose identity would else be another's soon
+        # The object is kept alive with its number: Python reuses the id of a freed object.
+        self._seen: dict[int, tuple[int, object]] = {}
 
     def module(self, module: nn.Module) -> dict[str, object]:
-        """Return what every part of a module holds, by name."""
+        """Return a description of each value in each sub-module, by name."""
         found: dict[str, object] = {}
         for path, part in module.named_modules():
             held = {**part._parameters, **part._buffers}
             held |= {name: value for name, value in vars(part).items() if name not in _TRAINED}
             for name, value in held.items():
-                # The keys of hooks count all hooks that a process ever had.
+                # The keys of hooks are a counter of the whole process, so only the hooks themselves are compared.
                 hooks = name.endswith("_hooks") and isinstance(value, Mapping)
                 told = self._each(value.values()) if hooks else self.told(value)
                 found[f"{path}.{name}".lstrip(".")] = told
@@ -158,7 +166,7 @@ class _Teller:
         return found
 
     def told(self, value: object) -> object:
-        """Return what a value holds."""
+        """Return a description of a value."""
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, Tensor):
@@ -168,6 +176,7 @@ class _Teller:
             return value.dtype, value.shape, zlib.crc32(tensor_bytes(value)), hung
         if isinstance(value, np.ndarray) and value.dtype != object:
             return value.dtype, value.shape, zlib.crc32(np.ascontiguousarray(value).data)
+        # A cycle of references would recurse for ever; its second visit is described by its number.
         if id(value) in self._seen:
             return "again", self._seen[id(value)][0]
         self._seen[id(value)] = len(self._seen), value
@@ -189,7 +198,7 @@ class _Teller:
             case list() | tuple() | deque() | np.ndarray():
                 return self._each(value), self._attributes(value)
             case set() | frozenset():
-                # Each by itself: nothing may hang on the order of a set, which is another one in another process.
+                # A new _Teller for each element: the order of a set differs between processes and must not matter.
                 return sorted(repr(_Teller(self._of_objects).told(one)) for one in value), self._attributes(
                     value
                 )
@@ -219,7 +228,7 @@ class _Teller:
         return self._object(value)
 
     def _function(self, function: FunctionType) -> list[object]:
-        """Return what a function closes over and has by default, and what is behind the names in its code."""
+        """Return the closure and defaults of a function, and the values of the names in its code."""
         cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
         held = self._each((*cells, function.__defaults__, function.__kwdefaults__, vars(function)))
         if _is_installed(function.__module__):
@@ -231,7 +240,7 @@ class _Teller:
         return held + self._named(names, within | function.__globals__, set())
 
     def _named(self, names: tuple[str, ...], space: Mapping[str, object], behind: set[int]) -> list[object]:
-        """Return what is behind names in a module's space, and behind them in its modules of the user."""
+        """Return the values of these names in a module's namespace, and in the user's modules that they name."""
         found = []
         for name, one in ((name, space[name]) for name in names if name in space):
             if isinstance(one, ModuleType) and not _is_installed(one.__name__):
@@ -243,7 +252,7 @@ class _Teller:
         return found
 
     def _class(self, kind: type) -> list[object]:
-        """Return what a class of the user and its bases have: values, and functions by what they hold."""
+        """Return the members of a user's class and of its bases: values, and functions by what they hold."""
         if _is_installed(kind.__module__):
             return []
         own = [
@@ -255,22 +264,22 @@ class _Teller:
         return [*((name, self.told(one)) for name, one in own), *self._each(kind.__bases__)]
 
     def _object(self, value: object) -> object:
-        """Return what an object holds: by its class and its attributes, or by what it says of itself."""
+        """Return a description of an object: its class and attributes, or its pickle if it has no attributes."""
         if hasattr(value, "__dict__") or any(_slots(one) for one in type(value).__mro__):
             return self.told(type(value)), self._attributes(value)
-        with suppress(Exception):  # whatever an object of another library says of itself
+        with suppress(Exception):  # pickling a third-party object may raise anything
             return self.told(type(value)), zlib.crc32(pickle.dumps(value))
         return self._of_objects(value)
 
     def _attributes(self, value: object) -> list[object]:
-        """Return what an object has by name, in its dictionary and its slots."""
+        """Return the attributes of an object, in its dictionary and its slots."""
         slots = sorted({name for one in type(value).__mro__ for name in _slots(one) if hasattr(value, name)})
         held = [(name, self.told(getattr(value, name))) for name in slots]
         return held + [(name, self.told(one)) for name, one in getattr(value, "__dict__", {}).items()]
 
 
 def _is_compiler_note(name: str) -> bool:
-    """Return whether torch.compile hung an attribute on a tensor: how to compile it, and no number of a record."""
+    """Return whether torch.compile set this attribute on a tensor; it then holds no number of a record."""
     return name.startswith("_dynamo_")
 
 
@@ -282,7 +291,7 @@ def _is_empty(cell: CellType) -> bool:
 
 
 def _slots(kind: type) -> list[str]:
-    """Return the names of a class's slots as attributes have them."""
+    """Return the names of a class's slots as attributes, with private names mangled."""
     slots = vars(kind).get("__slots__", ())
     own = [name for name in ((slots,) if isinstance(slots, str) else slots) if not name.endswith("__")]
     return [f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name for name in own]
@@ -290,14 +299,14 @@ def _slots(kind: type) -> list[str]:
 
 @cache
 def _names(code: CodeType) -> tuple[str, ...]:
-    """Return the names in a code and in the functions within it."""
+    """Return the names in a code object and in the functions inside it."""
     inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
     return tuple(dict.fromkeys((*code.co_names, *inner)))
 
 
 @cache
 def _is_installed(module: str | None) -> bool:
-    """Return whether a module is Python's own, the house's or lies where packages were installed."""
+    """Return whether a module belongs to Python, to fedveil, or to an installed package."""
     root = (module or "").partition(".")[0]
     if root in sys.stdlib_module_names or root == __name__.partition(".")[0]:
         return True

@@ -1,4 +1,4 @@
-"""What one contribution computes from the model it is given: local training as a value.
+"""Define the computation of one contribution from the global model: local training as a value.
 
 =================  ====================================================================================
 step               update Delta of a contribution with records D, from the model w
@@ -8,7 +8,7 @@ LocalGradient      -(gradient of the mean loss over D at w) (ULDP-SGD)
 LocalDpSgd         w_T - w after T noisy steps of DP-SGD on D (ULDP-GROUP, inside each silo)
 =================  ====================================================================================
 
-Each is an update in the sense of a model difference: the server ADDS the aggregate.
+Each update is a model difference: the server ADDS the aggregate.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.stage import Published, Sensitivity, Source, everyone_adds
 
 _LARGEST: Final = 3e38
-"""Of a rate: a step is computed in float32, which ends at 3.4e38."""
+"""Upper limit of learning rate and weight decay: steps are computed in float32, whose largest number is 3.4e38."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgd(Source):
     """Q epochs of mini-batch SGD; the update is Delta = w_end - w_start.
 
-    Each epoch visits the records in a fresh order, in batches of ``batch_size``; the last batch may be smaller and its
-    loss is the mean over the records it has. With momentum mu and weight decay lambda, as in ``torch.optim.SGD``:
+    Each epoch visits the records in a new random order, in batches of ``batch_size``. The last batch may be smaller;
+    its loss is the mean over its records. With momentum mu and weight decay lambda, as in ``torch.optim.SGD``:
 
         v <- mu v + (grad + lambda w),    w <- w - learning_rate v,    v starting at 0 in every contribution.
 
-    With a ``projection`` L, every such step is followed by (DP-Fed-LS, Algorithm 1)
+    With a ``projection`` L, every step is followed by (DP-Fed-LS, Algorithm 1)
 
-        w <- w_t + (w - w_t) / max(1, ||w - w_t|| / L),
+        w <- w_t + (w - w_t) / max(1, ||w - w_t|| / L).
 
-    so that the model never leaves the ball of radius L around the global model w_t, up to float32 rounding. It is
-    part of the training, not of the guarantee: the bound of the method is enforced on the update all the same.
+    The model then never leaves the ball of radius L around the global model w_t, up to float32 rounding. Not claimed:
+    a privacy guarantee of the projection. It is part of the training; the method enforces its own bound on the update
+    in any case.
 
     Attributes:
         learning_rate: eta_l, the local rate in the first round.
-        epochs: Q, passes over the contribution's own records.
-        steps: tau, batches after which the one pass over the records stops; None makes whole passes. Needs epochs = 1.
+        epochs: Q, passes over the contribution's records.
+        steps: tau, number of batches after which the single pass over the records stops; None makes whole passes.
+            Needs epochs = 1.
         batch_size: records per step; None takes all records of the contribution.
         momentum: mu.
         weight_decay: lambda.
         decay: the factor by which the learning rate falls from round to round.
-        projection: L, same unit as the update; None projects nothing. The method decides it.
+        projection: L, same unit as the update; None projects nothing. The method sets it.
 
     Raises:
         ConfigError: a value outside its range, or steps of several epochs.
     """
 
-    own_noise: ClassVar[bool] = False  # whether steps carry noise, for which they claim themselves
-    one_gradient: ClassVar[bool] = (
-        False  # whether the update is a gradient, whose length nothing but the data bounds
-    )
+    own_noise: ClassVar[bool] = False  # whether the steps add noise and claim privacy for it
+    one_gradient: ClassVar[bool] = False  # whether the update is a gradient; only the data bound its length
 
     learning_rate: Positive = 0.1
     epochs: Count = 1
@@ -90,12 +90,12 @@ class LocalSgd(Source):
                 )
 
     def count(self, records: int) -> int:
-        """Return how many gradient steps a contribution of this many records takes."""
+        """Return the number of gradient steps of a contribution with this many records."""
         batches = -(-records // (self.batch_size or max(1, records)))
         return self.epochs * batches if self.steps is None else min(self.steps, batches)
 
     def at_round(self, number: int) -> LocalSgd:
-        """Return the training of round 1, 2, ...: the learning rate decayed, and no more decay to come."""
+        """Return the training of round 1, 2, ...: the decayed learning rate, with ``decay`` set to 1."""
         if self.decay == 1:
             return self
         rate = self.learning_rate * self.decay ** (number - 1)
@@ -106,24 +106,27 @@ class LocalSgd(Source):
 class LocalGradient(Source):
     """One gradient: Delta = -grad of the mean loss over all records of the contribution.
 
-    The same as one full-batch step of rate 1, so the trainers know only :class:`LocalSgd`.
+    This equals one full-batch step of rate 1, so the trainers implement only :class:`LocalSgd`.
     """
 
     own_noise: ClassVar[bool] = False
     one_gradient: ClassVar[bool] = True
 
     def at_round(self, number: int) -> LocalGradient:
-        """Return the step itself: its rate does not fall."""
+        """Return the step itself: it has no learning rate that decays."""
         return self
 
     def as_sgd(self) -> LocalSgd:
-        """Return the full-batch step of rate 1 whose update is this one."""
+        """Return the full-batch SGD step of rate 1 that computes the same update."""
         return LocalSgd(learning_rate=1.0, epochs=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSchedule:
-    """The batches of DP-SGD on some number of records: each joins each step with probability ``rate``."""
+    """Batches of DP-SGD on a silo.
+
+    Each record joins each of ``steps`` steps with probability ``rate``.
+    """
 
     rate: float
     steps: int
@@ -131,10 +134,10 @@ class PoissonSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalDpSgd(Source):
-    """DP-SGD on the records of a silo: Q epochs' worth of Poisson batches, per-record clipping and noise.
+    """DP-SGD on the records of a silo: Poisson batches, per-record clipping and noise in every step.
 
-    With C the bound of the method and n the records of the silo, one step is (Abadi et al. 2016, Algorithm 1,
-    with Opacus's divisor, the expected batch size):
+    With C the bound of the method and n the number of records of the silo, one step is (Abadi et al. 2016, Algorithm
+    1, with Opacus's divisor, the expected batch size):
 
         w <- w - learning_rate (sum over the batch of clip(grad_i, C) + N(0, noise_multiplier^2 C^2 I)) /
         (rate n)
@@ -142,7 +145,7 @@ class LocalDpSgd(Source):
     Args:
         learning_rate: local rate eta_l > 0.
         epochs: Q >= 1, passes over the silo in expectation.
-        batch_size: wanted batch size B; the rate is 1 / ceil(n / B) as in Opacus.
+        batch_size: desired batch size B; the rate is 1 / ceil(n / B) as in Opacus.
         noise_multiplier: sigma >= 0, in units of C.
 
     Raises:
@@ -166,18 +169,22 @@ class LocalDpSgd(Source):
     def plan(self, records: int) -> PoissonSchedule:
         """Return the sampling rate and the number of steps of one round for a silo with this many records.
 
-        A silo without records plans like a silo with one: its last record may go without its noise going too.
+        A silo without records gets the plan of a silo with one record. Otherwise removing its last record would also
+        remove its noise, and the absence would show.
         """
         batches = -(-max(1, records) // self.batch_size)
         return PoissonSchedule(rate=1 / batches, steps=self.epochs * batches)
 
     @property
     def content(self) -> Reveals:
-        """A silo's update, which has the noise of its steps where there is any."""
+        """Content of a silo's update: noisy if the noise multiplier is positive, else exact."""
         return Reveals.MESSAGE if self.noise_multiplier else Reveals.EXACT
 
     def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Claim the noise of all steps, for the worst split of a user's records, against who sees the silos' models."""
+        """Claim the noise of all steps against a reader of the silos' models.
+
+        The claim holds for the worst division of a user's records among the silos.
+        """
         if self.noise_multiplier == 0:
             return (no_guarantee("DP-SGD runs without noise"),)
         if sensitivity.records is None:
@@ -189,12 +196,15 @@ class LocalDpSgd(Source):
         if self.noise_multiplier == 0 or sensitivity.records is None:
             return 0.0
         std, grid = self.noise_multiplier * sensitivity.norm, sensitivity.bound.grid
+        # The accountant assumes continuous Gaussian noise, and each step adds discrete noise. With N steps in all
+        # silos, epsilon rises by at most 2 N eta per coordinate, eta = log_ratio_to_gaussian
+        # (docs/theory/discrete-gaussian.md).
         law = DiscreteGaussian(std=std, grid=grid_for(std, at_most=grid))
         steps = sum(self.plan(records).steps for records in sensitivity.records)
         return 2 * steps * law.log_ratio_to_gaussian
 
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
-        """Return the rates and the steps of every silo, and the split that decides."""
+        """Return the sampling rates and steps of every silo, and the division of records that decides epsilon."""
         if self.noise_multiplier == 0 or sensitivity.records is None:
             return ()
         plans = [self.plan(records) for records in sensitivity.records]
@@ -211,7 +221,11 @@ class LocalDpSgd(Source):
         )
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return that record counts decide the rates, which records of a user stay, and what is taken on trust."""
+        """Return the facts that the guarantee does not cover.
+
+        These are the record counts, which set the rates; the choice of a user's kept records; and the trust that
+        every silo adds its noise.
+        """
         if self.noise_multiplier == 0:
             return ()
         return (
@@ -223,7 +237,7 @@ class LocalDpSgd(Source):
         )
 
     def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
-        """Return the figure of Theorem 2 of ULDP-FL, as its program computes it."""
+        """Return the epsilon of Theorem 2 of ULDP-FL, as its published program computes it."""
         if self.noise_multiplier == 0 or public.silo_records is None:
             return ()
         per_user, sigma, silos = (
@@ -251,6 +265,7 @@ class LocalDpSgd(Source):
         return _worst_split(moves.group, self.noise_multiplier, self._rates(moves.records))
 
 
+# worst_split searches over divisions of the records, and claims and mechanisms ask for the same arguments.
 @lru_cache(maxsize=32)
 def _worst_split(
     group: int, noise_multiplier: float, silos: tuple[tuple[float, int], ...]
@@ -262,10 +277,12 @@ LocalStep: TypeAlias = LocalSgd | LocalGradient
 
 
 def check_computed(local: Any) -> None:
-    """Return if trainers compute exactly these local steps: they read the fields and call no method of a subclass.
+    """Check that trainers can compute these local steps exactly.
+
+    Trainers read the fields of the built-in classes and call no method of a subclass, so a subclass is refused.
 
     Raises:
-        CompositionError: a class that trainers do not know, derived from one of theirs or not.
+        CompositionError: a class that trainers do not know, even if it derives from a known one.
     """
     if type(local) not in _COMPUTED:
         known = ", ".join(kind.__name__ for kind in _COMPUTED)
@@ -276,7 +293,7 @@ def check_computed(local: Any) -> None:
 
 
 def as_sgd(local: LocalStep) -> LocalSgd:
-    """Return the SGD that computes this local step's update.
+    """Return the SGD that computes the update of these local steps.
 
     Raises:
         CompositionError: steps of a class that trainers do not know.

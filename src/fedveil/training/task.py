@@ -1,7 +1,7 @@
-"""What is learned: a model, its loss and its metrics, and the model as one vector.
+"""Define a task: a model, its loss and its metrics, and the model as one vector.
 
-Methods, noise and protocols know a model only as a float32 vector w of d trainable parameters, in the order of
-``model.named_parameters()``. This file is the one place that goes from the vector to named tensors and back.
+Methods, noise and protocols see a model only as a float32 vector w of d trainable parameters, in the order of
+``model.named_parameters()``. Only this file converts between the vector and named tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where each trainable parameter lies in the vector: names, shapes, offsets, in the model's order."""
+    """Position of each trainable parameter in the vector: names, shapes, offsets, in the model's order."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
@@ -50,7 +50,7 @@ class Layout:
         )
 
     def unflatten(self, vectors: Float[Tensor, "*batch d"]) -> dict[str, Tensor]:
-        """Return the named parameters as views of the vectors, each (*batch, *shape); nothing is copied.
+        """Return the named parameters as views of the vectors, each (*batch, *shape), without copying.
 
         Writing to a view writes to the vectors.
         """
@@ -65,21 +65,21 @@ class Task:
     """A model with its loss and its metrics.
 
     Args:
-        model: any module whose output for a record depends on that record alone. It is copied; dropout layers
-            of the copy draw their masks from a seed per contribution (see :mod:`fedveil.training.dropout`).
+        model: any module whose output for a record depends on that record alone. It is copied; dropout layers of
+            the copy draw their masks from a seed per contribution (see :mod:`fedveil.training.dropout`).
         loss: ``loss(outputs, targets, mask)``, the mean over the records whose mask is 1.
-        metrics: by the name a report gives them, ``metric(outputs, targets, weights)``.
-        precision: in which layers compute while they are trained; see :meth:`outputs`.
+        metrics: ``metric(outputs, targets, weights)`` by its name in reports.
+        precision: the precision in which layers compute during training; see :meth:`outputs`.
 
     Attributes:
-        kept: what trainers keep with the task from round to round, under names of their own: how to compute it, never a
-            number of anybody's records.
+        kept: cache of trainers, from round to round, under keys of their own. It holds ways to compute (compiled
+            or traced functions) and never a number of a record.
 
-    Frozen parameters (``requires_grad=False``) and buffers are constants: they are no part of the vector.
+    Frozen parameters (``requires_grad=False``) and buffers are constants and are not part of the vector.
 
     Raises:
-        ModelError: a layer that mixes records (with the replacement), a parameter that is not float32,
-            nothing to train, a model that cannot be copied.
+        ModelError: a layer that mixes records (the error names a replacement), a parameter that is not float32,
+            no trainable parameter, or a model that cannot be copied.
     """
 
     model: nn.Module
@@ -97,6 +97,8 @@ class Task:
                 raise ModelError(
                     f"parameter {name} is {parameter.dtype}; models are trained in torch.float32"
                 )
+        # A module may override parameters(). The layout uses named_parameters(), so other lists would train other
+        # numbers.
         if [*map(id, model.parameters())] != [id(one) for _, one in model.named_parameters()]:
             raise ModelError(
                 "the model's parameters() are others than its named_parameters(), which are trained: define neither; "
@@ -114,28 +116,30 @@ class Task:
         return self.layout.dimension
 
     def initial(self) -> Float32[Tensor, " d"]:
-        """Return the model's own parameters as one vector (a copy, on the model's device)."""
+        """Return the model's parameters as one vector (a copy, on the model's device)."""
         trainable = [p.detach().reshape(-1) for p in self.model.parameters() if p.requires_grad]
         return torch.cat(trainable)
 
     def constants(self, device: torch.device) -> dict[str, Tensor]:
-        """Return what the vector does not hold, buffers and frozen parameters by name, on a device."""
+        """Return the buffers and frozen parameters by name, on a device; the vector does not contain them."""
         frozen = {name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad}
         return {name: value.to(device) for name, value in (frozen | dict(self.model.named_buffers())).items()}
 
     def state(self, vector: Float32[Tensor, " d"]) -> dict[str, Tensor]:
-        """Return the named tensors to save as a model file, under the names of the caller's own module."""
+        """Return the named tensors to save as a model file, under the parameter names of the caller's module."""
         return {name: value.detach().clone() for name, value in self.layout.unflatten(vector).items()}
 
     def outputs(
         self, state: Mapping[str, Tensor], features: Float[Tensor, "n *shape"]
     ) -> Float32[Tensor, "n *outputs"]:
-        """Return the outputs of the model with these named tensors for n records, as it is trained.
+        """Return the model's outputs for n records with these named tensors, in training precision.
 
-        Under bfloat16 PyTorch's autocast chooses which layers compute in 8 significant bits. Parameters, outputs, the
-        loss and so every update stay float32: an update is bounded as it is, however it was computed.
+        Under bfloat16, PyTorch's autocast chooses the layers that compute with 8 significant bits. Parameters,
+        outputs, the loss and therefore every update stay float32. The bound applies to the update as computed,
+        whatever the precision of the layers.
         """
         low = self.precision != "float32"
+        # cache_enabled=False: a cached cast of a parameter would survive into a later call with other parameters.
         with torch.autocast(features.device.type, torch.bfloat16, enabled=low, cache_enabled=False):
             outputs: Tensor = functional_call(self.model, dict(state), (features,))
         return outputs.float() if low else outputs
@@ -147,7 +151,10 @@ class Task:
         features: Float32[Tensor, " n *shape"],
         batch_size: int = 1024,
     ) -> Float32[Tensor, " n *outputs"]:
-        """Return the outputs of the model w for n records, in evaluation mode (no dropout) and float32, in batches."""
+        """Return the outputs of the model w for n records, in evaluation mode (no dropout) and float32.
+
+        Records are processed in batches of ``batch_size``.
+        """
         constants = self.constants(vector.device)
         parameters = self.layout.unflatten(vector)
         self.model.eval()

@@ -1,12 +1,13 @@
-"""The interface between methods and training: a cohort of contributions in, one bounded sum per silo out.
+"""Define the interface of all trainers: a cohort of contributions in, one bounded sum per silo out.
 
-A method says which records form a contribution, what each computes (:mod:`fedveil.training.steps`), how it is
-bounded and weighted; a trainer returns
+A method defines which records form a contribution, the local steps (:mod:`fedveil.training.steps`), the bound and the
+weights. With Delta_i the update of member i, a trainer returns
 
     total[s] = sum over members i in silo s of weights[i] * clip(Delta_i)
 
-and never the single updates. Every trainer computes the same sums (up to float32 rounding inside the training itself):
-``LoopTrainer`` readably, ``VmapTrainer`` thousands of contributions at once, ``GramTrainer`` for linear models.
+and never a single update. All trainers compute the same sums, up to float32 rounding inside the training itself.
+``LoopTrainer`` is the readable one, ``VmapTrainer`` trains thousands of contributions at once, and ``GramTrainer`` is
+for linear models.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ from fedveil.training.task import Task
 
 Path: TypeAlias = tuple[str | int, ...]
 Progress: TypeAlias = Callable[[int, int], None]
-"""``progress(done, total)`` in local steps, called between chunks of contributions, and every second within one."""
+"""``progress(done, total)`` in local steps; trainers call it between chunks, and once a second within a chunk."""
 
 _SECOND: Final = 1.0
 
 
 class ProgressMonitor:
-    """Says how far training is: after every chunk, and once a second within one, so that who watches can end it.
+    """Reporter of training progress: after every chunk, and at most once a second within one.
+
+    The observer may raise an exception to end the training.
 
     Args:
-        progress: who watches; None: nobody.
-        steps: of all contributions.
+        progress: the observer; None if nobody observes.
+        steps: number of gradient steps over all contributions.
     """
 
     def __init__(self, progress: Progress | None, steps: int) -> None:
@@ -50,13 +53,16 @@ class ProgressMonitor:
         self._next = monotonic() + _SECOND
 
     def add_steps(self, steps: int) -> None:
-        """Note that a chunk of so many steps has ended."""
+        """Report the end of a chunk of this many steps."""
         self._done += steps
         if self._progress is not None:
             self._progress(self._done, self._steps)
 
     def check(self) -> None:
-        """Be called within a chunk, before every step."""
+        """Report progress at most once a second.
+
+        Trainers call this before every gradient step, so that the observer can stop a long chunk.
+        """
         if self._progress is not None and monotonic() >= self._next:
             self._next = monotonic() + _SECOND
             self._progress(self._done, self._steps)
@@ -69,11 +75,11 @@ class Cohort:
     Args:
         features: (n, ...) stored features (float32 or uint8), on any device; may be a memory-mapped table.
         targets: (n, ...) targets, on the device of the features.
-        scale: the affine map that makes features float32, one batch at a time.
-        groups: which records each contribution holds, and its silo and user.
+        scale: the affine map that makes features float32, applied to one batch at a time.
+        groups: the records of each contribution, with its silo and user.
         n_silos: |S|; the sums have one row per silo.
-        device: where to compute.
-        rows: (m,) the row of the sums that each contribution goes into; None: that of its silo.
+        device: the device that computes.
+        rows: (m,) index of the row of the sums that each contribution is added to; None selects the row of its silo.
     """
 
     features: Tensor
@@ -88,12 +94,15 @@ class Cohort:
     def from_records(
         cls, records: Records, *, groups: Groups, n_silos: int, scale: Affine, device: torch.device
     ) -> Cohort:
-        """Wrap a table without copying it (on a CUDA device it is moved there once).
+        """Wrap a table without copying it (a CUDA device receives one copy).
 
-        A table without any record gets one of zeros that belongs to nobody: shapes are read off the first.
+        An empty table gets one record of zeros that belongs to no contribution: shapes are read from the first
+        record.
         """
         features, targets = records.features, records.targets
         if not len(records):
+            # Shapes are read from the first record, so an empty table needs one. It is in no group and is never
+            # trained on.
             features, targets = (
                 np.zeros((1, *column.shape[1:]), column.dtype) for column in (features, targets)
             )
@@ -107,35 +116,36 @@ class Cohort:
         )
 
     def sizes(self, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
-        """Return how many records each member holds (on the CPU)."""
+        """Return the number of records of each member, as a CPU tensor."""
         return torch.from_numpy(self.groups.size[members.cpu().numpy()])
 
     @property
     def sum_rows(self) -> Int64[np.ndarray, " m"]:
-        """The row of the sums that each contribution goes into."""
+        """Index of the row of the sums that each contribution is added to."""
         return self.groups.silo.astype(np.int64) if self.rows is None else self.rows
 
     def silos(self, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
-        """Return the row of the sums of each member, on the device: its silo."""
+        """Return the row of the sums of each member (by default its silo), on the device."""
         return torch.from_numpy(self.sum_rows[members.cpu().numpy()]).to(self.device)
 
     def per_contribution(self, members: Int64[Tensor, " m"]) -> Cohort:
-        """Return the same cohort with a row of the sums for each of these members: their sums are contributions.
+        """Return this cohort with one row of the sums per member, so that each sum is a single contribution.
 
-        Batches and dropout are those of the silo that a contribution lies in, as before.
+        Batches and dropout masks still depend on the silo of the contribution, as before.
         """
         rows = np.full(len(self.groups), -1)
         rows[members.cpu().numpy()] = np.arange(len(members))
         return replace(self, n_silos=len(members), rows=rows)
 
     def batch(self, rows: Int64[Tensor, "*batch"]) -> tuple[Tensor, Tensor]:
-        """Return the float32 features and the targets of these rows, (*batch, ...) each, on the device."""
+        """Return the float32 features and the targets of these rows, each (*batch, ...), on the device."""
         targets = self.targets.index_select(0, rows.reshape(-1).to(self.targets.device)).to(self.device)
         return self.features_of(rows), targets.view(*rows.shape, *targets.shape[1:])
 
     def features_of(self, rows: Int64[Tensor, "*batch"]) -> Tensor:
         """Return the float32 features of these rows, (*batch, ...), on the device."""
         flat = rows.reshape(-1).to(self.features.device)
+        # The table keeps its stored dtype: only one batch at a time is expanded to float32.
         features = self.features.index_select(0, flat).to(self.device)
         if features.dtype != torch.float32:
             features = features.to(torch.float32).mul_(self.scale.factor).add_(self.scale.shift)
@@ -145,7 +155,10 @@ class Cohort:
 
 
 def _shared(array: np.ndarray) -> Tensor:
-    """View an array as a tensor; a read-only table may be viewed too, because trainers never write to it."""
+    """View an array as a tensor without copying it.
+
+    A read-only table may be viewed too, because trainers never write to it.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
@@ -153,12 +166,12 @@ def _shared(array: np.ndarray) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sums:
-    """What a round of local training releases to the next stage.
+    """The result of one round of local training.
 
     Args:
         total: (silos, d) float64, the weighted, bounded sum of each silo's updates.
-        norms: (m,) l2 norm of each member's update before clipping; NaN where it was not finite.
-        nonfinite: members whose update had a NaN or an infinity and counted as zero.
+        norms: (m,) l2 norm of each member's update before clipping; NaN if the update is not finite.
+        nonfinite: number of members whose update had a NaN or an infinity; such an update counts as zero.
         steps: gradient steps taken, over all members.
     """
 
@@ -168,7 +181,10 @@ class Sums:
     steps: int
 
     def with_clip_marks(self, job: TrainJob) -> Sums:
-        """Return the sums with what the job's bound adds beside them, in whole numbers of its grid: they stay exact."""
+        """Append the extra coordinates of the job's bound (its clip marks) to the sums of each silo.
+
+        The marks are whole numbers of grid units, so the sums stay exact.
+        """
         if not job.bound.extra:
             return self
         marks = job.bound.marks(self.norms.cpu(), job.weights.cpu())
@@ -179,16 +195,16 @@ class Sums:
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """What a trainer is asked for: which contributions train from which model, and how they enter the sums.
+    """Input of a trainer: the contributions, their initial model, and their place in the sums.
 
     Args:
         start: (d,) the model w_t.
         cohort: the records.
         members: (m,) indices into ``cohort.groups`` of the contributions that take part; each at most once.
         weights: (m,) the weight of each member.
-        bound: how an update is bounded before it is weighted.
-        randomness: of the experiment; batches and dropout of a contribution depend on it, on ``path`` and on the
-            contribution's (silo, user) alone, so they do not change when others join or leave.
+        bound: the bound that is enforced on an update before it is weighted.
+        randomness: of the experiment; batches and dropout masks of a contribution depend only on it, on ``path``
+            and on the contribution's (silo, user). They do not change when other contributions join or leave.
         path: names this round's randomness, for instance ``("round", 3)``.
     """
 
@@ -206,38 +222,38 @@ class TrainJob:
 
     @property
     def seeds(self) -> Int64[Tensor, " m"]:
-        """Return one seed per member, for its batches and dropout."""
+        """One int64 seed per member, for its batches and dropout masks."""
         return contribution_seeds(self.cohort.groups, self.members, self.randomness, self.path)
 
     def on_device(self) -> TrainJob:
-        """Return the job with model and weights on the device of the cohort."""
+        """Return the job with its model and weights on the device of the cohort."""
         device = self.cohort.device
         return replace(self, start=self.start.to(device), weights=self.weights.to(device))
 
     def subset(self, chosen: Int64[Tensor, " k"]) -> TrainJob:
-        """Return the job for some of the members, by their positions."""
+        """Return the job for the members at these positions."""
         return replace(self, members=self.members[chosen], weights=self.weights[chosen])
 
 
 @runtime_checkable
 class Trainer(Protocol):
-    """Computes the bounded sums of a cohort; see the module's text for the contract."""
+    """Computes the bounded sums of a cohort; the module docstring states the contract."""
 
     @property
     def name(self) -> str:
-        """What people call it: as ``trainer.name`` in an experiment."""
+        """Value of ``trainer.name`` that selects this trainer in an experiment."""
         ...
 
     def at_round(self, number: int) -> Trainer:
-        """Return the trainer of round 1, 2, ...: with that round's learning rate."""
+        """Return the trainer of round 1, 2, ..., with the learning rate of that round."""
         ...
 
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
-        """Train every member from the start and return the sum of the bounded, weighted updates of each silo.
+        """Train every member from the start and return each silo's sum of bounded, weighted updates.
 
         Args:
-            job: what is asked for.
-            progress: called between chunks, and every second within one.
+            job: the contributions and the model that they start from.
+            progress: called between chunks, and once a second within a chunk.
 
         Guarantees: a contribution without records, or with an update that is not finite, adds exactly zero.
         """
@@ -246,15 +262,16 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionedTrainer(ABC):
-    """A trainer whose members train by themselves, so that processes can share them.
+    """A trainer whose members train independently, so that processes can divide them.
 
     Args:
         task: model and loss.
-        local: what each contribution computes.
+        local: the local steps of each contribution.
 
     Attributes:
-        name: as ``trainer.name`` in an experiment.
-        side_by_side: whether several contributions are computed at once, by kernels that could tell.
+        name: value of ``trainer.name`` in an experiment.
+        side_by_side: whether one kernel computes several contributions at once, so that its rounding could depend
+            on the other contributions.
     """
 
     name: ClassVar[str]
@@ -264,25 +281,34 @@ class PartitionedTrainer(ABC):
     local: LocalStep
 
     def at_round(self, number: int) -> PartitionedTrainer:
-        """Return the trainer of round 1, 2, ...: with that round's learning rate."""
+        """Return the trainer of round 1, 2, ..., with the learning rate of that round."""
         local = self.local.at_round(number)
         return self if local is self.local else replace(self, local=local)
 
     def configured(self, *, memory: int | None = None, compile: bool = False) -> PartitionedTrainer:
-        """Return the trainer with a chunk's memory in bytes, and its gradients compiled or not, where it has such."""
+        """Return the trainer with these options; a trainer without an option ignores it.
+
+        Args:
+            memory: bytes that a chunk may take; None keeps the trainer's default.
+            compile: whether gradients are compiled.
+        """
         return self
 
     @property
     def has_generated_kernels(self) -> bool:
-        """Whether kernels are compiled for it."""
+        """Whether the trainer compiles kernels of its own."""
         return False
 
     def partition(self, job: TrainJob, rank: int, world: int) -> Int64[Tensor, " share"]:
-        """Return the positions among the members that one of ``world`` alike processes trains, ascending.
+        """Return the positions of the members that process ``rank`` of ``world`` trains.
 
-        By steps, largest first: sums are exact, whoever adds them. Processes on several machines may round unlike, so
-        there it is :func:`partition_by_key`: whose share an update is in must not depend on who else takes part.
+        Positions are ascending.
+
+        The processes round alike. Members are dealt by number of steps, largest first. Sums are exact, so the
+        division does not change them. Processes on several machines may round differently; they use
+        :func:`partition_by_key`, where the share of a contribution does not depend on the other contributions.
         """
+        # Dealing from a list sorted by steps gives every process nearly the same number of steps.
         steps = steps_per_member(self.local, job.cohort, job.members)
         return steps.argsort(descending=True, stable=True)[rank::world].sort().values
 
@@ -292,17 +318,22 @@ class PartitionedTrainer(ABC):
 
 
 def partition_by_key(job: TrainJob, rank: int, world: int) -> Int64[Tensor, " share"]:
-    """Return the positions among the members that one of ``world`` processes trains, ascending.
+    """Return the positions of the members that process ``rank`` of ``world`` trains, by a hash.
 
-    By a hash of silo and user, the same in all rounds: whose share a contribution is in never depends on who else takes
-    part.
+    Positions are ascending.
+
+    The hash covers silo and user and is the same in all rounds. The process that trains a contribution therefore
+    never depends on the other contributions, even if processes round differently.
     """
     words = contribution_seeds(job.cohort.groups, job.members, job.randomness, ("processes",))
     return (words.remainder(world) == rank).nonzero().flatten()
 
 
 def steps_per_member(local: LocalStep, cohort: Cohort, members: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
-    """Return how many gradient steps each member takes: epochs times batches or the limit, 0 without records."""
+    """Return the number of gradient steps of each member; 0 without records.
+
+    The number is epochs times batches, or the step limit tau if that is smaller.
+    """
     sgd = as_sgd(local)
     sizes = cohort.sizes(members)
     batches = sizes.clamp(max=1) if sgd.batch_size is None else -(-sizes // sgd.batch_size)

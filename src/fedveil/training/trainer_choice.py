@@ -1,8 +1,8 @@
-"""Which trainer a model gets: the fastest that can train it, by public facts alone.
+"""Choose the trainer of a model: the fastest that can train it, from public facts alone.
 
-The choice looks at the declared model, loss, local steps, bound and number of users, at the shape of a record, and at
-what this machine's kernels do with made-up records: never at how many records, contributions or users with records
-there are. A choice that did would change everybody's training when one user joins or leaves.
+The choice depends on the declared model, loss, local steps, bound and number of users, on the shape of a record, and
+on trials of this machine's kernels with made-up records. It never depends on the number of records, of contributions,
+or of users with records. A choice that did would change the training of all users when one user joins or leaves.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from fedveil.training.vectorized import VmapTrainer
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
-    """How the local training is executed.
+    """Options of the execution of local training.
 
     Args:
-        name: which trainer; all give the same sums.
-        memory: bytes that a chunk may take; None takes what is fastest.
+        name: the trainer; all trainers give the same sums.
+        memory: bytes that a chunk may take; None selects the fastest size.
         compile: compile the gradients of the vmap trainer.
     """
 
@@ -56,26 +56,25 @@ def choose_trainer(
     bound: Bound | None = None,
     users: int | None = None,
 ) -> PartitionedTrainer:
-    """Return the trainer that is asked for; ``auto`` is span for linear models, else vmap, else the loop.
+    """Return the requested trainer; ``auto`` selects span for linear models, else vmap, else the loop.
 
     Args:
         task: model and loss.
-        local: what each contribution computes.
-        options: which trainer, and how it computes; None: ``auto``.
-        cohort: lets the model be tried on made-up records of the cohort's shape, which finds every model that vmap
-            cannot batch and kernels that round one contribution by others; without it only the recurrent layers of
-            PyTorch are known to be such.
-        bound: keeps ``auto`` from span where it is l1; where it bounds, vmap and span must leave contributions alone.
-        users: |U|, which bounds the weights of a silo: span's rounding is proved for up to 838,860 of them.
+        local: the local steps of each contribution.
+        options: the trainer and its options; None means ``auto``.
+        cohort: gives the shape of a record, so that the model can be tried on made-up records. The trials find
+            every model that vmap cannot batch, and kernels that round one contribution depending on others. Without a
+            cohort, only the recurrent layers of PyTorch are known not to batch.
+        bound: an l1 bound excludes span from ``auto``. If it bounds, vmap and span must be batch-independent.
+        users: |U|, which bounds the weights of a silo. The rounding of span is proved for up to 838,860 users.
 
     Raises:
-        ConfigError: a name that does not exist, or local steps of a class that trainers do not know.
+        ConfigError: an unknown name, or local steps of a class that trainers do not know.
         ModelError: a model whose gradients cannot be bounded
-        (:func:`fedveil.training.validate_gradient.loop_gradient`);
-            ``gram`` for a model that is not linear, for projected steps with momentum, under an l1 bound, in
-            bfloat16, or for more users than its bound is proved for; ``vmap`` for a model that it cannot batch; either
-            under a bound on a machine whose kernels let a contribution depend on those beside it; gradients that
-            PyTorch cannot compile.
+            (:func:`fedveil.training.validate_gradient.validate_gradient`); ``gram`` for a model that is not linear,
+            for projected steps with momentum, under an l1 bound, in bfloat16, or for more users than its bound is
+            proved for; ``vmap`` for a model that it cannot batch; ``vmap`` or ``gram`` under a bound, on a machine
+            whose kernels let a contribution depend on its batch neighbours; gradients that PyTorch cannot compile.
     """
     check_computed(local)
     options = TrainerOptions() if options is None else options
@@ -117,23 +116,26 @@ def choose_trainer(
 
 
 def is_batch_independent(name: str) -> bool:
-    """Return whether the trainer with this name says that it computes each contribution by itself.
+    """Return whether the trainer with this name declares that it computes each contribution separately.
 
-    No other name does: ``auto`` may choose any trainer, and one that says nothing of it counts as one that batches.
+    All other names give False: ``auto`` may choose any trainer, and a trainer without a declaration counts as one
+    that batches.
     """
     return name in _TRAINERS and not _TRAINERS[name].side_by_side
 
 
 def can_vectorise_records(task: Task, cohort: Cohort, memory: int = RECORD_MEMORY) -> bool:
-    """Return whether gradients of single records may be computed side by side; else DP-SGD computes one at a time.
+    """Return whether DP-SGD may compute the gradients of several records in one batch.
+
+    Otherwise it computes one at a time.
 
     Args:
         task: model and loss.
-        cohort: tells the shape of a record.
+        cohort: gives the shape of a record.
         memory: bytes that the gradients of a chunk may take.
 
     Raises:
-        ModelError: vmap cannot batch the model, so that there are no gradients of single records.
+        ModelError: vmap cannot batch the model, so no gradients of single records exist.
     """
     validate_gradient(task, cohort)
     if not batches_like_loop(task, cohort):
@@ -154,8 +156,8 @@ _NOT_ALONE: Final = (
     "trainer.name = {!r}: on this machine the update of one contribution depends on those computed beside it, so "
     "bounding each bounds nothing; use 'loop' (or 'auto')"
 )
-_WIDEST: Final = 256  # records a step that are tried with span at most
-_EPOCHS: Final = 2  # that are tried
+_WIDEST: Final = 256  # largest batch size that is tried with the Gram trainer
+_EPOCHS: Final = 2  # epochs of a trial
 
 
 def _made(name: str, task: Task, local: LocalStep, options: TrainerOptions) -> PartitionedTrainer:
@@ -193,7 +195,7 @@ def _fastest(
 
 
 def _leaves_alone(trainer: PartitionedTrainer, cohort: Cohort) -> bool:
-    """Return whether a trainer's updates do not depend on the contributions beside them, as far as is tried."""
+    """Return whether a trainer's updates are batch-independent, as far as the trials show."""
     if not trainer.side_by_side:
         return True
     if not _placed_anywhere(cohort):
@@ -207,7 +209,10 @@ def _leaves_alone(trainer: PartitionedTrainer, cohort: Cohort) -> bool:
 
 
 def _placed_anywhere(cohort: Cohort) -> bool:
-    """Return whether products may be computed in batches: not where their library rounds by where an array lies."""
+    """Return whether matrix products may be batched.
+
+    They may not if their library rounds by the address of an array.
+    """
     if cohort.device.type == "cpu" and rounds_by_place():
         warnings.warn(
             f"{HOW_TO_ASK}. Until then contributions are trained one by one, which is slower", stacklevel=2
@@ -217,7 +222,10 @@ def _placed_anywhere(cohort: Cohort) -> bool:
 
 
 def _compiled(trainer: PartitionedTrainer, cohort: Cohort) -> PartitionedTrainer:
-    """Return a trainer whose gradients were compiled once, if it compiles any: a compiler may be missing."""
+    """Return the trainer, after compiling its gradients once if it compiles any.
+
+    A compiler may be missing, so the first compilation is tried before training.
+    """
     if isinstance(trainer, VmapTrainer) and trainer.compile:
         try_compiled(trainer, cohort)
     return trainer

@@ -1,9 +1,9 @@
-"""Whether a model has gradients that a contribution's bound can rest on: tried once, before anything is charged.
+"""Test once, before any charge, that a model has gradients on which a contribution's bound can rely.
 
-Training computes gradients by the loop's autograd or by ``torch.func.vmap``, and what a model does in its backward pass
-shows in no output: a sparse gradient, one that counts how often a record's words occur in the batch, random numbers, a
-custom ``torch.autograd.Function``. So one gradient of made-up records is computed in both ways. No record of anybody is
-read, and what follows (a refusal, or the loop in place of vmap) is public.
+Training computes gradients by the loop's autograd or by ``torch.func.vmap``. Outputs do not show what a model does in
+its backward pass: a sparse gradient, a gradient scaled by how often a record's words occur in the batch, random
+numbers, or a custom ``torch.autograd.Function``. So one gradient of made-up records is computed in both ways. No
+private record is read, and the consequence (a refusal, or the loop instead of vmap) is public.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort
 from fedveil.training.vectorized import BatchedGradients, VmapTrainer, without_fallback_warnings
 
-_WIDTH = 4  # records of a tried batch
+_WIDTH = 4  # records of the trial's batch
 _LIKE_NUMBERS = {"float32": 1e-3, "bfloat16": 0.1}
 """The relative difference of two gradients that rounding explains, by the precision of a run."""
 _NEGLIGIBLE = 0.1
@@ -37,15 +37,15 @@ that cancel: on ``svhn_cnn`` loop and vmap differ by 3 % of the first layer's gr
 
 
 def validate_gradient(task: Task, cohort: Cohort) -> None:
-    """Compute gradients of made-up records as the loop does, and refuse a model that has none to train it by.
+    """Compute gradients of made-up records as the loop does, and refuse a model without usable gradients.
 
     Args:
         task: model and loss.
-        cohort: tells the shape of a record and the device.
+        cohort: gives the shape of a record and the device.
 
     Raises:
-        ModelError: the backward pass fails, gives sparse or non-finite numbers, reaches no parameter, draws random
-            numbers, writes to the model, or gives a record another gradient beside other records.
+        ModelError: the backward pass fails, gives sparse or non-finite numbers, reaches no parameter, draws
+            random numbers, writes to the model, or gives a record another gradient if other records are in its batch.
     """
     features, targets = _records(cohort)
     start = task.initial().to(cohort.device)
@@ -60,6 +60,8 @@ def validate_gradient(task: Task, cohort: Cohort) -> None:
         gradient = loop.evaluate(start, features, targets, seed)
         again = loop.evaluate(start, features, targets, seed)
         everyone = torch.ones(2, dtype=torch.bool, device=cohort.device)
+        # The same two records with and without neighbours: a gradient that reads the batch (scale_grad_by_freq)
+        # differs.
         alone = _masked(task, start, features[:2], targets[:2], everyone, seed)
         beside = torch.arange(_WIDTH, device=cohort.device) < 2
         together = _masked(task, start, features, targets, beside, seed)
@@ -82,14 +84,14 @@ def validate_gradient(task: Task, cohort: Cohort) -> None:
 
 
 def batches_like_loop(task: Task, cohort: Cohort) -> bool:
-    """Return whether ``torch.func.vmap`` can batch the gradient of a task, and gives what the loop gives.
+    """Return whether ``torch.func.vmap`` can batch the gradient of a task, and gives the loop's gradient.
 
-    Data-dependent control flow, writes to tensors that are not batched, and custom autograd functions without a rule
-    for vmap fail; rules that compute something else are found.
+    vmap fails on data-dependent control flow, on writes to tensors that are not batched, and on custom autograd
+    functions without a vmap rule. The comparison finds vmap rules that compute something else.
 
     Args:
         task: a task that :func:`validate_gradient` accepts.
-        cohort: tells the shape of a record and the device.
+        cohort: gives the shape of a record and the device.
     """
     gradients, loop = (
         BatchedGradients.for_task(task, cohort.device),
@@ -102,7 +104,7 @@ def batches_like_loop(task: Task, cohort: Cohort) -> bool:
                 (models[:1].expand(2, -1), gradients.at_one(task.layout.unflatten(models[0]), *batch)),
                 (models, gradients.at_each(task.layout.unflatten(models), *batch)),
             )
-    except Exception:  # the model's own code; the loop calls it without vmap
+    except Exception:  # any error of the model's code under vmap; the loop runs this code without vmap
         return False
     for at, slopes in found:
         flat = torch.cat([slope.reshape(2, -1) for slope in slopes.values()], 1)
@@ -113,10 +115,10 @@ def batches_like_loop(task: Task, cohort: Cohort) -> bool:
 
 
 def try_compiled(trainer: VmapTrainer, cohort: Cohort) -> None:
-    """Compile the gradients of a trainer, for one shape of a batch.
+    """Compile the gradients of a trainer for one batch shape, and compare them with the uncompiled ones.
 
     Raises:
-        ModelError: PyTorch cannot compile them on this machine, or they are others than before.
+        ModelError: PyTorch cannot compile them on this machine, or the compiled gradients differ.
     """
     shapes = trainer.batch_shapes(cohort)
     if not shapes:
@@ -150,7 +152,7 @@ def try_compiled(trainer: VmapTrainer, cohort: Cohort) -> None:
 
 @contextmanager
 def _explained(task: Task, features: Tensor) -> Iterator[None]:
-    """Turn what a model's own backward pass raises on made-up records into a refusal."""
+    """Turn an error of a model's backward pass on made-up records into a refusal."""
     try:
         yield
     except FedveilError:
@@ -184,15 +186,16 @@ def _masked(
 
 
 def _alike(task: Task, one: Float32[Tensor, " d"], other: Float32[Tensor, " d"]) -> bool:
-    """Return whether two gradients differ by no more than rounding, parameter by parameter; NaN is unlike anything."""
+    """Return whether two gradients differ by rounding only, parameter by parameter; NaN equals nothing."""
     most = _LIKE_NUMBERS[task.precision]
+    # Per parameter: a wrong gradient of a small layer would vanish in the norm of the whole model.
     floor = _NEGLIGIBLE * one.norm()
     named = zip(task.layout.unflatten(one).values(), task.layout.unflatten(other).values(), strict=True)
     return all(bool((mine - its).norm() <= most * (mine.norm() + floor)) for mine, its in named)
 
 
 def _records(cohort: Cohort) -> tuple[Tensor, Tensor]:
-    """Return made-up records of the shape of the cohort's."""
+    """Return made-up records with the record shape of the cohort."""
     features, targets, _, _ = _batch(cohort, 1, _WIDTH)
     return features[0], targets[0]
 
@@ -210,7 +213,10 @@ def _batch(cohort: Cohort, slots: int, width: int) -> tuple[Tensor, Tensor, Tens
 
 
 def _two_slots(task: Task, cohort: Cohort) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return two contributions, of which the first has a record less: it is padded by its last one, as in training."""
+    """Return two made-up contributions; the first has one record less and is padded by its last record.
+
+    Training pads in the same way.
+    """
     features, targets, mask, seeds = _batch(cohort, 2, _WIDTH)
     for column in (features, targets):
         column[0, -1] = column[0, -2]
@@ -219,7 +225,7 @@ def _two_slots(task: Task, cohort: Cohort) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 def _two_models(task: Task, cohort: Cohort) -> Float32[Tensor, "2 d"]:
-    """Return the model that training starts at and another one near it."""
+    """Return the initial model and a second model near it."""
     start = task.initial()
     moved = start + torch.randn(len(start), generator=torch.Generator().manual_seed(0)) / len(start) ** 0.5
     return torch.stack([start, moved]).to(cohort.device)

@@ -1,8 +1,8 @@
-"""Models that cannot be trained per contribution are refused, with the reason and the replacement.
+"""Refuse models and losses that cannot be trained per contribution, with the reason and a replacement.
 
-The privacy unit is a contribution, and inside it the loss is a mean over records: a layer whose output for
-one record depends on the other records of the batch, or that carries state from batch to batch outside the
-parameters, leaks past the bound or makes the result depend on how records are batched.
+The privacy unit is a contribution, and inside it the loss is a mean over records. A layer leaks past the bound, or
+makes the result depend on how records are batched, if its output for one record depends on the other records of the
+batch, or if it carries state from batch to batch outside the parameters.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _REPLACEABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def validate_layers(model: nn.Module) -> None:
-    """Refuse layers known not to treat records one by one.
+    """Refuse layers that are known to mix records or to carry state.
 
     Raises:
-        ModelError: names the layer, says why it cannot be trained and what to put in its place.
+        ModelError: names the layer, says why it cannot be trained, and gives a replacement.
     """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
@@ -91,23 +91,26 @@ def _embedding_refusal(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
 
 @torch.no_grad()
 def validate_behaviour(model: nn.Module, features: Tensor) -> None:
-    """Run a model on made-up records and refuse it if it does not treat each of them by itself.
+    """Run a model on made-up records, and refuse it if it does not treat each record separately.
 
-    Finds what no list of layers can: a forward pass that mixes records, draws from torch's global random
-    stream or writes to anything that the next pass reads.
+    The trial finds behaviour that no list of layers can: a forward pass that mixes records, reads torch's global
+    random stream, or writes state that the next pass reads.
 
     Args:
-        model: the model; a copy of it is run, in training mode.
+        model: the model; a copy is run, in training mode.
         features: at least three float32 records, all different, none of them private.
 
     Raises:
-        ModelError: says which of the three it does, or that it fails on features of this shape.
+        ModelError: says which of the three the model does, or that it fails on features of this shape or gives
+            non-finite outputs.
     """
     assert len(features) >= 3
     probe = with_seeded_dropout(copy_module(model)).train()
     before = fingerprint(probe)
     with torch.random.fork_rng(devices=[]):
         try:
+            # Two equal passes detect random numbers and state. The third pass keeps record 0 and changes its
+            # neighbours.
             first, again = probe(features), probe(features)
             others = probe(torch.cat([features[:1], 1 - 2 * features[1:]]))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -139,30 +142,31 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
 
 
 # --- validate loss -------------------------------------------------------------------------------------------------
-# Whether a loss is what the bound on a contribution needs: a function of one batch, and of nothing before it.
+# A loss must be a function of one batch, and of nothing before it.
 #
-# A bound on each contribution bounds what a user moves only if no other contribution reads the records. A loss that
-# keeps a state carries records from one contribution to the next; one whose terms depend on other rows makes a record's
-# gradient depend on whatever lies beside it, padding included. Made-up records alone are looked at.
+# A bound on each contribution limits a user's influence only if no other contribution reads the user's records. A
+# loss with state carries records from one contribution to the next. If a term depends on other rows, the gradient of
+# a record depends on its batch neighbours, padding included. The trials use made-up records only.
 
-_ROWS = 40  # more than the fewest that losses of hard examples keep
+_ROWS = 40  # more rows than the smallest number that a loss of hard examples selects
 _FIXED = ("__call__", "in_closed_form", "by_row")
 _WORDS = ("name", "tasks", "check_targets", "check_task")
-_CALLS = 4  # in between, with larger outputs each: what a running mean of losses would follow
+_CALLS = 4  # calls between two equal ones, with growing outputs: a running mean of losses would follow them
 
 
 def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) -> None:
-    """Try a loss on made-up outputs and targets, and refuse it if its terms are not those of a batch by itself.
+    """Try a loss on made-up data, and refuse it if its terms depend on more than their batch.
 
     Args:
-        loss: whatever its origin.
-        task: what the targets mean.
-        outputs: k, how many numbers the model gives a record.
-        like: targets of the right dtype and shape, no value of which is looked at.
+        loss: a built-in or third-party loss.
+        task: the kind of the targets.
+        outputs: k, the number of outputs of the model per record.
+        like: targets of the right dtype and shape; no value is read.
 
     Raises:
-        ModelError: it fails, gives no finite term per record, keeps a state, draws random numbers, lets a record's term
-            depend on other rows although it is called separable, lets padding rows count, or brings slopes of its own.
+        ModelError: the loss fails, gives no finite term per record, keeps a state, draws random numbers, lets a
+            record's term depend on other rows although it declares itself separable, counts padding rows, or defines
+            its own ``slopes``.
     """
     if not is_own(type(loss)) and type(loss).slopes is not Loss.slopes:
         raise ModelError(
@@ -182,7 +186,7 @@ def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor,
     targets = _targets(task, outputs, like)
     present = torch.ones(_ROWS)
     with torch.random.fork_rng(devices=[]):
-        with suppress(Exception):  # what is made at a first call, of made-up rows, and then stays is no state
+        with suppress(Exception):  # a first call may build constants, from made-up rows; they are not state
             loss.records(made_up.clone(), targets.clone(), present.clone())
         terms = _terms(loss, made_up, targets, present)
         for call in range(_CALLS):
@@ -194,6 +198,7 @@ def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor,
                 f"numbers; {WHY}: compute each batch by itself"
             )
         if loss.separable:
+            # A separable loss must give the same terms in a crowd, alone, and in the batch itself.
             beside = torch.cat([made_up, 2 - 3 * made_up])
             crowd = _terms(loss, beside, torch.cat([targets, targets.flip(0)]), torch.ones(2 * _ROWS))
             alone = [
@@ -209,6 +214,8 @@ def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor,
                     "weights of classes are declared: model.class_weights"
                 )
         else:
+            # A loss that couples records (Cox) must still ignore padding: three ways to leave out two rows must
+            # agree.
             absent = torch.cat([present[:-2], torch.zeros(2)])
             padded = torch.cat([made_up[:-2], 1 - made_up[-2:]])
             kept = [_terms(loss, some, targets, absent)[:-2] for some in (made_up, padded)] + [
@@ -224,7 +231,7 @@ def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor,
 def _terms(
     loss: Loss, outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n *target"], mask: Float[Tensor, " n"]
 ) -> Float[Tensor, " n"]:
-    """Return the terms; a loss that holds something else afterwards is refused."""
+    """Return the terms of a loss, and refuse a loss that holds other values afterwards."""
     before = snapshot(loss)
     try:
         terms = loss.records(outputs.clone(), targets.clone(), mask.clone())
@@ -248,7 +255,7 @@ def _terms(
 
 
 def _targets(task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) -> Shaped[Tensor, "r *target"]:
-    """Return made-up targets: every class in turn, events and none, different numbers."""
+    """Return made-up targets: all classes in turn, events and censored records, different numbers."""
     shape = (_ROWS, *like.shape[1:])
     row = torch.arange(_ROWS)
     if task == "survival":

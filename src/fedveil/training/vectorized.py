@@ -1,19 +1,21 @@
-"""The fast trainer: thousands of contributions at once, by ``torch.func.vmap`` over stacked parameters.
+"""Train thousands of contributions at once, with ``torch.func.vmap`` over stacked parameters.
 
-Contributions of one width (records a step) are sorted by size and cut into chunks. In a chunk, b models are the rows of
-one (b, d) matrix; a step computes all b gradients in one batched call and updates the rows in place. Three observations
-make it fast and small:
+This is the fast trainer.
 
-* the first step of every contribution starts from the same model, so its parameters are not batched;
-* with sizes descending, those that still have batches left are a prefix of the rows;
-* finished rows are bounded and added to their silo's sum at once, so memory is O(chunk · d) whatever the
-  number of contributions.
+Contributions of one width (records per step) are sorted by size and cut into chunks. In a chunk, b models are the
+rows of one (b, d) matrix. A step computes all b gradients in one batched call and updates the rows in place. Three
+facts make this fast and small:
 
-Padding within a batch carries mask 0 and repeats a record of the same contribution: no contribution ever
-reads another's records. Nor does who is there round anybody's update: a width follows from a contribution's own number
-of records, and slots come in multiples that kernels do not tell apart (:mod:`fedveil.training.shapes`). Rows that
-fill a multiple up repeat a contribution of the chunk, and their results are dropped.
-docs/theory/vectorised-training.md and docs/theory/alone-in-a-batch.md have the arguments.
+* The first step of every contribution starts from the same model, so its parameters are not batched.
+* With descending sizes, the contributions that still have batches left are a prefix of the rows.
+* Finished rows are bounded and added to their silo's sum at once, so memory is O(chunk · d) for any number of
+  contributions.
+
+Padding within a batch has mask 0 and repeats a record of the same contribution, so no contribution reads another's
+records. The rounding of an update does not depend on the other contributions either. A width follows from a
+contribution's own number of records, and slots come in multiples that kernels treat alike
+(:mod:`fedveil.training.shapes`). Rows that fill up a multiple repeat a contribution of the chunk, and their results
+are dropped. docs/theory/vectorised-training.md and docs/theory/alone-in-a-batch.md have the arguments.
 """
 
 from __future__ import annotations
@@ -57,25 +59,27 @@ _CUDA_MEMORY = 2 << 30
 
 _COMPILED_SHAPES: Final = 256
 
-_CROSSING: Final = (
-    32  # records a step at which convolutions of one contribution overtake batched ones, on a CPU
-)
-_LARGE: Final = 512  # records a step from which batching saves nothing
-_FIXED_SLOTS: Final = 64  # where kernels are generated, or chosen, for a number of slots
+# Records per step at which, on a CPU, convolutions of single contributions become faster than batched ones.
+_CROSSING: Final = 32
+_LARGE: Final = 512  # records per step from which batching saves no time
+# Number of slots if kernels are compiled, or chosen by a library, for one number of slots (CUDA, torch.compile).
+_FIXED_SLOTS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class VmapTrainer(PartitionedTrainer):
-    """Trains contributions in chunks; implements :class:`~fedveil.training.trainer.Trainer`.
+    """Trainer that computes chunks of contributions.
+
+    It implements :class:`~fedveil.training.trainer.Trainer`.
 
     Args:
         task: model and loss; the model must be one that vmap can batch.
-        local: what each contribution computes.
-        memory: bytes that a chunk may take, beyond the model and the sums; None takes 48 MiB on a CPU, where
-            larger chunks leave its caches and are slower, and 2 GiB on a CUDA device. A batch that is trained by itself
-            takes as much where this is given.
-        compile: compile the batched gradient with ``torch.compile`` (needs a C++ compiler). It takes tens of
-            seconds for every new set of sizes, pays for long runs of networks of affine layers only, and changes
+        local: the local steps of each contribution.
+        memory: bytes that a chunk may take, in addition to the model and the sums. None takes 48 MiB on a CPU,
+            where larger chunks exceed the caches and are slower, and 2 GiB on a CUDA device. A given value also
+            limits a batch that is trained separately.
+        compile: compile the batched gradient with ``torch.compile`` (needs a C++ compiler). This takes tens of
+            seconds for every new set of sizes, pays only for long runs of networks of affine layers, and changes
             results by float32 rounding.
     """
 
@@ -109,7 +113,7 @@ class VmapTrainer(PartitionedTrainer):
     def _updates(
         self, job: TrainJob, watch: ProgressMonitor
     ) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
-        """Yield positions in the members and the updates of these contributions."""
+        """Yield positions in the members, and the updates of these contributions."""
         start, cohort, members, seeds = job.start, job.cohort, job.members, job.seeds
         at_once = records_at_once(self.task, cohort, self.memory or LARGEST_BATCH)
         sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device, at_once, watch.check)
@@ -129,10 +133,11 @@ class VmapTrainer(PartitionedTrainer):
             yield chunk.positions, deltas[: len(chunk.positions)]
 
     def _chunks(self, cohort: Cohort, members: Int64[Tensor, " m"]) -> Iterator[Chunk]:
-        """Yield contributions of one width, largest first, as many at a time as memory takes.
+        """Yield chunks of contributions of one width, largest first, as many at a time as memory permits.
 
-        Those of one step have chunks of their own: their updates are computed as such, not as the difference of two
-        models, which would round them by whether anybody beside them takes a second step.
+        Contributions of one step have separate chunks. Their updates are computed directly. The difference of two
+        models would round them, and this would then depend on whether another contribution of the chunk takes a
+        second step.
         """
         sizes = cohort.sizes(members)
         sgd = as_sgd(self.local)
@@ -153,28 +158,28 @@ class VmapTrainer(PartitionedTrainer):
                 yield Chunk(width=width, slots=slots, positions=positions)
 
     def batch_shapes(self, cohort: Cohort) -> dict[int, int]:
-        """Return the shapes in which several contributions are computed at once, whatever records there are.
+        """Return the batch shapes that may occur, whatever the records are.
 
         Args:
-            cohort: tells the shape of a record and the device.
+            cohort: gives the shape of a record and the device.
 
         Returns:
-            For every width (records a step of one contribution, padding included) the largest number of slots of a
-            batch. The other numbers of slots of this width are the smaller multiples of its :func:`slot_multiple`.
-            Widths of contributions that are always computed alone are left out.
+            For every width (records per step of one contribution, padding included) the largest number of slots
+            of a batch. The other numbers of slots of this width are the smaller multiples of its
+            :func:`slot_multiple`. Widths whose contributions are always computed one by one are omitted.
         """
         per_record = floats_per_record(self.task, cohort)
-        # Contributions of more records have these widths too, or are computed alone.
+        # Contributions with more records have one of these widths too, or are computed one by one.
         sizes = np.arange(1, self._alone_from + 1)
         widths = np.unique(self._widths(sizes, as_sgd(self.local), per_record)).tolist()
         most = {width: self._most_slots(width, cohort, per_record) for width in widths}
         return {width: slots for width, slots in most.items() if slots > 1}
 
     def _most_slots(self, width: int, cohort: Cohort, per_record: int) -> int:
-        """Return how many contributions of a width are computed at once at most; 1: each by itself."""
-        copies = (
-            4 if as_sgd(self.local).momentum == 0 else 5
-        )  # parameters, gradients, a temporary of each; velocity
+        """Return the largest number of contributions of a width in one batch; 1 means one by one."""
+        # Numbers per slot and parameter: parameters, gradients and a temporary for each (4), and with momentum a
+        # velocity (5).
+        copies = 4 if as_sgd(self.local).momentum == 0 else 5
         memory = self.memory or (_CUDA_MEMORY if cohort.device.type == "cuda" else _CPU_MEMORY)
         fitting = memory // (4 * (copies * self.task.dimension + width * per_record))
         if width >= self._alone_from or fitting < slot_multiple(width):
@@ -188,10 +193,10 @@ class VmapTrainer(PartitionedTrainer):
 
     @property
     def _alone_from(self) -> int:
-        """The width from which contributions are trained one by one.
+        """Width from which contributions are trained one by one.
 
-        Batched convolutions run as grouped ones, whose kernels are slower record for record; what batching saves is
-        the cost of a step, which many records share.
+        Batched convolutions run as grouped convolutions, whose kernels are slower per record. Batching saves the
+        fixed cost of a step, and a wide step divides this cost among many records.
         """
         kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         return _CROSSING if any(isinstance(module, kinds) for module in self.task.model.modules()) else _LARGE
@@ -199,9 +204,11 @@ class VmapTrainer(PartitionedTrainer):
     def _widths(
         self, sizes: Int64[np.ndarray, " m"], sgd: LocalSgd, per_record: int
     ) -> Int64[np.ndarray, " m"]:
-        """Return the records a step of each contribution, padding included: of its own number of records alone.
+        """Return the records per step of each contribution, padding included.
 
-        Slots and steps are dear where a model has many parameters, and records where it has many activations.
+        The width is a function of the contribution's own number of records. A model with many parameters makes slots
+        and steps expensive, so its widths are few (one per octave). A model with many activations makes records
+        expensive, so its widths are fine (four per octave).
         """
         finest, an_octave = (4, 1) if self.task.dimension > 2 * per_record else (2, 4)
         widths = padded_sizes(np.maximum(sizes, 1), finest, an_octave)
@@ -212,7 +219,10 @@ class VmapTrainer(PartitionedTrainer):
 
 @contextmanager
 def without_fallback_warnings() -> Iterator[None]:
-    """Hide PyTorch's request to report operations that vmap computes slot by slot: they are slow, and no error."""
+    """Hide PyTorch's warning about operations that vmap computes slot by slot.
+
+    The warning asks users to report them. These operations are slow and correct.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="There is a performance drop because we have not yet implemented"
@@ -222,12 +232,12 @@ def without_fallback_warnings() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chunk:
-    """Contributions that are trained side by side.
+    """Contributions that are trained in one batch.
 
     Args:
-        width: records a step of each, padding included.
-        slots: how many are computed, repeated ones included; 1: each by itself.
-        positions: (b,) which they are, largest first.
+        width: records per step of each, padding included.
+        slots: number of computed contributions, repeated ones included; 1 means one by one.
+        positions: (b,) their positions in the members, largest first.
     """
 
     width: int
@@ -236,16 +246,19 @@ class Chunk:
 
 
 class BatchedGradients:
-    """The gradients of b mean losses: all at the same parameters, or each at its own.
+    """The gradients of b mean losses, all at the same parameters or each at its own.
 
     Attributes:
-        at_one: at the same parameters; results have a row for every contribution.
-        at_each: at parameters that have a row for every contribution.
+        at_one: gradient function at the same parameters; results have one row per contribution.
+        at_each: gradient function at parameters with one row per contribution.
     """
 
     @classmethod
     def for_task(cls, task: Task, device: torch.device, *, compile: bool = False) -> BatchedGradients:
-        """Return those of a task, the same in every round: with what was compiled, or written down, for them."""
+        """Return the gradients of a task, cached in the task.
+
+        The cache keeps compiled and traced functions for all rounds.
+        """
         name = (cls, device, compile)
         if name not in task.kept:
             task.kept[name] = cls(task, device, compile)
@@ -266,7 +279,7 @@ class BatchedGradients:
         at_one: GradientFunction = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))
         at_each: GradientFunction = vmap(grad(loss), in_dims=(0, 0, 0, 0, 0))
         if compile:
-            # One graph per shape of a chunk: contributions are sorted by size, so there are many shapes.
+            # torch.compile makes one graph per shape of a chunk, and contributions sorted by size give many shapes.
             limit = torch._dynamo.config.recompile_limit
             torch._dynamo.config.recompile_limit = max(limit, _COMPILED_SHAPES)
             self.at_one: GradientFunction = torch.compile(at_one, dynamic=False)
@@ -279,9 +292,10 @@ class BatchedGradients:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """One step's batches: of the contributions that take part in it, the first ones of a chunk, and of a few more.
+    """The batches of one step of a chunk.
 
-    Those beyond ``active`` have no record in the step, and keep their models.
+    The chunk's first contributions take part in the step. Rows beyond ``active`` have no record in it and keep their
+    models; they fill the number of slots up to a multiple.
     """
 
     active: int
@@ -292,7 +306,16 @@ class Batch:
 
 
 class Batches:
-    """The steps of a chunk: contributions with records, sorted by size, largest first."""
+    """The steps of a chunk of contributions with records, sorted by size, largest first.
+
+    Args:
+        sgd: the local steps.
+        cohort: the records.
+        members: (b,) indices of the contributions.
+        seeds: (b,) their seeds.
+        width: records per step of each.
+        look: called before every step.
+    """
 
     def __init__(
         self,
@@ -313,11 +336,12 @@ class Batches:
         self.steps = sgd.count(self._longest)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the steps in order; contributions without records left are a suffix, and left out."""
+        """Yield the steps in order; contributions without records left are a suffix and are omitted."""
         for epoch in range(self._sgd.epochs):
             order = batch_order(self._seeds, self._sizes, epoch, self._sgd.batch_size)
             for batch, first in enumerate(range(0, self._longest, self._width)[: self._sgd.steps]):
                 self._look()
+                # If every epoch is one batch, its records are the same in every epoch and are read once.
                 if epoch == 0 or self._width < self._longest:
                     active, features, targets, mask = self._gather(order, first)
                 seeds = step_seeds(self._seeds[: len(mask)], epoch, batch).to(self._cohort.device)
@@ -338,12 +362,20 @@ class Batches:
 def train(
     sgd: LocalSgd, gradients: BatchedGradients, start: Float32[Tensor, " d"], batches: Batches
 ) -> Float32[Tensor, "b d"]:
-    """Return the updates of the contributions of a chunk, one per row, in the order of the batches."""
+    """Return the updates of the contributions of a chunk, one per row, in the order of the batches.
+
+    Args:
+        sgd: the local steps.
+        gradients: of the task.
+        start: (d,) the model.
+        batches: the steps of the chunk.
+    """
     layout = gradients.layout
     models = torch.empty(batches.count, layout.dimension, device=start.device)
     velocity: Tensors = {}
     for step, batch in enumerate(batches):
         rows = len(batch.mask)
+        # Rows from `active` on only fill up the slots. Their models and velocities are saved here and restored below.
         idle = [(state, state[batch.active : rows].clone()) for state in (models, *velocity.values()) if step]
         named = layout.unflatten(models[:rows])
         at = layout.unflatten(start) if step == 0 else named
@@ -357,6 +389,7 @@ def train(
                     slope = velocity[name][:rows].mul_(sgd.momentum).add_(slope)
                 else:
                     velocity[name] = slope
+            # A single step yields the update itself: start + update - start would round it.
             if batches.steps == 1:
                 torch.mul(slope, -sgd.learning_rate, out=named[name])
             else:

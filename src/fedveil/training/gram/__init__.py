@@ -1,1 +1,1 @@
-"""The trainer of linear models: contributions live in the span of their own records."""
+"""Train linear models in the span of their records, by Gram matrices."""

@@ -1,12 +1,13 @@
-"""How contributions are laid side by side, so that one tensor operation steps them all.
+"""Arrange contributions in arrays, so that one tensor operation steps all of them.
 
-Two layouts. *Blocks*: contributions of one size share square blocks of a common width, as many as fit,
-because many small matrix products cost more than a few padded ones. *Stacks*: one contribution per row,
-padded to the largest, for mini-batches and for losses that couple records.
+Two layouts exist. *Blocks*: contributions of one size share square blocks of a common width, as many as fit, because
+many small matrix products cost more than a few padded ones. *Stacks*: one contribution per row, padded to the
+largest, for mini-batches and for losses that couple records.
 
-The width of a block, and how many records of a stack a step reads, follow from a contribution's own number of records,
-and rows come in multiples that kernels do not tell apart (:mod:`fedveil.training.shapes`): rows of padding fill them
-up. The width of a stack follows from its largest, and no product runs over it: each runs over tiles.
+The width of a block, and the number of records of a stack that a step reads, follow from a contribution's own number
+of records. Rows come in multiples that kernels treat alike (:mod:`fedveil.training.shapes`), filled up by rows of
+padding. The width of a stack follows from its largest contribution, but no product runs over it: products run over
+tiles.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort
 
 _WIDTH: Final = 32  # smallest block: below it the overhead of a product outweighs its padding
-_TILE: Final = 48  # most contributions' records, in one product
+_TILE: Final = 48  # one product of this length covers all records of most contributions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """Where the records of some contributions lie in a (rows, width) array.
+    """Positions of the records of some contributions in a (rows, width) array.
 
     Args:
         members: (g,) positions of the contributions, in the order of ``setting``.
-        setting: (g,) the row of each contribution; rows beyond them are padding.
-        records: (rows, width) which record lies where; the number of records where there is none.
-        step: how many records of a row a step reads: all of a block's.
+        setting: (g,) the row of each contribution; later rows are padding.
+        records: (rows, width) the record at each position; the number of records marks padding.
+        step: number of records of a row that a step reads; in a block, all of them.
     """
 
     members: Int64[np.ndarray, "g"]
@@ -49,18 +50,18 @@ class Layout:
 
     @property
     def tile(self) -> int:
-        """The length of the products over a row: the row of a block, and a part of a stack's."""
+        """Length of the products over a row: a whole row of a block, or a part of a stack's row."""
         return min(int(self.records.shape[1]), tile_of(self.step))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordCounts:
-    """Which records contributions hold.
+    """The records that contributions hold.
 
     Args:
-        sizes: how many each has.
+        sizes: number of records of each contribution.
         starts: the first record of each.
-        padding: the record number that stands for none.
+        padding: the record number that marks padding.
     """
 
     sizes: Int64[np.ndarray, "all"]
@@ -73,7 +74,7 @@ def block_layouts(
     held: RecordCounts,
     most: int,
 ) -> Iterator[Layout]:
-    """Yield blocks of equal width that hold these contributions, at most ``most`` matrix entries at a time.
+    """Yield blocks of equal width that hold these contributions.
 
     Args:
         members: the contributions to lay out, each with records.
@@ -87,6 +88,8 @@ def block_layouts(
         chosen = chosen[np.argsort(sizes[chosen], kind="stable")]
         size = sizes[chosen]
         rank = np.arange(len(chosen)) - np.searchsorted(size, size)
+        # Contributions of one size share blocks: `rank` counts within a size, `fitting` fit into a block. `before` is
+        # the number of blocks of all smaller sizes.
         fitting = width // size
         in_block = rank // fitting
         first_of_size = np.searchsorted(size, size) == np.arange(len(size))
@@ -113,7 +116,10 @@ def single_blocks(
     held: RecordCounts,
     most: int,
 ) -> Iterator[Layout]:
-    """Yield blocks of the widths of :func:`block_layouts` that hold one contribution each; arguments as there."""
+    """Yield blocks that hold one contribution each.
+
+    Widths and arguments are those of :func:`block_layouts`.
+    """
     widths = _widths(held.sizes[members])
     for width in np.unique(widths).tolist():
         of_width, per_layout = members[widths == width], max(1, most // width**2)
@@ -129,14 +135,21 @@ def stack_layouts(
     most: int,
     batch_size: int | None,
 ) -> Iterator[Layout]:
-    """Yield stacks of contributions, largest first, at most ``most`` matrix entries each where one allows it.
+    """Yield stacks of contributions, largest first.
 
-    Arguments as in :func:`block_layouts`, and the batch size of the steps. Contributions whose steps read equally
-    many records may share a stack: its width decides no product, because products run over tiles
-    (:func:`fedveil.training.gram.steps.train_batches`). Those whose every step reads all of their records have stacks
-    of their own: batches are laid out once, and a row is as wide as a step where that is less than a tile. A stack is
-    closed before a contribution of less than half its width when it has enough entries to keep the processor busy, so
-    at most three quarters of a large one are padding.
+    A stack has at most ``most`` matrix entries, unless a single contribution exceeds it.
+
+    Contributions whose steps read equally many records may share a stack. The width of a stack decides no product,
+    because products run over tiles (:func:`fedveil.training.gram.steps.train_batches`). Contributions whose every
+    step reads all of their records have separate stacks: their batches are laid out once, and a row is as wide as a
+    step if that is less than a tile. A stack ends before a contribution of less than half its width if it has enough
+    entries to keep the processor busy. So at most three quarters of a large stack are padding.
+
+    Args:
+        members: the contributions to lay out, each with records.
+        held: the records of all contributions.
+        most: bound on rows x width x width.
+        batch_size: of the local steps; None takes all records.
     """
     sizes = held.sizes
     reads = step_widths(sizes[members], batch_size)
@@ -161,10 +174,9 @@ _BUSY: Final = 1 << 18
 
 
 def step_widths(sizes: Int64[np.ndarray, "m"], batch_size: int | None) -> Int64[np.ndarray, "m"]:
-    """Return how many records a step of each contribution in a stack reads, padding included.
+    """Return the number of records that a step of each contribution in a stack reads, padding included.
 
-    The batch size, or less where the records are fewer: a power of two, from 16; where every step takes all
-    records, from 2.
+    It is the batch size, or less for fewer records: a power of two, from 16; if every step takes all records, from 2.
     """
     least = 2 if batch_size is None else 16
     powers = 2 ** np.ceil(np.log2(np.maximum(sizes, least))).astype(np.int64)
@@ -172,7 +184,9 @@ def step_widths(sizes: Int64[np.ndarray, "m"], batch_size: int | None) -> Int64[
 
 
 def tile_of(step: int) -> int:
-    """Return the length of the products of steps that read this many records: 48, or a power of two above it.
+    """Return the length of the products of steps that read this many records.
+
+    It is 48, or a power of two above it.
 
     >>> tile_of(4), tile_of(50)
     (48, 64)
@@ -181,7 +195,7 @@ def tile_of(step: int) -> int:
 
 
 def _widths(sizes: Int64[np.ndarray, "m"]) -> Int64[np.ndarray, "m"]:
-    """Return the block width of each size: powers of two and the steps half-way between them, from 32."""
+    """Return the block width of each size: powers of two and the midpoints between them, from 32."""
     power = 2 ** np.ceil(np.log2(np.maximum(sizes, _WIDTH))).astype(np.int64)
     between = power * 3 // 4
     return cast(np.ndarray, np.where((sizes <= between) & (power > _WIDTH), between, power))
@@ -194,7 +208,15 @@ def _filled(
     shape: tuple[int, int],
     held: RecordCounts,
 ) -> Layout:
-    """Lay contributions at their seats; ``shape`` is the width of a row and how many records of it a step reads."""
+    """Place contributions in their rows, at their offsets.
+
+    Args:
+        members: (g,) the contributions.
+        setting: (g,) the row of each, ascending.
+        offset: (g,) the first column of each.
+        shape: the width of a row, and the number of its records that a step reads.
+        held: the records of all contributions.
+    """
     (width, step), sizes, starts, padding = shape, held.sizes, held.starts, held.padding
     records = np.full((round_up_slots(int(setting[-1]) + 1, step), width), padding)
     size = sizes[members]
@@ -206,16 +228,17 @@ def _filled(
 
 
 # --- plan ----------------------------------------------------------------------------------------------------------
-# What span training prepares once for a set of contributions: where records lie, and their Gram matrices.
+# The preparation of span training for a set of contributions, made once: positions of records and Gram matrices.
 
-_ALWAYS_SPAN = 256  # so few records that their Gram matrix costs less than the overhead of another path
+# Up to this number of records, a Gram matrix costs less than the overhead of the primal path.
+_ALWAYS_SPAN = 256
 _CHUNK_ENTRIES = 1 << 21
 _LINEAR = (nn.Sequential, nn.Flatten, nn.Identity, nn.Linear)
-"""What a linear model is made of: exactly these, since a class derived from one may compute something else."""
+"""Exact classes of the layers of a linear model; a derived class may compute something else."""
 
 
 def linear_layer(model: nn.Module) -> nn.Linear | None:
-    """Return the layer of a model that is one trainable linear layer on flattened features, else None."""
+    """Return the layer of a model that is one trainable linear layer on flattened features, or None."""
     parts = [part for _, part in model.named_modules(remove_duplicate=False)]
     if any(type(part) not in _LINEAR or _has_own_ways(part) for part in parts):
         return None
@@ -231,7 +254,7 @@ def linear_layer(model: nn.Module) -> nn.Linear | None:
 
 
 def _has_own_ways(part: nn.Module) -> bool:
-    """Return whether a layer has hooks, or a ``forward`` that was put in the place of its class's."""
+    """Return whether a layer has hooks, or a ``forward`` set on the instance."""
     held = vars(part).items()
     return "forward" in vars(part) or any(value for name, value in held if name.endswith("_hooks"))
 
@@ -246,30 +269,32 @@ def split_linear(
 
 @dataclass(frozen=True, eq=False)
 class Grams:
-    """The Gram matrices of a layout: exact ones for norms, rounded ones of whole rows for the steps."""
+    """The Gram matrices of a layout: exact ones for norms, and float32 ones of whole rows for the steps."""
 
     exact: list[Gram]
     rounded: Float32[Tensor, "rows width width"]
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take."""
+        """Memory of the matrices, in bytes."""
         return sum(gram.products.nbytes for gram in self.exact) + self.rounded.nbytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GramPlan:
-    """The contributions that take part, numbered 0 .. m-1 by their row of the sums, then in the order of the cohort.
+    """Layouts and Gram matrices of the contributions that take part.
+
+    Contributions are numbered 0 .. m-1 by their row of the sums, then in the order of the cohort.
 
     Args:
         cohort: the table.
         members: (m,) their indices in the cohort's groups.
-        sizes: (m,) how many records each has.
+        sizes: (m,) number of records of each.
         rows: the r records of the contributions that are trained in the span.
-        held: where each contribution's lie among them.
-        owner: (r + 1,) the contribution of each, -1 for the padding record.
+        held: positions of each contribution's records among these.
+        owner: (r + 1,) the contribution of each record, -1 for the padding record.
         blocks: layouts of contributions whose steps take all their records.
-        stacks: layouts of those that take mini-batches.
+        stacks: layouts of contributions that take mini-batches, or whose loss couples records.
         primal: contributions with so many records that plain training is cheaper.
         memory: bytes of Gram matrices to keep.
     """
@@ -301,10 +326,10 @@ class GramPlan:
 
         Args:
             cohort: the table.
-            members: indices into its groups; those of one row of the sums are adjacent.
+            members: indices into its groups; the members of one row of the sums are adjacent.
             bias: whether the model has a bias.
             batch_size: of the local steps.
-            by_row: whether several contributions may stand side by side in a call of the loss.
+            by_row: whether one call of the loss may hold rows of several contributions.
             memory: bytes of Gram matrices to keep.
         """
         groups = cohort.groups
@@ -338,6 +363,7 @@ class GramPlan:
         """Return whether this plan is for these contributions of this table."""
         mine = self.cohort
         return (
+            # Identity of the table is enough: trainers never write to it.
             mine.groups is cohort.groups
             and mine.rows is cohort.rows
             and mine.features.data_ptr() == cohort.features.data_ptr()
@@ -348,7 +374,7 @@ class GramPlan:
         )
 
     def grams(self, layout: Layout) -> Grams:
-        """Return the Gram matrices of a layout, kept from the last round where the memory allows."""
+        """Return the Gram matrices of a layout, kept from the last round if the memory allows."""
         if id(layout) in self._kept:
             return self._kept[id(layout)]
         grams = self.compute_grams(layout)
@@ -357,7 +383,7 @@ class GramPlan:
         return grams
 
     def compute_grams(self, layout: Layout) -> Grams:
-        """Compute the Gram matrices of a layout, of this plan or another."""
+        """Compute the Gram matrices of a layout, of this plan or of another."""
         rows, width = layout.records.shape
         exact = list(self.rows.grams(torch.from_numpy(layout.records), self.owner, width > layout.tile))
         rounded = torch.zeros(rows, width, width, device=self.cohort.device)
@@ -368,13 +394,15 @@ class GramPlan:
 
     @cached_property
     def silo_ranges(self) -> list[tuple[int, int, int]]:
-        """(row of the sums, first record, last record) of each silo with records.
+        """(row of the sums, first record, last record + 1) of each silo with records.
 
         Raises:
-            ValueError: the members of a silo are not adjacent, so that a silo would have several totals to round.
+            ValueError: the members of a silo are not adjacent, so that the silo would have several totals to round.
         """
         silos = self.cohort.sum_rows[self.members][self.owner[:-1].cpu().numpy()]
         cuts = np.flatnonzero(np.diff(silos)) + 1
+        # Adjacent members give each silo one range. Two ranges of a silo would be rounded separately, and the margin
+        # of a contribution pays for one rounding only.
         if len(np.unique(silos)) < len(cuts) + (len(silos) > 0):
             raise ValueError("the members of a plan are not sorted by their silo")
         bounds = zip([0, *cuts.tolist()], [*cuts.tolist(), len(silos)], strict=True)

@@ -1,8 +1,8 @@
-"""Plain batched training of linear models, for contributions with more records than features.
+"""Train linear models in plain batches, for contributions with more records than features.
 
-Their Gram matrix would be larger than their records. Several contributions are trained side by side; a step is two
-batched matrix products, and only the records of the batch are read. Their shapes follow from a contribution's own
-number of records and from public facts (:mod:`fedveil.training.shapes`).
+The Gram matrix of such a contribution would be larger than its records. Several contributions are trained in one
+batch. A step is two batched matrix products and reads only the records of its batch. Shapes follow from a
+contribution's own number of records and from public facts (:mod:`fedveil.training.shapes`).
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _CHUNK_BYTES = 64 << 20
 def train_primal(
     task: Task, sgd: LocalSgd, plan: GramPlan, start: Float32[Tensor, "d"], seeds: Int64[Tensor, "m"]
 ) -> Iterator[tuple[Int64[Tensor, "g"], Float32[Tensor, "g d"]]]:
-    """Yield contributions of a plan that are not trained in the span, and their updates."""
+    """Yield the contributions of a plan that are not trained in the span, with their updates."""
     sizes = plan.sizes[plan.primal]
     widths = padded_sizes(sizes, 4, 4)
     if sgd.batch_size is not None:
@@ -45,7 +45,7 @@ def train_primal(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Chunk:
-    """Contributions of a plan with sizes descending, their seeds, and the records of a step, padding included."""
+    """Contributions of a plan by descending size, their seeds, and the padded records of a step."""
 
     chosen: Int64[Tensor, "g"]
     seeds: Int64[Tensor, "g"]
@@ -76,6 +76,8 @@ def _train(
             mask = present[:rows, first : first + width].to(start.device)
             model = start + deltas[:rows]
             _write_gradient(task, model, features.flatten(2), targets, mask, gradient[:rows])
+            # v <- mu v + grad + lambda w; Delta <- Delta - eta v. The update is kept, not the model, so its low bits
+            # survive.
             velocity[:active].mul_(sgd.momentum).add_(gradient[:active])
             if sgd.weight_decay:
                 velocity[:active].add_(model[:active], alpha=sgd.weight_decay)
@@ -93,7 +95,7 @@ def _write_gradient(
     mask: Bool[Tensor, "g b"],
     gradient: Float32[Tensor, "g d"],
 ) -> None:
-    """Write the gradient of the mean loss of g batches, each at its own model."""
+    """Write the gradient of the mean loss of g batches, each at its own model, into ``gradient``."""
     weight, bias = split_linear(task, models)
     outputs = weight @ features.mT
     if bias is not None:

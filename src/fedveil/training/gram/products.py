@@ -1,8 +1,10 @@
-"""The passes of span training over the features: logits, Gram matrices and the weighted sum of records.
+"""Compute the passes of span training over the features.
 
-Everything else that :mod:`fedveil.training.gram.trainer` does is independent of the number of features. Rows are
-visited in the order of the contributions, a block at a time, and become float32 as every trainer reads
-them, so memory is O(block x features) whatever the number of records.
+The passes are the logits, the Gram matrices and the weighted sum of records.
+
+All other work of :mod:`fedveil.training.gram.trainer` is independent of the number of features. Rows are read in the
+order of the contributions, one block at a time, and converted to float32 as in every trainer. Memory is therefore
+O(block x features) for any number of records.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ BLOCK_ROWS: Final = 256
 _RUN: Final = 16
 _RUN_ROWS: Final = _RUN * BLOCK_ROWS
 ADDITIONS: Final = _RUN + 40
-"""On the way from a block to the total: 2^40 runs of blocks are more than any silo has."""
+"""Largest number of additions between a block and the total, for 2^40 runs of blocks, which exceeds any silo."""
 
 _GRAM_BYTES: Final = 1 << 20
 _KEPT_BYTES: Final = 16 << 20
@@ -34,7 +36,11 @@ _COLUMNS: Final = 8
 
 
 class Gram(NamedTuple):
-    """Gram matrices of some rows of a layout, each of the first n records of its row; a lone one stands there twice."""
+    """Gram matrices of some rows of a layout.
+
+    Each matrix covers the first n records of its row. A single row appears twice, because one row alone would use
+    another kernel.
+    """
 
     rows: Int64[Tensor, "g"]
     products: Float64[Tensor, "g n n"]
@@ -46,7 +52,7 @@ class Rows:
 
     Args:
         cohort: the table.
-        index: (r,) the row of the table that each record is.
+        index: (r,) row of the table of each record.
         bias: whether every record has one more feature that is always 1.
     """
 
@@ -56,13 +62,19 @@ class Rows:
 
     @cached_property
     def _features(self) -> Float32[Tensor, "r p"] | None:
-        """All features, flattened, where they are few: three passes read them, and every round of a plan."""
+        """All features, flattened, or None if they exceed 16 MiB.
+
+        Three passes, and all rounds of a plan, read them.
+        """
         if 4 * len(self.index) * self.cohort.features[0].numel() > _KEPT_BYTES:
             return None
         return self.cohort.features_of(torch.from_numpy(self.index)).flatten(1)
 
     def read(self, records: Int64[Tensor, "*batch"]) -> Float32[Tensor, "*batch p"]:
-        """Return the features of some records, flattened, without the constant one; of padding, those of any."""
+        """Return the features of some records, flattened, without the constant feature.
+
+        Padding positions return the features of an arbitrary record.
+        """
         numbers = records.flatten().clamp(max=len(self.index) - 1)
         if self._features is not None:
             found = self._features.index_select(0, numbers.to(self._features.device))
@@ -71,7 +83,7 @@ class Rows:
         return found.view(*records.shape, -1)
 
     def _row(self, first: int, last: int) -> Float32[Tensor, "b p"]:
-        """Return the features of records ``first .. last``: a view where all are kept."""
+        """Return the features of records ``first`` to ``last`` - 1: a view if all features are kept."""
         if self._features is not None:
             return self._features[first:last]
         return self.cohort.features_of(torch.from_numpy(self.index[first:last])).flatten(1)
@@ -83,21 +95,22 @@ class Rows:
         return self._row(first, last) if in_a_row else self.read(torch.from_numpy(chosen))
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the bounds of the blocks of ``first .. last``."""
+        """Yield the bounds of the blocks between ``first`` and ``last``."""
         for start in range(first, last, BLOCK_ROWS):
             yield start, min(start + BLOCK_ROWS, last)
 
     def logits(
         self, weight: Float[Tensor, "k p"], bias: Float[Tensor, "k"] | None
     ) -> Float[Tensor, "r_plus_1 k"]:
-        """Return the outputs of one linear model for every record, and a last row of zeros that pads."""
+        """Return the outputs of one linear model for every record, and a last row of zeros for padding."""
         outputs = weight.new_zeros(len(self.index) + 1, len(weight))
         padded = weight.new_zeros(BLOCK_ROWS, weight.shape[1])
         for first, last in self.blocks(0, len(self.index)):
             block = self._row(first, last)
             if len(block) < BLOCK_ROWS or block.dtype != padded.dtype:
                 padded[: len(block)] = block
-                block = padded  # always the same product, whoever is there
+                # A product of one shape: its rounding does not depend on the number of records.
+                block = padded
             outputs[first:last] = torch.mm(block, weight.T)[: last - first]
         if bias is not None:
             outputs[:-1] += bias
@@ -106,24 +119,26 @@ class Rows:
     def grams(
         self, records: Int64[Tensor, "rows width"], owner: Int64[Tensor, "r_plus_1"], alone: bool
     ) -> Iterator[Gram]:
-        """Yield the inner products of records in one row and one contribution, else 0.
+        """Yield the inner products of records in the same row and contribution; other entries are 0.
 
         Args:
-            records: numbers of records, ``len(index)`` for none.
-            owner: the contribution of each record, -1 for none.
-            alone: whether a row holds one contribution: then so many of its columns are read as follow from its own
-                number of records, and rows without any are left out.
+            records: (rows, width) numbers of records, ``len(index)`` for padding.
+            owner: (r + 1,) the contribution of each record, -1 for padding.
+            alone: whether each row holds one contribution. Then the number of columns that are read follows from
+                the contribution's own number of records, and empty rows are left out.
         """
         held = (records < len(self.index)).sum(1)
         columns = -(-held // _COLUMNS) * _COLUMNS if alone else torch.full_like(held, records.shape[1])
         for taken in sorted(set(columns.tolist()) - {0}):
             rows = (columns == taken).nonzero().flatten()
-            rows = rows if len(rows) > 1 else rows.expand(2)  # one alone has another kernel
+            # A batched product of a single matrix uses another kernel, so the matrix is computed twice.
+            rows = rows if len(rows) > 1 else rows.expand(2)
             read = records[rows, :taken]
             shape, device = (len(rows), taken, taken), self.cohort.features.device
             products = torch.empty(shape, dtype=torch.float64, device=device)
             at_once = max(2, _GRAM_BYTES // (8 * taken * self.cohort.features[0].numel()))
             for first in range(0, len(rows), at_once):
+                # The last part starts one matrix earlier if it would hold a single one, for the same reason.
                 part = slice(min(first, len(rows) - 2), first + at_once)
                 features = self.read(read[part]).double()
                 torch.bmm(features, features.mT, out=products[part])
@@ -136,11 +151,15 @@ class Rows:
     def weighted_sum(
         self, coefficients: Float64[Tensor, "r k"], chosen: Int64[np.ndarray, "s"], drop_nonfinite: bool
     ) -> Float64[Tensor, "d"]:
-        """Return coefficients^T X over some records in float64, weight then bias.
+        """Return coefficients^T X over some records in float64: the weight, then the bias.
 
-        Blocks are added up sixteen at a time, these sums in pairs, the pairs in pairs, and so on: the error of entry
-        (c, j) is at most (BLOCK_ROWS + ADDITIONS) 2^-53 sum_r |coefficients_rc| |x_rj|, however many records there are.
-        ``drop_nonfinite`` reads features that are not finite as 0 (they belong to dropped contributions).
+        Blocks are added up sixteen at a time, and these sums pairwise in a binary tree. The error of entry (c, j) is
+        at most (BLOCK_ROWS + ADDITIONS) 2^-53 sum_r |coefficients_rc| |x_rj|, for any number of records.
+
+        Args:
+            coefficients: (r, k) factor of each record and output.
+            chosen: (s,) the records of the sum, ascending.
+            drop_nonfinite: read features that are not finite as 0; they belong to dropped contributions.
         """
         factors = coefficients[torch.from_numpy(chosen)]
         outputs, width = factors.shape[1], self.cohort.features[0].numel()
@@ -153,6 +172,7 @@ class Rows:
             weight, bias = factors.new_zeros(outputs, width), factors.new_zeros(outputs)
             for start, end in self.blocks(first, last):
                 features = buffer[: end - start].copy_(self._among(chosen[start:end]))
+                # 0 * inf is NaN: the zero factor of a dropped contribution would not remove its infinite features.
                 if drop_nonfinite:
                     features.nan_to_num_(0.0, 0.0, 0.0)
                 weight.addmm_(factors[start:end].T, features)
@@ -163,26 +183,26 @@ class Rows:
 
 
 # --- sums ----------------------------------------------------------------------------------------------------------
-# How span training bounds and sums updates that it never forms.
+# Bound and sum the updates of span training without forming them.
 #
-# An update is Delta = A^T X + (c - 1) W0 with coefficients A (n, k) and records X (n, p + 1). Its norm
-# follows from the Gram matrix, and the sum over all contributions of a silo is one matrix product. The bound
-# holds in the arithmetic that is used; the proof of every constant here is in docs/theory/span-training.md.
+# An update is Delta = A^T X + (c - 1) W0 with coefficients A (n, k) and records X (n, p + 1). Its norm follows from
+# the Gram matrix, and the sum over all contributions of a silo is one matrix product. The bound holds in
+# floating-point arithmetic; docs/theory/span-training.md derives every constant below.
 
 _UNIT: Final = 2.0**-52
 _CANCELLATION: Final = 64.0
 MOST_WEIGHT: Final = 2**28 // (BLOCK_ROWS + ADDITIONS + 8)
-"""Sum of the weights in a silo up to which the rounding of its product stays within the margin; 838,860."""
+"""Largest sum of weights in a silo, 838,860, for which the margin covers the rounding of the silo's product."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lengths:
-    """What is known of each update's length.
+    """Computed lengths of the updates, with their error terms.
 
     Args:
-        square: the computed ||Delta||^2, NaN where the update is not finite.
-        mass: sum_r ||a_r|| ||x_r|| + |c - 1| ||W0||, what the length would be if nothing cancelled.
-        terms: how many products the computed square adds up, at most.
+        square: the computed ||Delta||^2, NaN if the update is not finite.
+        mass: sum_r ||a_r|| ||x_r|| + |c - 1| ||W0||, the length without any cancellation.
+        terms: largest number of products in the computed square.
     """
 
     square: Float64[Tensor, "m"]
@@ -191,13 +211,15 @@ class Lengths:
 
     @property
     def norms(self) -> Float64[Tensor, "m"]:
-        """Return the computed ||Delta||, NaN where it is not finite."""
+        """The computed ||Delta||, NaN if the update is not finite."""
         norms = self.square.clamp(min=0).sqrt()
         return torch.where(torch.isfinite(norms) & torch.isfinite(self.mass), norms, torch.nan)
 
     @property
     def upper(self) -> Float64[Tensor, "m"]:
-        """Return a bound that ||Delta|| never exceeds: sqrt(square + terms 2^-52 mass^2)."""
+        """An upper bound of ||Delta||: sqrt(square + terms 2^-52 mass^2)."""
+        # A sum of `terms` products has an error of at most terms 2^-52 times the sum of their absolute values,
+        # mass^2.
         square = self.square.clamp(min=0) + self.terms * _UNIT * self.mass.square()
         return torch.where(self.norms.isnan(), torch.nan, square.sqrt())
 
@@ -205,17 +227,23 @@ class Lengths:
 def coefficients(
     bound: Bound, lengths: Lengths, weights: Float64[Tensor, "m"], dimension: int
 ) -> Float64[Tensor, "m"]:
-    """Return by what each update is multiplied in the sum: its weight, and less where the bound wants it.
+    """Return the factor of each update in the sum: its weight, or less if the bound requires it.
 
     Under a :class:`~fedveil.privacy.bounds.Clip` with bound C and grid g,
 
         min(w, (w C' - (sqrt(d) + 1) g) / upper, 64 w C / mass)
 
-    The margin (sqrt(d) + 1) g pays for rounding the silo's total to the grid: with or without a contribution,
-    the rounded totals differ by at most w C. Truncating each contribution by itself may lose as much.
+    The margin (sqrt(d) + 1) g pays for rounding the silo's total to the grid: with or without a contribution, the
+    rounded totals differ by at most w C. Truncating each contribution separately may lose as much.
+
+    Args:
+        bound: the bound of the contributions.
+        lengths: of the updates.
+        weights: (m,) weight w of each contribution.
+        dimension: d.
 
     Returns:
-        (m,) coefficients; 0 for updates that are not finite.
+        (m,) factors; 0 for updates that are not finite.
 
     Raises:
         PrivacyError: a weight outside [0, 1].
@@ -227,16 +255,18 @@ def coefficients(
         return torch.where(finite, weights, 0)
     allowed = (weights * bound.effective_norm - _margin(bound, dimension)).clamp(min=0)
     scaled = torch.minimum(weights, allowed / lengths.upper)
+    # If an update is tiny compared with its mass, the product's rounding error (proportional to the mass) would
+    # exceed the margin; the third term limits it.
     scaled = torch.minimum(scaled, _CANCELLATION * bound.longest * weights / lengths.mass)
     scaled = torch.where(weights > 0, scaled, 0)
     return torch.where(finite, torch.where(lengths.upper > 0, scaled, 0), 0)
 
 
 def counts(bound: Bound, weights: Float64[Tensor, "m"], dimension: int) -> Bool[Tensor, "m"]:
-    """Return which contributions may add anything, by their own weights: the others take no part in the product.
+    """Return which contributions may add anything, by their weights; the others stay out of the product.
 
-    What is left of a weight below the margin is 0, and a row of zeros would still move the blocks of the product, whose
-    rounding nobody's margin pays for.
+    A weight below the margin has the factor 0. Its rows of zeros would still shift the blocks of the product, and no
+    margin pays for the rounding of that shift.
     """
     if not bound.bounded:
         return weights > 0
@@ -244,21 +274,25 @@ def counts(bound: Bound, weights: Float64[Tensor, "m"], dimension: int) -> Bool[
 
 
 def _margin(bound: Bound, dimension: int) -> float:
-    """Return (sqrt(d) + 1) g."""
+    """Return the margin (sqrt(d) + 1) g of one contribution."""
+    # Rounding two totals to the grid moves each coordinate by at most g / 2 twice: sqrt(d) g in l2 norm. The other g
+    # covers the rounding of the product, up to MOST_WEIGHT.
     return (math.sqrt(dimension) + 1) * bound.grid * bound.unit
 
 
 def round_to_grid(bound: Bound, total: Float64[Tensor, "d"], weight: float) -> Float64[Tensor, "d"]:
-    """Round one silo's total to the nearest multiple of the grid, in the unit of a message; nothing without a clip.
+    """Round one silo's total to the nearest multiple of the grid, in the unit of a message.
+
+    Without a clip, the total is returned unchanged.
 
     Args:
         bound: the bound of the contributions.
-        total: the silo's matrix product.
+        total: (d,) the silo's matrix product.
         weight: sum of the weights of its contributions.
 
     Raises:
-        PrivacyError: weights beyond the proof. The number of users bounds them, and
-            :func:`~fedveil.training.trainer_choice.choose_trainer` asks that before a run.
+        PrivacyError: weights beyond the proof. The number of users bounds the weights, and
+            :func:`~fedveil.training.trainer_choice.choose_trainer` checks this before a run.
     """
     if not bound.bounded:
         return total

@@ -1,21 +1,21 @@
-"""The steps of span training: everything that happens between the Gram matrices and the coefficients.
+"""Compute the steps of span training, from Gram matrices to coefficients.
 
-With records X (n, p + 1) and start W0, the model of a contribution is at any time W = c W0 + A^T X, and its
-momentum V = e W0 + B^T X, for scalars c, e and coefficients A, B (n, k). One step of SGD with momentum mu,
-decay lambda and rate eta, G being the slopes of the mean loss of the batch (zero for records outside it),
-is
+With records X (n, p + 1) and start W0, the model of a contribution is at any time W = c W0 + A^T X, and its momentum
+V = e W0 + B^T X, for scalars c, e and coefficients A, B (n, k). Consider one step of SGD with momentum mu, decay
+lambda and rate eta. Let G be the slopes of the mean loss of the batch (zero for records outside it). The step is
 
     e <- mu e + lambda c,        c <- c - eta e
     B <- mu B + G + lambda A,    A <- A - eta B
 
-and the logits that G needs are Z = c Z0 + K A with Z0 = X W0^T and K = X X^T. Here A and Z are stored class
-by class, (contributions, k, n), so that Z = c Z0 + A K.
+and G depends on the logits Z = c Z0 + K A with Z0 = X W0^T and K = X X^T. The code stores A and Z class by class,
+(contributions, k, n), so that Z = c Z0 + A K.
 
 A projection (:class:`Ball`) needs the length of the update U = (c - 1) W0 + A^T X after every step,
 
-    ||U||^2 = (c - 1)^2 ||W0||^2 + 2 (c - 1) <A, Z0> + <A, A K>,
+    ||U||^2 = (c - 1)^2 ||W0||^2 + 2 (c - 1) <A, Z0> + <A, A K>.
 
-whose two products follow a step that moves b records at the cost of their b x b Gram matrix alone.
+A step that changes the coefficients of b records updates both inner products at the cost of their b x b Gram matrix
+alone.
 """
 
 from collections.abc import Iterator
@@ -32,13 +32,13 @@ from fedveil.training.losses import Loss
 from fedveil.training.shapes import round_up_slots
 from fedveil.training.steps import LocalSgd
 
-_BATCH_ELEMENTS: Final = 2**16  # logits put in order in one call: what stays in a core's cache
+_BATCH_ELEMENTS: Final = 2**16  # logits that are reordered in one call; they fit a core's cache
 _ORDER_ELEMENTS: Final = 2**18  # batch orders drawn in one call: 2 MB of int64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
-    """Where training ended: W_Q = c W0 + A^T X for each of g contributions.
+    """The end of training: W_Q = c W0 + A^T X for each of g contributions.
 
     Args:
         coefficients: A, class by class.
@@ -59,8 +59,8 @@ def train_full_batch(
 ) -> Trained:
     """Train blocks of contributions whose every step uses all of their records.
 
-    A block holds several contributions: its Gram matrix is block-diagonal, and a separable loss couples
-    records through it alone. A contribution that overflows may spoil its block, never another block.
+    A block holds several contributions. Its Gram matrix is block-diagonal, and with a separable loss only this matrix
+    couples records. A contribution that overflows may spoil its block, and never another block.
 
     Args:
         loss: a separable loss.
@@ -81,6 +81,7 @@ def train_full_batch(
             outputs = product(coefficients, grams, started, scale)
         slopes = loss.slopes(outputs, targets, present).mul_(weight)
         _descend(sgd, coefficients, velocity, slopes, None)
+        # e <- mu e + lambda c; c <- c - eta e: drift is e and scale is c.
         drift = sgd.momentum * drift + sgd.weight_decay * scale
         scale -= sgd.learning_rate * drift
     shrink = torch.full((len(logits),), scale - 1, dtype=torch.float64, device=logits.device)
@@ -93,11 +94,16 @@ def product(
     logits: Float[Tensor, "g k2 n"] | None = None,
     scale: float = 1.0,
 ) -> Float[Tensor, "g k n"]:
-    """Return A K, or c Z0 + A K, of blocks that several contributions share; ``logits`` are
-    :func:`duplicate_single_output`.
+    """Return A K, or c Z0 + A K, of blocks that several contributions share.
 
-    One output is computed as two: the product of a row and a matrix has a kernel of its own, which adds up in an order
-    that depends on where in the block a contribution lies.
+    A single output is computed twice, as two outputs. The product of one row and a matrix has its own kernel, whose
+    order of addition depends on the position of a contribution in the block.
+
+    Args:
+        coefficients: A.
+        grams: K.
+        logits: Z0 as :func:`duplicate_single_output` returns it; None leaves the first term out.
+        scale: c.
     """
     outputs, coefficients = coefficients.shape[1], duplicate_single_output(coefficients)
     if logits is None:
@@ -108,18 +114,18 @@ def product(
 
 
 def duplicate_single_output(values: Float[Tensor, "g k n"]) -> Float[Tensor, "g k2 n"]:
-    """Return the values of one output twice, those of more outputs as they are."""
+    """Return the values of a single output twice, and those of several outputs unchanged."""
     return torch.cat([values, values], 1) if values.shape[1] == 1 else values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stack:
-    """Contributions that are trained side by side, one a row.
+    """Contributions that are trained in one batch, one per row.
 
     Args:
         sizes: n of each contribution, descending; 0 for rows of padding.
         seeds: of each contribution's batches.
-        step: how many records a step reads, padding included.
+        step: number of records that a step reads, padding included.
         tile: length of the products; divides the width of the rows.
         start_norm: ||W0||; only a projection with weight decay reads it.
     """
@@ -139,11 +145,13 @@ def train_batches(
     targets: Shaped[Tensor, "g n *target"],
     stack: Stack,
 ) -> Trained:
-    """Train contributions side by side, padded to the largest, in the batches every trainer takes.
+    """Train contributions in one batch of rows, with the mini-batches of every other trainer.
 
-    A step reads only the rows of K that belong to its batches. With sizes descending, contributions that
-    still have a batch left are a prefix. A product is added up over tiles, so that its shapes, and the order in which
-    it adds, do not depend on the largest.
+    Rows are padded to the largest contribution.
+
+    A step reads only the rows of K of its batches. With descending sizes, the contributions that still have a batch
+    left are a prefix. A product is added up over tiles, so that neither its shapes nor its order of addition depend
+    on the largest contribution.
 
     Args:
         loss: any loss.
@@ -173,10 +181,12 @@ def train_batches(
         started = batch.logits[:taken]
         batch_logits = started * scale[:taken].float() if sgd.weight_decay else started
         read = all_rows.index_select(0, batch.rows[:taken].flatten()).view(taken, -1, longest)
+        # Z = c Z0 + A K at the records of the batch.
         learned = _tiled(own, read, stack.tile)
         batch_logits = batch_logits + learned
         slopes = loss.slopes(batch_logits, batch.targets[:taken], step.present)
         slopes = slopes.mul_(step.rates)
+        # The ball needs A K before the step, so it is updated before the coefficients are.
         if ball is not None:
             among = read.gather(-1, batch.places[:taken, :1].expand(-1, read.shape[1], -1))
             ball.step(slopes, learned, among, started, active)
@@ -193,9 +203,11 @@ def train_batches(
 def _tiled(
     coefficients: Float32[Tensor, "g k n"], grams: Float32[Tensor, "g b n"], tile: int
 ) -> Float32[Tensor, "g k b"]:
-    """Return A K at the records of a batch, whose rows of K these are, added up over products of one shape.
+    """Return A K at the records of a batch, added up over products of one shape.
 
-    Past a contribution's last record its tiles hold zeros, and add exact zeros.
+    ``grams`` are the rows of K at these records.
+
+    Beyond a contribution's last record its tiles hold zeros, and add exact zeros.
     """
     if coefficients.shape[2] == tile:
         return torch.bmm(coefficients, grams.mT)
@@ -207,7 +219,7 @@ def _tiled(
 
 
 class _Batch(NamedTuple):
-    """The records of one step: their rows in the table of all records, logits Z0, targets, and places in their row."""
+    """Records of one step: rows in the table, logits Z0, targets, and positions in their row."""
 
     rows: Int64[Tensor, "g b"]
     logits: Float32[Tensor, "g k b"]
@@ -218,7 +230,10 @@ class _Batch(NamedTuple):
 def _batches(
     sgd: LocalSgd, stack: Stack, logits: Float32[Tensor, "g k n"], targets: Shaped[Tensor, "g n *target"]
 ) -> Iterator[_Batch]:
-    """Yield the batches of all epochs; where an epoch is one batch, which has no order, each time the same."""
+    """Yield the batches of all epochs.
+
+    If an epoch is one batch, its order has no effect, and every epoch yields the same batch.
+    """
     steps = -(-int(stack.sizes[0]) // stack.step)
     if steps == 1:
         (orders,) = _orders(replace(sgd, epochs=1), stack, logits)
@@ -236,7 +251,7 @@ def _in_order(
     step: int,
     steps: int,
 ) -> Iterator[_Batch]:
-    """Yield the batches of some epochs, whose records are put in order at once."""
+    """Yield the batches of some epochs, whose records are reordered in one call."""
     epochs, (count, outputs, longest) = len(orders), logits.shape
     cut = orders[:, :, : steps * step].reshape(epochs, count, steps, step).transpose(1, 2)
     read = cut.reshape(epochs * steps, count, step)
@@ -250,7 +265,7 @@ def _in_order(
 def _orders(
     sgd: LocalSgd, stack: Stack, logits: Float32[Tensor, "g k n"]
 ) -> Iterator[Int64[Tensor, "epochs g n"]]:
-    """Yield the batch orders of all epochs, some epochs at a time, as far as memory and caches allow."""
+    """Yield the batch orders of all epochs, some epochs at a time, as memory and caches allow."""
     count, _, longest = logits.shape
     sorted_together = max(1, _ORDER_ELEMENTS // (count * longest))
     read_together = max(1, _BATCH_ELEMENTS // logits.numel())
@@ -264,15 +279,20 @@ def _orders(
 
 
 def supports_gram(sgd: LocalSgd) -> bool:
-    """Return whether the steps can be taken in the span: whole passes, and no momentum where they are projected.
+    """Return whether the Gram trainer can take these steps.
 
-    Momentum would move every record's coefficients; a pass that stops early leaves most of a Gram matrix unused.
+    It takes whole passes, and projected steps only without momentum. Momentum changes the coefficients of every
+    record in each step, so the inner products of :class:`Ball` would need the whole Gram matrix. A pass that stops
+    early would leave most of a Gram matrix unused.
     """
     return sgd.steps is None and (sgd.projection is None or sgd.momentum == 0)
 
 
 class Ball:
-    """The ball of radius L around the start, for steps without momentum: the products of the module's text."""
+    """Ball of radius L around the start, for projected steps without momentum.
+
+    It keeps the two inner products of the module docstring.
+    """
 
     def __init__(self, sgd: LocalSgd, count: int, start_norm: float, device: torch.device) -> None:
         assert sgd.projection is not None
@@ -290,23 +310,32 @@ class Ball:
         logits: Float[Tensor, "g k b"],
         active: int,
     ) -> None:
-        """Follow A <- (1 - eta lambda) A - eta G: ``learned`` is A K at the batch before it, ``logits`` Z0 there.
+        """Update the products for the step A <- (1 - eta lambda) A - eta G.
 
-        Rows beyond the first ``active`` take no step.
+        Args:
+            slopes: G at the records of the batch.
+            learned: A K at the batch, before the step.
+            grams: K among the records of the batch.
+            logits: Z0 at the batch.
+            active: number of contributions that take the step; later rows do not change.
         """
         kept, rate = self._kept, self._rate
         moves = slopes.double().mul_(-rate)
         met = torch.stack([learned, torch.bmm(slopes, grams), logits])
         crossed, squared, started = (met * moves).sum((2, 3))[:, :active]
         with_self, with_start = self._with_self[:active], self._with_start[:active]
+        # With s = 1 - eta lambda, `moves` = -eta G and A' = s A + moves:
+        #     <A', Z0> = s <A, Z0> - eta <G, Z0>
+        #     <A', A' K> = s^2 <A, A K> - 2 s eta <G, A K> + eta^2 <G, G K>
         with_self.mul_(kept**2).add_(crossed.mul_(2 * kept)).sub_(squared.mul_(rate))
         with_start.mul_(kept).add_(started)
 
     def project_(self, coefficients: Float32[Tensor, "g k n"], scale: Float64[Tensor, "g 1 1"]) -> None:
-        """Pull updates that left the ball back to its surface."""
+        """Scale updates outside the ball back to its surface."""
         active = len(coefficients)
         with_start, with_self = self._with_start[:active], self._with_self[:active]
         shrink = scale.sub_(1)[:, 0, 0]
+        # ||U||^2 = (c - 1)^2 ||W0||^2 + 2 (c - 1) <A, Z0> + <A, A K>.
         square = (shrink * self._start_norm).square_().add_(2 * shrink * with_start).add_(with_self)
         factor = (self._radius / square.clamp_(min=0).sqrt_()).clamp_(max=1.0)
         by_row = factor[:, None, None]
@@ -321,9 +350,9 @@ class _Step:
     """One step of an epoch.
 
     Args:
-        active: how many contributions have a batch left.
+        active: number of contributions that have a batch left.
         batch: its records, in the order of the epoch.
-        present: (rows, b) which of them are no padding; rows beyond ``active`` fill a multiple of kernels' shapes up.
+        present: (rows, b) which of them are not padding; rows beyond ``active`` fill up a multiple of kernel shapes.
         rates: (rows, 1, b) 1 / size of the batch, 0 for padding.
     """
 
@@ -347,7 +376,11 @@ def _descend(
     slopes: Float32[Tensor, "g k b"],
     places: Int64[Tensor, "g k b"] | None,
 ) -> None:
-    """Take one step, in place; ``slopes`` belong to the records at ``places``, or to all."""
+    """Take one step of SGD on the coefficients, in place.
+
+    ``slopes`` belong to the records at ``places``; None means all records.
+    """
+    # Without momentum, A <- (1 - eta lambda) A - eta G; with momentum, B <- mu B + G + lambda A and A <- A - eta B.
     if velocity is None:
         if sgd.weight_decay:
             coefficients.mul_(1 - sgd.learning_rate * sgd.weight_decay)

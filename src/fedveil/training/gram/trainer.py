@@ -1,18 +1,18 @@
-"""The trainer of linear models: contributions learn in the span of their records.
+"""Train linear models in the span of their records: the Gram trainer (``trainer.name = "span"``).
 
-A model that is one linear layer only ever moves along its records: after any number of epochs of SGD, with
-mini-batches, momentum and weight decay, W = c W0 + A^T X. So steps, norms and clipping need the n x n Gram matrix of a
-contribution's n records and nothing that grows with the number of features; and the clipped sum of all contributions is
-one matrix product. Features are read twice a round, for the first logits and for that product.
+The updates of a model of one linear layer are combinations of its records. After any number of epochs of SGD, with
+mini-batches, momentum and weight decay, W = c W0 + A^T X. So steps, norms and clipping need only the n x n Gram
+matrix K of a contribution's n records, whose size does not grow with the number of features. The clipped sum of all
+contributions is one matrix product. Features are read twice per round, for the first logits and for that product:
 
-    pass 1   Z0 = X W0^T for all records                                    span_features
-    steps    A, c of every contribution from K, Z0                          span_steps
-    bound    norms from K, A, Z0; coefficients                              span_sums
+    pass 1   Z0 = X W0^T for all records                                    Rows.logits
+    steps    A, c of every contribution from K, Z0                          gram/steps.py
+    bound    norms from K, A, Z0; coefficients                              products.coefficients
     pass 2   total of each silo = sum_i coefficient_i (A_i^T X_i + (c_i - 1) W0)
 
 Gram matrices do not change while the same contributions take part, and are kept as long as they fit the memory. A
-contribution with far more records than features is trained the plain way (:mod:`fedveil.training.gram.primal`).
-docs/theory/span-training.md proves the bound and says what differs from the other trainers.
+contribution with far more records than features is trained without them (:mod:`fedveil.training.gram.primal`).
+docs/theory/span-training.md proves the bound and lists the differences from the other trainers.
 """
 
 from collections.abc import Iterator
@@ -57,23 +57,25 @@ from fedveil.training.trainer import (
 
 @dataclass(frozen=True, kw_only=True)
 class GramTrainer(PartitionedTrainer):
-    """Trains linear models in the span of their records; implements :class:`~fedveil.training.trainer.Trainer`.
+    """Trainer of linear models in the span of their records.
+
+    It implements :class:`~fedveil.training.trainer.Trainer`.
 
     Args:
         task: a model that :func:`linear_layer` recognises, with any loss.
-        local: what each contribution computes.
+        local: the local steps of each contribution.
         memory: bytes of Gram matrices that are kept between rounds.
 
     Raises:
-        ModelError: the model is not one linear layer, the steps are projected and have momentum, or they end early.
+        ModelError: the model is not one linear layer, or the steps end early, or they are projected and have
+            momentum.
     """
 
     name: ClassVar[str] = "gram"
 
     memory: int = 256 << 20
-    _last: list[GramPlan] = field(
-        default_factory=list, repr=False, compare=False
-    )  # the trainers of all rounds share it
+    # The trainers of all rounds share this list, so that Gram matrices survive a round.
+    _last: list[GramPlan] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if linear_layer(self.task.model) is None:
@@ -84,7 +86,7 @@ class GramTrainer(PartitionedTrainer):
             )
 
     def partition(self, job: TrainJob, rank: int, world: int) -> Int64[Tensor, " share"]:
-        """Return :func:`partition_by_key`: each process rounds the total of its share."""
+        """Return :func:`partition_by_key`, because each process rounds the total of its share."""
         return partition_by_key(job, rank, world)
 
     @torch.no_grad()
@@ -92,15 +94,17 @@ class GramTrainer(PartitionedTrainer):
         """Return the bounded sums; see :meth:`fedveil.training.trainer.Trainer.sums`.
 
         Raises:
-            ModelError: an l1 bound: the Gram matrices tell l2 norms alone.
+            ModelError: an l1 bound, because Gram matrices give l2 norms only.
         """
         if job.bound.order != 2:
             raise ModelError('trainer "gram" knows l2 norms alone, and the bound is l1; use "vmap"')
-        with single_threaded(), check_loss_unchanged(self.task.loss):  # a linear model is never called
+        # The model itself is never called, so only the loss can keep state.
+        with single_threaded(), check_loss_unchanged(self.task.loss):
             return self._sums(job.on_device(), progress)
 
     def _sums(self, job: TrainJob, progress: Progress | None) -> Sums:
         cohort, members = job.cohort, job.members.cpu()
+        # A silo's records must be adjacent in a fixed order: its total is one product, rounded once.
         ascending = torch.from_numpy(np.lexsort((members.numpy(), cohort.sum_rows[members.numpy()])))
         ordered = replace(job, members=members).subset(ascending)
         plan = self._plan(cohort, ordered.members.numpy())
@@ -122,7 +126,7 @@ class GramTrainer(PartitionedTrainer):
         return Sums(total=total, norms=returned, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
     def _plan(self, cohort: Cohort, members: Int64[np.ndarray, "m"]) -> GramPlan:
-        """Return the plan of the last round if it is for the same contributions, else a new one."""
+        """Return the plan of the last round if it fits the same contributions, else a new plan."""
         if not (self._last and self._last[0].fits(cohort, members)):
             layer = linear_layer(self.task.model)
             assert layer is not None
@@ -140,7 +144,7 @@ class GramTrainer(PartitionedTrainer):
 
 
 class _Training:
-    """One round of the contributions of a plan: their coefficients, and what is known of their lengths."""
+    """One round of the contributions of a plan: their coefficients and the terms of their lengths."""
 
     def __init__(
         self,
@@ -166,11 +170,12 @@ class _Training:
         self._shrink = torch.zeros(len(plan.members), dtype=torch.float64, device=start.device)
 
     def run(self) -> Iterator[Int64[np.ndarray, "g"]]:
-        """Train every contribution; yield which are finished."""
+        """Train every contribution, and yield the finished ones."""
         plan = self._plan
         for layout in plan.blocks:
             spoilt = self._train_blocks(layout, plan.grams(layout))
-            # Products of one shape: what is trained again gets the update that it would have had beside finite ones.
+            # An overflow spoils the finite contributions of its block (0 * inf = NaN), so each is trained again in a
+            # block of the same width: products of one shape give the bits that it would have had among finite ones.
             for alone in single_blocks(spoilt, plan.held, _REDONE_ENTRIES):
                 self._train_blocks(alone, plan.compute_grams(alone))
             yield layout.members
@@ -179,11 +184,11 @@ class _Training:
             yield layout.members
 
     def primal(self) -> Iterator[tuple[Int64[Tensor, "g"], Float32[Tensor, "g d"]]]:
-        """Yield contributions that are not trained in the span, and their updates."""
+        """Yield the contributions that are not trained in the span, with their updates."""
         return train_primal(self._task, self._sgd, self._plan, self._start, self._seeds)
 
     def _train_blocks(self, layout: Layout, grams: Grams) -> Int64[np.ndarray, "g"]:
-        """Train contributions that share blocks; return those of blocks that are not finite."""
+        """Train contributions that share blocks, and return the members of blocks that are not finite."""
         records = torch.from_numpy(layout.records)
         logits = self._logits[records].mT.float().contiguous()
         trained = train_full_batch(
@@ -195,7 +200,7 @@ class _Training:
         return spoilt
 
     def _train_stack(self, layout: Layout, grams: Grams) -> None:
-        """Train contributions that have a row each."""
+        """Train contributions that have one row each."""
         records = torch.from_numpy(layout.records)
         logits = self._logits[records].mT.float().contiguous()
         padding = len(records) - len(layout.members)
@@ -218,13 +223,15 @@ class _Training:
         self._store(layout, trained, grams.exact)
 
     def _store(self, layout: Layout, trained: Trained, grams: list[Gram]) -> None:
-        """Keep the coefficients of each record and its part in the length of the update."""
+        """Store the coefficients of each record and its terms of the length of the update."""
         records = torch.from_numpy(layout.records)
         self._coefficients[records] = trained.coefficients.mT
         self._shrink[torch.from_numpy(layout.members)] = trained.shrink[torch.from_numpy(layout.setting)]
         for rows, products in grams:
             read = records[rows, : products.shape[1]]
             exact = trained.coefficients[rows, :, : products.shape[1]].double()
+            # ||Delta||^2 = (c - 1)^2 ||W0||^2 + sum over records of [2 (c - 1) <a_r, z0_r> + <a_r, (A K)_r>]; the
+            # second term exists only with weight decay (c != 1).
             square = _over_outputs(exact * product(exact, products))
             if self._sgd.weight_decay:
                 square += 2 * trained.shrink[rows, None] * _over_outputs(exact * self._logits[read].mT)
@@ -232,7 +239,7 @@ class _Training:
             self._mass[read] = _over_outputs(exact.square()).sqrt() * products.diagonal(dim1=1, dim2=2).sqrt()
 
     def _lengths(self) -> Lengths:
-        """Return what is known of the length of every update."""
+        """Return the computed length of every update, with its error terms."""
         plan, start = self._plan, self._start.double().norm()
         owner = plan.owner[:-1]
         square = (self._shrink * start).square().index_add_(0, owner, self._square[:-1])
@@ -244,7 +251,11 @@ class _Training:
     def bounded_sums(
         self, bound: Bound, weights: Float64[Tensor, "m"]
     ) -> tuple[Float64[Tensor, "silos d"], Float64[Tensor, "m"]]:
-        """Return the bounded sum of each silo and the norm of each update."""
+        """Return the bounded sum of each silo and the norm of each update.
+
+        Returns:
+            The sums, (silos, d) float64, and the norms before the bound, (m,) float64.
+        """
         plan, lengths = self._plan, self._lengths()
         factors = coefficients(bound, lengths, weights, len(self._start))
         owner = plan.owner[:-1]
@@ -270,7 +281,10 @@ class _Training:
 
 
 def _over_outputs(values: Float64[Tensor, "g k n"]) -> Float64[Tensor, "g n"]:
-    """Sum over the outputs, first to last: the order of torch's sum depends on where in its row a record lies."""
+    """Sum over the outputs, first to last.
+
+    The order of torch's sum would depend on the position of a record in its row.
+    """
     return values.cumsum(1)[:, -1]
 
 

@@ -1,1 +1,1 @@
-"""What the server does with a noisy mean: denoisers, optimisers, averages of models. All are post-processing."""
+"""Process the noisy mean on the server: denoisers, optimisers, averages (all are post-processing)."""

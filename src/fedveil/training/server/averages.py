@@ -1,4 +1,4 @@
-"""Which model a run releases: the last one, or an average over the models of its rounds.
+"""Choose the model that a run releases: the last one, or an average over the models of its rounds.
 
 With x_t the global model after round t and T the last round:
 
@@ -10,9 +10,9 @@ Tail     mean of x_t over t > T - ceil(share T)                                 
 Ema      e_t = e_{t-1} + max(1/t, 1 - beta) (x_t - e_{t-1})                                  the same, exponential
 =======  ==================================================================================  ====================
 
-Silos train from x_t whatever is released. An average is a function of models that are released, so it costs no privacy
-(Dwork and Roth 2014, Proposition 2.1). Looking at a metric of these data to choose between averages is not free: that
-choice is a release of its own, and no average makes it. docs/theory/server-optimisers.md.
+Silos train from x_t, whatever model the run releases. An average is a function of released models, so it costs no
+privacy (Dwork and Roth 2014, Proposition 2.1). Not claimed: a free choice between averages by a metric on these data.
+That choice is a release of its own, and no average makes it. docs/theory/server-optimisers.md.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from fedveil.stage import Sensitivity, Stage, duty
 from fedveil.training.server.optimizers import STATELESS, State
 
 Rounds = Annotated[int | None, composed_field()]
-"""T, of the experiment."""
+"""T, the number of rounds; the experiment sets it."""
 
 
 class Average(Stage):
-    """Which model a run releases; a frozen value, its state apart from it."""
+    """A rule for the model that a run releases; an immutable value, with its state passed separately."""
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse to average where no model is trained."""
+        """Refuse to average if the method trains no model."""
         if method.released != "models" and self != LAST:
             yield f"{type(self).__name__} averages models, and this method releases {method.released}"
 
     @duty
     def init(self, model: Float32[Tensor, " d"]) -> State:
-        """Return the state before the first round; names, shapes and types stay the same from then on."""
+        """Return the state before the first round; names, shapes and dtypes stay the same afterwards."""
         raise NotImplementedError
 
     @duty
@@ -53,22 +53,22 @@ class Average(Stage):
         """Return the state after a round.
 
         Args:
-            model: (d,) x_t, the global model after it.
-            state: what :meth:`init` or the round before returned; left as it is.
+            model: (d,) x_t, the global model after the round.
+            state: the result of :meth:`init` or of the previous round; not modified.
 
-        Guarantees: the same bits from the same bits, on every machine; nothing but the arguments is read.
+        Guarantees: equal bits in give equal bits out, on every machine; only the arguments are read.
         """
         raise NotImplementedError
 
     @duty
     def released_model(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
-        """Return the run's model if the round that led to this state is its last."""
+        """Return the run's model if the round of this state is its last."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Last(Average):
-    """Releases the last global model."""
+    """The last global model."""
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
         return STATELESS
@@ -81,20 +81,21 @@ class Last(Average):
 
 
 class _Mean(Average):
-    """A mean of models that moves towards each by a weight: m <- m + w (x - m), in float64."""
+    """A mean of models that moves towards each model by a weight w: m <- m + w (x - m), in float64."""
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
-        """Return m_0 = 0, which the first weight of 1 wipes out, and how many rounds there were."""
+        """Return m_0 = 0, which the first weight of 1 replaces, and the round number 0."""
         return {
             "mean": torch.zeros(len(model), dtype=torch.float64),
             "round": torch.zeros(1, dtype=torch.int64),
         }
 
     def update(self, model: Float32[Tensor, " d"], state: State) -> State:
-        """Return the mean with this round's model, and its number."""
+        """Return the mean that includes this round's model, and the number of this round."""
         number = int(state["round"]) + 1
         weight = self._weight(number)
         mean = state["mean"]
+        # m + 1 (x - m) would round; the first model of a mean is taken as it is.
         if weight == 1:
             mean = model.cpu().double()
         elif weight > 0:
@@ -102,26 +103,26 @@ class _Mean(Average):
         return {"mean": mean, "round": torch.tensor([number], dtype=torch.int64)}
 
     def released_model(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
-        """Return the mean in float32; the last model where none is in it yet."""
+        """Return the mean in float32, or the last model if the mean contains no model yet."""
         number = int(state["round"])
         if number == 0 or self._weight(number) == 0:
             return model
         return state["mean"].float().to(model.device)
 
     def _weight(self, number: int) -> float:
-        """Return the weight of the model of a round, from 1 on."""
+        """Return the weight of the model of round ``number``, from 1 on."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ema(_Mean):
-    """Releases the exponential average e_t = e_{t-1} + max(1/t, 1 - beta) (x_t - e_{t-1}), a plain mean at first.
+    """Exponential average e_t = e_{t-1} + max(1/t, 1 - beta) (x_t - e_{t-1}), a plain mean at first.
 
-    Noise of single rounds averages out over about 1 / (1 - beta) rounds; a model that still travels lags behind by as
-    many.
+    Noise of single rounds averages out over about 1 / (1 - beta) rounds. The average lags behind a model that still
+    changes by the same number of rounds.
 
     Args:
-        beta: weight of the average before, in [0, 1).
+        beta: weight of the previous average, in [0, 1).
 
     Raises:
         CompositionError: a weight outside this range.
@@ -138,12 +139,12 @@ class Ema(_Mean):
 
 @dataclass(frozen=True, kw_only=True)
 class Tail(_Mean):
-    """Releases the mean of the models of the last rounds, t > T - ceil(share T).
+    """Mean of the models of the last rounds, t > T - ceil(share T).
 
-    A run that ends earlier releases the mean of those of its models that are in the tail, or its last model.
+    A run that ends earlier releases the mean of its models in the tail, or its last model if the tail contains none.
 
     Args:
-        share: of the rounds, in (0, 1].
+        share: share of the rounds whose models are averaged, in (0, 1].
         rounds: T.
 
     Raises:
@@ -154,7 +155,7 @@ class Tail(_Mean):
     rounds: Rounds = None
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse an unknown number of rounds, besides what every average refuses."""
+        """Refuse an unknown number of rounds, in addition to the refusals of all averages."""
         yield from super().refuses(method)
         if self.rounds is None:
             yield "Tail averages the last rounds of a run, and the number of rounds is not given: give rounds"
@@ -164,12 +165,14 @@ class Tail(_Mean):
 
     def _weight(self, number: int) -> float:
         assert self.rounds is not None, "refused by the method"
+        # Position in the tail, from 1: weight 1/place gives the running mean. round(..., 9) removes float noise, so
+        # that 0.07 * 100 has the ceiling 7, not 8.
         place = number - (self.rounds - math.ceil(round(self.share * self.rounds, 9)))
         return 1.0 / place if place > 0 else 0.0
 
 
 LAST = Last()
-"""The default of a method."""
+"""Default average of a method."""
 
 
 def _free(what: str) -> str:

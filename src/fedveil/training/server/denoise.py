@@ -1,7 +1,7 @@
-"""Denoisers: from a noisy aggregate and the known size of its noise to a better estimate of the aggregate.
+"""Estimate the aggregate from a noisy aggregate and the known size of its noise: denoisers.
 
-A denoiser sees y = x + N(0, nu^2 I), the mean update with its noise, and knows nu. It touches no record, so it is
-post-processing: whatever guarantee y has, its output has too (Dwork and Roth 2014, Proposition 2.1).
+A denoiser receives y = x + N(0, nu^2 I), the noisy mean update, and knows nu. It reads no record, so it is
+post-processing: its output has every guarantee that y has (Dwork and Roth 2014, Proposition 2.1).
 
 ==============  ======================================================  ==========================================
 denoiser        estimate of x                                           reference
@@ -9,11 +9,11 @@ denoiser        estimate of x                                           referenc
 NoDenoiser      y
 Laplacian       A_sigma^{-1} y, A_sigma = I + sigma Lap (a cycle)       DP-Fed-LS, Algorithm 1
 JamesStein      (1 - (d - 2) nu^2 / ||y||^2) y                          Balle and Wang 2018, section 4
-ByRule          Laplacian where noise is long beside the way, else y    docs/theory/noise-to-travel.md
-SoftThreshold   sign(y) max(0, |y| - nu sqrt(2 ln d))                   the same
+ByRule          Laplacian if the noise ratio rho is >= 1/2, else y      docs/theory/noise-to-travel.md
+SoftThreshold   sign(y) max(0, |y| - nu sqrt(2 ln d))                   Balle and Wang 2018, section 4
 ==============  ======================================================  ==========================================
 
-docs/theory/laplacian-smoothing.md has the argument and the tests that try to break it.
+docs/theory/laplacian-smoothing.md has the argument and the tests that try to refute it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedveil.errors import CompositionError, ModelError
 from fedveil.stage import Sensitivity, Stage, duty
 
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
-"""Shapes of the model's tensors, in the order in which they lie in the vector."""
+"""Shapes of the model's tensors, in the order of the vector."""
 Scope: TypeAlias = Literal["tensor", "vector"]
 Order: TypeAlias = Literal["BCHW", "BCWH", "BHWC", "BWHC"]
 
@@ -40,11 +40,11 @@ _BLOCK: Final = 1 << 18
 
 
 class Denoiser(Stage):
-    """Estimates the aggregate that lies under known noise; a frozen value.
+    """An estimator of the aggregate under known noise; an immutable value.
 
     Attributes:
         needs_noise_std: whether :meth:`estimate` reads the size of the noise, so that it must be known.
-        changes: whether the estimate may be anything but the aggregate itself.
+        changes: whether the estimate may differ from the noisy aggregate.
     """
 
     needs_noise_std: ClassVar[bool]
@@ -52,11 +52,11 @@ class Denoiser(Stage):
 
     @property
     def description(self) -> str:
-        """What it does, in a few words for reports."""
+        """Description in a few words, for reports."""
         return type(self).__name__
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse noise of unknown size, where the estimate reads it."""
+        """Refuse noise of unknown size if the estimate reads it."""
         if self.needs_noise_std and not method.noise_known:
             yield (
                 f"{self.description} needs the size of the noise, which DP-SGD inside the silos leaves unknown; use "
@@ -64,23 +64,23 @@ class Denoiser(Stage):
             )
 
     def resolve(self, ratio: Callable[[], float], shape: tuple[int, ...]) -> Denoiser:
-        """Return what is done in a run, once its noise is known.
+        """Return the denoiser of a run, once the run's noise is known.
 
         Args:
-            ratio: gives the run's noise-to-travel ratio (:mod:`fedveil.methods.noise_ratio`).
+            ratio: returns the run's noise-to-travel ratio (:mod:`fedveil.methods.noise_ratio`).
             shape: of a record's features.
         """
         return self
 
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
-        """Return what is done to the noisy mean, in words."""
+        """Return the sentences of the statement that describe the denoiser."""
         return (
             f"the server denoises the noisy mean ({self.description}): post-processing, at no privacy cost",
         )
 
     @duty
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:
-        """Return the estimate of the aggregate; ``noisy`` is left as it is.
+        """Return the estimate of the aggregate; ``noisy`` is not modified.
 
         Args:
             noisy: (d,) the aggregate with its noise, in the unit of an update.
@@ -95,7 +95,7 @@ class Denoiser(Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class NoDenoiser(Denoiser):
-    """Takes the noisy aggregate as it is."""
+    """No denoising: the noisy aggregate, unchanged."""
 
     needs_noise_std: ClassVar[bool] = False
     changes: ClassVar[bool] = False
@@ -115,19 +115,19 @@ class Laplacian(Denoiser):
 
     A_sigma is circulant with first row (1 + 2 sigma, -sigma, 0, ..., 0, -sigma), so its inverse multiplies the k-th
     Fourier coefficient by 1 / (1 + 2 sigma (1 - cos(2 pi k / d))). The mean of y is kept (k = 0), and no other
-    frequency grows: the estimate is never longer than y. Noise is spread over all frequencies alike while updates
-    concentrate in low ones, which is why the damping helps (Liang et al., "Differentially private federated learning
+    frequency grows, so the estimate is never longer than y. Noise has equal energy at all frequencies, and updates
+    concentrate at low ones; therefore the damping helps (Liang et al., "Differentially private federated learning
     with Laplacian smoothing", Figure 1).
 
-    On a cycle of one node Lap = 0, and a single value stays as it is; on two nodes both neighbours of a node are the
-    other one, and the difference is divided by 1 + 4 sigma. (The authors' program leaves the first alone too, and
-    moves the mean of the second.)
+    On a cycle of one node Lap = 0, and a single value does not change. On a cycle of two nodes, both neighbours of a
+    node are the other node, and the difference is divided by 1 + 4 sigma. (The authors' program also leaves one node
+    unchanged, but changes the mean of two nodes.)
 
     Args:
         smoothing: sigma >= 0; 0 is no smoothing.
-        scope: "tensor" smooths each tensor of the model by itself, "vector" the whole vector as one cycle.
-        order: the order in which the axes of a 4-dimensional tensor (a convolution kernel, whose own order is BCHW:
-            output channel, input channel, height, width) are unfolded into a cycle.
+        scope: "tensor" smooths each tensor of the model separately, "vector" the whole vector as one cycle.
+        order: the order in which the axes of a 4-dimensional tensor are unfolded into a cycle. Such a tensor is a
+            convolution kernel with stored order BCHW: output channel, input channel, height, width.
 
     Raises:
         CompositionError: a smoothing that is negative or not finite.
@@ -149,7 +149,7 @@ class Laplacian(Denoiser):
         return f"Laplacian smoothing, sigma {self.smoothing:g}, per {self.scope}, {self.order}"
 
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:
-        """Return A_sigma^{-1} y; the noise's size is not used."""
+        """Return A_sigma^{-1} y; the size of the noise is not used."""
         _check(noisy, shapes)
         if self.smoothing == 0 or len(noisy) == 0:
             return noisy
@@ -169,12 +169,14 @@ class Laplacian(Denoiser):
 
 @dataclass(frozen=True, kw_only=True)
 class ByRule(Denoiser):
-    """Smooths where the noise of the whole run is half as long as the way it can go, rho >= 1/2; else nothing.
+    """Laplacian smoothing if the noise-to-travel ratio rho is at least 1/2, else no denoising.
 
-    Then sigma is 0.25, and 1 for images of 28 x 28 pixels or more. On a long cycle smoothing leaves
-    (1 + 2 sigma) / (1 + 4 sigma)^1.5 of the noise's variance and takes a share of the way; which of the two is larger
-    no public number says, so the threshold was chosen by trial, on digits, MNIST with 100 users and
-    TcgaBrca, with linear models: a heuristic, which costs no privacy where it errs, as it does with a small
+    rho is the length of the whole run's noise over the longest displacement of the model.
+
+    If it smooths, sigma is 0.25, and 1 for images of 28 x 28 pixels or more. On a long cycle, smoothing leaves
+    (1 + 2 sigma) / (1 + 4 sigma)^1.5 of the noise's variance and removes a share of the displacement. No public
+    number says which of the two is larger. The threshold was therefore chosen by trial with linear models on digits,
+    MNIST with 100 users and TcgaBrca. It is a heuristic. Its errors cost no privacy; it errs with a small
     convolutional network (docs/theory/noise-to-travel.md).
     """
 
@@ -188,7 +190,7 @@ class ByRule(Denoiser):
         return Laplacian(smoothing=1.0 if large else 0.25)
 
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:
-        """Refuse: what is done is known when the noise of the run is.
+        """Refuse to estimate, because :meth:`resolve` returns the denoiser once the noise of the run is known.
 
         Raises:
             CompositionError: always.
@@ -199,16 +201,18 @@ class ByRule(Denoiser):
 
 
 SMOOTHED_FROM: Final = 0.5
-"""The noise-to-travel ratio from which ``by-rule`` smooths."""
+"""Smallest noise-to-travel ratio at which ``by-rule`` smooths."""
 _LARGE_IMAGE: Final = 28
 
 
 @dataclass(frozen=True, kw_only=True)
 class JamesStein(Denoiser):
-    """Shrinks the whole vector: (1 - (d - 2) nu^2 / ||y||^2) y (James and Stein 1961; Balle and Wang 2018).
+    """Shrinkage of the whole vector: (1 - (d - 2) nu^2 / ||y||^2) y.
 
-    Not the positive part, as published: a vector shorter than its noise changes sign. Vectors of fewer than three
-    coordinates and the zero vector stay as they are: the estimator is none there.
+    Reference: James and Stein 1961; Balle and Wang 2018.
+
+    This is the published estimator, not its positive part: a vector shorter than its noise changes sign. Vectors of
+    fewer than three coordinates and the zero vector do not change, because the estimator is not defined for them.
     """
 
     needs_noise_std: ClassVar[bool] = True
@@ -225,7 +229,10 @@ class JamesStein(Denoiser):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftThreshold(Denoiser):
-    """Moves every coordinate towards zero by nu sqrt(2 ln d) (Donoho and Johnstone 1994; Balle and Wang 2018)."""
+    """Soft thresholding: shift every coordinate towards zero by nu sqrt(2 ln d).
+
+    Reference: Donoho and Johnstone 1994; Balle and Wang 2018.
+    """
 
     needs_noise_std: ClassVar[bool] = True
     description: ClassVar[str] = "soft thresholding at nu sqrt(2 ln d)"
@@ -238,7 +245,9 @@ class SoftThreshold(Denoiser):
 
 
 def smooth(values: Float[Tensor, " d"], smoothing: float) -> Float[Tensor, " d"]:
-    """Return A_sigma^{-1} of a cycle of d values, by one real FFT and its inverse, in the values' precision.
+    """Return A_sigma^{-1} of a cycle of d values, by one real FFT and its inverse.
+
+    The computation has the precision of the values.
 
     Args:
         values: (d,) float32 or float64; d = 0, 1 and 2 are allowed.
@@ -248,6 +257,7 @@ def smooth(values: Float[Tensor, " d"], smoothing: float) -> Float[Tensor, " d"]
     if size < 2:
         return values.clone()
     spectrum = torch.fft.rfft(values)
+    # Blocks keep the temporary gains small: 2^18 numbers instead of d / 2.
     for first in range(0, len(spectrum), _BLOCK):
         block = spectrum[first : first + _BLOCK]
         block.mul_(_gains(first, len(block), size, smoothing, values.dtype, values.device))
@@ -256,7 +266,7 @@ def smooth(values: Float[Tensor, " d"], smoothing: float) -> Float[Tensor, " d"]
 
 
 def effective_dimensions(size: int, smoothing: float) -> tuple[float, float]:
-    """Return (d_sigma, d~_sigma): the sums of the d eigenvalues of A_sigma^{-1}, and of their squares.
+    """Return (d_sigma, d~_sigma): the sum of the d eigenvalues of A_sigma^{-1}, and of their squares.
 
     d~_sigma / d is the share of the noise's variance that smoothing leaves.
 
@@ -274,7 +284,10 @@ def effective_dimensions(size: int, smoothing: float) -> tuple[float, float]:
 def _gains(
     first: int, count: int, size: int, smoothing: float, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, " count"]:
-    """Return 1 / (1 + 4 sigma sin^2(pi k / d)) for k = first, first + 1, ...: 2 (1 - cos 2x) = 4 sin^2 x."""
+    """Return the eigenvalues 1 / (1 + 4 sigma sin^2(pi k / d)) for ``count`` values k from ``first`` on.
+
+    They equal the factors of :class:`Laplacian`, because 2 (1 - cos 2x) = 4 sin^2 x.
+    """
     k: Float64[Tensor, " count"] = torch.arange(first, first + count, dtype=torch.float64, device=device)
     return k.mul_(math.pi / size).to(dtype).sin_().square_().mul_(4 * smoothing).add_(1).reciprocal_()
 

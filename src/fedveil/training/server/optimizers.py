@@ -1,6 +1,6 @@
-"""What the server does with the mean update: from the global model x_t to x_{t+1}, with a state of its own.
+"""Step the global model from x_t to x_{t+1} with the mean update: the server's optimisers.
 
-With Delta_t the mean update of round t, as the denoiser leaves it, and eta the server's learning rate:
+With Delta_t the denoised mean update of round t, and eta the server's learning rate:
 
 =========  ==========================================================================  =======================
 optimiser  step                                                                        reference
@@ -10,14 +10,16 @@ FedAdam    m_t, v_t moving averages,    x_{t+1} = x_t + eta m_t / (sqrt(v_t) + t
 FedYogi    the same, v_t controlled by sign                                            Reddi et al. 2021
 =========  ==========================================================================  =======================
 
-Each may have its learning rate follow a schedule over the rounds (:mod:`fedveil.training.server.schedules`).
+The learning rate of each may follow a schedule over the rounds (:mod:`fedveil.training.server.schedules`).
 
-A step is given the model, the released mean and its own state, which began with the model and has seen released means
-alone: no record, no draw, no randomness. So models and states are post-processing of what the noise already covers,
-however many rounds the state remembers, and no optimiser costs privacy (Dwork and Roth 2014, Proposition 2.1).
+Privacy: a step reads the model, the released mean and its own state. The state begins with the model and depends on
+released means alone. A step reads no record and no random number. So models and states are post-processing of values
+that the noise already covers, however many rounds the state remembers. No optimiser costs privacy (Dwork and Roth
+2014, Proposition 2.1).
 
-Steps are float64 operations that IEEE 754 rounds correctly (+ - * / sqrt), one by one and never fused, so that parties
-who make the same step on different machines end with the same bits. docs/theory/server-optimisers.md.
+Reproducibility: steps are float64 operations that IEEE 754 rounds correctly (+ - * / sqrt), one by one and never
+fused. Parties that make the same step on different machines therefore get the same bits.
+docs/theory/server-optimisers.md.
 """
 
 from __future__ import annotations
@@ -37,30 +39,32 @@ from fedveil.stage import Sensitivity, Stage, duty, redefined
 from fedveil.training.server.schedules import Schedule, factor
 
 State: TypeAlias = Mapping[str, Tensor]
-"""What an optimiser remembers from round to round: tensors by name, on the CPU; saved with every checkpoint."""
+"""The state of an optimiser between rounds: tensors by name, on the CPU; saved with every checkpoint."""
 
 STATELESS: Final[State] = {}
 
 Model: TypeAlias = Float32[Tensor, " d"]
 """A global model."""
 Vector: TypeAlias = Float64[Tensor, " d"]
-"""A mean of updates, and what is computed of means."""
+"""A mean of updates, or a function of means."""
 Rate: TypeAlias = Annotated[
     float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
 ]
 
 
 class Optimizer(Stage):
-    """What the server does with the mean update; a frozen value, its state apart from it.
+    """Rule that steps the global model by the mean update.
+
+    A rule is an immutable value; its state is passed separately.
 
     Attributes:
-        steps_models: whether what it returns is the next model of a run, and not the released sum itself.
+        steps_models: whether it returns the next model of a run; False if it returns the released sum itself.
     """
 
     steps_models: ClassVar[bool] = True
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse to step where no model is trained: what is decoded is the mean, and no sum of rounds."""
+        """Refuse an optimiser of models if the method releases no models, and the reverse."""
         if self.steps_models != (method.released == "models"):
             yield (
                 f"{type(self).__name__} {'steps from model to model' if self.steps_models else 'releases sums'}, and "
@@ -69,43 +73,45 @@ class Optimizer(Stage):
 
     @property
     def plain_rate(self) -> float | None:
-        """What the mean is multiplied by and added to the model, where that is all that is done with it; else None."""
+        """Learning rate eta if the step is x_{t+1} = x_t + eta Delta_t and nothing else; otherwise None."""
         return None
 
     def at_rate(self, learning_rate: float) -> Optimizer:
-        """Return the same steps with another learning rate, where there is one.
+        """Return the same optimiser with another learning rate.
 
         Raises:
-            CompositionError: there is none.
+            CompositionError: the optimiser has no learning rate.
         """
         raise CompositionError(f"{type(self).__name__} has no learning rate to be found")
 
     @duty
     def init(self, model: Model) -> State:
-        """Return the state before the first round; names, shapes and types stay the same from then on."""
+        """Return the state before the first round; names, shapes and dtypes stay the same afterwards."""
         raise NotImplementedError
 
     @duty
     def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
-        """Return the next global model and state; what is given is left as it is.
+        """Return the next global model and state; the arguments are not modified.
 
         Args:
             model: (d,) the global model x_t.
             mean: (d,) the mean update Delta_t, in the unit of an update.
-            state: what :meth:`init` or the step before returned.
+            state: the result of :meth:`init` or of the previous step.
 
-        Guarantees: the same bits from the same bits, on every machine; nothing but the arguments is read.
+        Guarantees: equal bits in give equal bits out, on every machine; only the arguments are read.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class _Scheduled(Optimizer):
-    """An optimiser whose learning rate may move over the rounds: eta_t = eta f(t, T); its state then counts rounds.
+    """An optimiser whose learning rate may change over the rounds: eta_t = eta f(t, T).
+
+    With a schedule that is not constant, its state counts rounds.
 
     Attributes:
-        schedule: f, of :mod:`fedveil.training.server.schedules`.
-        rounds: T, of the experiment.
+        schedule: f, a schedule of :mod:`fedveil.training.server.schedules`.
+        rounds: T; the experiment sets it.
     """
 
     schedule: Annotated[
@@ -115,13 +121,13 @@ class _Scheduled(Optimizer):
     rounds: Annotated[int | None, composed_field()] = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Forget a number of rounds that no schedule reads, so that equal steps are equal."""
+        """Set ``rounds`` to None if no schedule reads it, so that optimisers with equal steps are equal."""
         super().__post_init__()
         if self.schedule == "constant":
             object.__setattr__(self, "rounds", None)
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse a schedule over an unknown number of rounds, besides what every optimiser refuses."""
+        """Refuse a schedule over an unknown number of rounds, in addition to the refusals of all optimisers."""
         yield from super().refuses(method)
         if self.schedule != "constant" and self.rounds is None:
             yield (
@@ -138,7 +144,7 @@ class _Scheduled(Optimizer):
         return replace(self, learning_rate=learning_rate)  # type: ignore[call-arg]
 
     def _begun(self) -> dict[str, Tensor]:
-        """Return the state of the schedule before the first round: nothing where the rate is constant."""
+        """Return the schedule's state before the first round; empty for a constant rate."""
         return {} if self.schedule == "constant" else {"round": torch.zeros(1, dtype=torch.int64)}
 
     def _rate(self, base: float, state: State) -> tuple[float, dict[str, Tensor]]:
@@ -154,13 +160,14 @@ class _Scheduled(Optimizer):
 
 @dataclass(frozen=True)
 class ServerSgd(_Scheduled):
-    """Steps along the mean update, or along its heavy ball (FedAvgM: Hsu, Qi and Brown 2019).
+    """Plain step along the mean update, or heavy-ball momentum (FedAvgM: Hsu, Qi and Brown 2019).
 
     With momentum mu, u_0 = 0 and no dampening, as ``torch.optim.SGD`` with the gradient -Delta:
 
         u_t = mu u_{t-1} + Delta_t,    x_{t+1} = x_t + eta u_t,    Nesterov: x_{t+1} = x_t + eta (Delta_t + mu u_t)
 
-    In the long run a mean counts 1 / (1 - mu) times, so eta is to be smaller by that than without momentum.
+    In the long run a mean counts 1 / (1 - mu) times, so eta should be smaller by the factor 1 - mu than without
+    momentum.
 
     Args:
         learning_rate: eta > 0.
@@ -188,7 +195,7 @@ class ServerSgd(_Scheduled):
 
     @property
     def plain_rate(self) -> float | None:
-        """The learning rate, where there is neither momentum nor a schedule, and the steps are those of this class."""
+        """Learning rate of a plain step; None with momentum, a schedule or an overridden ``step``."""
         plain = not self.momentum and self.schedule == "constant" and not redefined(self, "step")
         return self.learning_rate if plain else None
 
@@ -199,7 +206,7 @@ class ServerSgd(_Scheduled):
         return (_free(f"{how} {self.momentum:g}"), *super().mechanisms(sensitivity))
 
     def init(self, model: Model) -> State:
-        """Return u_0 = 0; nothing without momentum."""
+        """Return u_0 = 0; without momentum, no tensor."""
         return self._begun() | ({"momentum": _zeros(model)} if self.momentum else {})
 
     def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
@@ -214,12 +221,14 @@ class ServerSgd(_Scheduled):
 
 @dataclass(frozen=True)
 class _Adaptive(_Scheduled):
-    """The frame of FedAdam and FedYogi (Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2).
+    """The common step of FedAdam and FedYogi (Reddi et al. 2021, Algorithm 2).
 
         m_t = beta1 m_{t-1} + (1 - beta1) Delta_t,    x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)
 
-    with m_0 = 0 and v_0 = tau^2, the least that the paper allows. Both averages stay as they are: as in the paper's
-    Algorithm 2, and unlike Adam's, there is no bias correction, so the first steps are shorter.
+    with m_0 = 0 and v_0 = tau^2, the smallest value that the paper allows. As in the paper's Algorithm 2, and unlike
+    Adam, the averages have no bias correction, so the first steps are shorter.
+
+    Reference: S. Reddi et al., "Adaptive federated optimization", ICLR 2021.
     """
 
     learning_rate: Rate
@@ -244,6 +253,7 @@ class _Adaptive(_Scheduled):
 
     def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
         """Return the next global model, computed in float64 and stored in float32, with m_t and v_t."""
+        # m_t = beta1 m_{t-1} + (1 - beta1) Delta_t; v_t from Delta_t^2; x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau).
         first = self.beta1 * state["mean"] + (1 - self.beta1) * mean
         second = self._second(state["square"], mean * mean)
         rate, counted = self._rate(self.learning_rate, state)
@@ -257,16 +267,16 @@ class _Adaptive(_Scheduled):
 
 @dataclass(frozen=True)
 class FedAdam(_Adaptive):
-    """Scales every coordinate by a moving average of squares: v_t = beta2 v_{t-1} + (1 - beta2) Delta_t^2.
+    """Adaptive step m_t / (sqrt(v_t) + tau) with v_t = beta2 v_{t-1} + (1 - beta2) Delta_t^2.
 
-    The rest is m_t = beta1 m_{t-1} + (1 - beta1) Delta_t, x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau), with m_0 = 0,
-    v_0 = tau^2 and no bias correction (Reddi et al. 2021, Algorithm 2). v_t has the noise of the mean in it: where
+    The step is m_t = beta1 m_{t-1} + (1 - beta1) Delta_t, x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau), with m_0 = 0,
+    v_0 = tau^2 and no bias correction (Reddi et al. 2021, Algorithm 2). v_t contains the noise of the mean. If the
     noise is larger than the signal, every coordinate is divided by about the noise's standard deviation.
 
     Args:
         learning_rate: eta > 0, in the unit of a parameter: a coordinate moves by about eta in a round.
-        beta1: in [0, 1).
-        beta2: in [0, 1).
+        beta1: weight of the previous average of means, in [0, 1).
+        beta2: weight of the previous average of squares, in [0, 1).
         tau: > 0, in the unit of an update.
 
     Raises:
@@ -279,10 +289,10 @@ class FedAdam(_Adaptive):
 
 @dataclass(frozen=True)
 class FedYogi(_Adaptive):
-    """FedAdam whose squares move by their own size: v_t = v_{t-1} - (1 - beta2) Delta_t^2 sign(v_{t-1} - Delta_t^2).
+    """FedAdam with v_t = v_{t-1} - (1 - beta2) Delta_t^2 sign(v_{t-1} - Delta_t^2).
 
-    v_t rises as fast as FedAdam's and falls slower after a large mean (Reddi et al. 2021, Algorithm 2; Zaheer et al.
-    2018). It never falls below 0. Arguments and errors are those of :class:`FedAdam`.
+    v_t rises as fast as in FedAdam and decreases more slowly after a large mean (Reddi et al. 2021, Algorithm 2;
+    Zaheer et al. 2018). It never falls below 0. Arguments and errors are those of :class:`FedAdam`.
     """
 
     def _second(self, before: Vector, square: Vector) -> Vector:
@@ -291,7 +301,7 @@ class FedYogi(_Adaptive):
 
 @runtime_checkable
 class Begins(Protocol):
-    """What has a state that begins with the model."""
+    """An object whose state begins with the model."""
 
     def init(self, model: Model) -> State:
         """Return the state before the first round."""
@@ -299,7 +309,10 @@ class Begins(Protocol):
 
 
 def matching(server: Begins, model: Model, state: Any) -> bool:
-    """Return whether a state that was kept is one of this server and model: its names, shapes, types, and finite."""
+    """Return whether a stored state fits this server and model.
+
+    Names, shapes and dtypes must be equal, and all values finite.
+    """
     fresh = server.init(model)
     return set(fresh) == set(state) and all(
         (value.dtype, value.shape) == (state[name].dtype, state[name].shape)

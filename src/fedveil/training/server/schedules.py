@@ -1,4 +1,4 @@
-"""How the server's learning rate moves over a run: factors of public numbers, whose mean over the rounds is 1.
+"""Define how the server's learning rate changes over the rounds: public factors with mean 1.
 
 With t the round, T the last one and u_t = (t - 1/2) / T:
 
@@ -10,8 +10,8 @@ linear    2 (1 - u_t)               from nearly 2 eta down to nearly 0
 cosine    1 + cos(pi u_t)           the same, flat at both ends
 ========  ========================  ==========================================
 
-Each factor adds up to T over the T rounds, so a schedule changes when a model travels and not how far it can. It reads
-the number of the round alone: no record, no draw, and nothing of the run's own course.
+The factors add up to T over the T rounds. A schedule therefore changes when a model moves, and not how far it can
+move. It reads only the number of the round: no record, no random number, and no result of the run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Final, Literal, TypeAlias
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
+# Taylor coefficients of sin(pi v / 2), highest power first (v^21 ... v). math.sin and math.cos are not correctly
+# rounded, and their last bit depends on the C library.
 _SINE: Final[tuple[float, ...]] = tuple(
     (-1) ** k * (math.pi / 2) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(10, -1, -1)
 )
@@ -29,7 +31,8 @@ _SINE: Final[tuple[float, ...]] = tuple(
 def factor(schedule: Schedule, number: int, rounds: int) -> float:
     """Return eta_t / eta; 0 after the last round.
 
-    Only operations that IEEE 754 rounds correctly are used, so that parties who make the same step agree on every bit.
+    Only operations that IEEE 754 rounds correctly are used, so that parties that make the same step agree on every
+    bit.
 
     Args:
         schedule: its name.

@@ -1,4 +1,4 @@
-"""The spectrum of an update: how its size spreads over the frequencies that smoothing damps (DP-Fed-LS, Figure 1)."""
+"""Compute the spectrum of an update over the frequencies that smoothing damps (DP-Fed-LS, Figure 1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ class Spectrum:
 
 
 def spectrum(vector: Float[Tensor, " d"], bands: int = 48) -> Spectrum:
-    """Return the spectrum of a vector, its mean (frequency 0) left out; noise alone is flat at nu sqrt(d).
+    """Return the spectrum of a vector without its mean (frequency 0).
+
+    Noise alone has a flat spectrum at nu sqrt(d).
+
+    Args:
+        vector: (d,) an update.
+        bands: largest number of bands; fewer result at low frequencies, where a band is one coefficient.
 
     >>> flat = spectrum(torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
     >>> flat.frequencies, [round(magnitude, 6) for magnitude in flat.magnitudes]
