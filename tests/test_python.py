@@ -817,11 +817,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "everything frozen": (bad_train(model=frozen()), r"all are frozen; call requires_grad_\(True\)"),
     "no parameter": (bad_train(model=nn.Sequential(nn.Flatten(), nn.Identity())), "the model"),
-    "a model of float64": (bad_train(model=network().double()), "the model fails on records|float32"),
+    "a model of float64": (bad_train(model=network().double()), "the model fails on made-up records|float32"),
     "a model that mixes records": (bad_train(model=Mixing()), "changes with the other records.*LayerNorm"),
     "another number of features": (
         bad_train(model=nn.Linear(4, 2)),
-        r"the model fails on records of shape \(3,\)",
+        r"the model fails on made-up records of shape \(3,\)",
     ),
     "another number of outputs": (
         bad_train(model=nn.Linear(3, 5)),

@@ -25,6 +25,7 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import TrainJob
 from fedveil.training.trainer_choice import TrainerOptions, can_vectorise_records, choose_trainer
 from fedveil.training.validate_gradient import batches_like_loop, validate_gradient
+from fedveil.training.validation import validate_behaviour, validate_layers
 from fedveil.training.vectorized import VmapTrainer
 from tests.test_python import people, train
 from tests.test_vectorized import Shared
@@ -369,3 +370,50 @@ def test_without_a_compiler_compiled_training_is_refused_before_the_first_round(
     missing = {"cpp.cxx": ("there-is-no-such-compiler",), "force_disable_caches": True}
     with inductor.patch(missing), pytest.raises(ModelError, match=r"trainer\.compile = true: .*Compiler"):
         choose_trainer(task, LOCAL, options, cohort=COHORT)
+
+
+# --- models that mix records, or hold a layer twice -------------------------------------------------------------------
+
+
+class Outputs(torch.nn.Module):
+    """A linear layer whose outputs a function changes."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        self.change = change
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.change(self.layer(features))
+
+
+def raises(_: torch.Tensor) -> torch.Tensor:
+    raise KeyError("a table of the model")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda z: torch.cumsum(z, 0), "changes with the other records"),
+        (lambda z: torch.cumsum(z.flip(0), 0).flip(0), "changes with the other records"),
+        (lambda z: torch.cat([z[:1], z[1:] + z[:-1]]), "changes with the other records"),
+        (lambda z: torch.cat([z[:3], z[3:4] + z[2:3], z[4:]]), "changes with the other records"),
+        (raises, "made-up records of shape .*KeyError.*a table of the model"),
+    ],
+)
+def test_a_model_that_mixes_records_in_any_place_is_refused(
+    change: Callable[[torch.Tensor], torch.Tensor], reason: str
+) -> None:
+    features = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+    validate_behaviour(Outputs(torch.sigmoid), features)
+    with pytest.raises(ModelError, match=reason):
+        validate_behaviour(Outputs(change), features)
+
+
+def test_a_layer_under_two_names_is_refused_and_a_tensor_under_two_names_is_not() -> None:
+    layer, relu = torch.nn.Linear(4, 4), torch.nn.ReLU()
+    with pytest.raises(ModelError, match="layers 0 and 2 are one Linear under two names"):
+        validate_layers(torch.nn.Sequential(layer, relu, layer, relu))
+    other = torch.nn.Linear(4, 4)
+    other.weight = layer.weight
+    validate_layers(torch.nn.Sequential(layer, relu, other, relu))

@@ -18,7 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
 
-from fedveil.errors import ModelError
+from fedveil.errors import FedveilError, ModelError
 from fedveil.registry import is_own
 from fedveil.stage import ignored, redefined
 from fedveil.training.copying import copy_module, is_compiled
@@ -41,10 +41,19 @@ def validate_layers(model: nn.Module) -> None:
                 f"{name} is on the meta device, where tensors have no numbers: build the model on the processor, or "
                 "call to_empty(device='cpu') and initialise it"
             )
-    for name, module in model.named_modules():
+    names: dict[int, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
         reason = _refusal(module)
         if reason is not None:
             raise ModelError(f"layer {name or '(the model)'} is {type(module).__name__}: {reason}")
+        first = names.setdefault(id(module), name)
+        # PyTorch replaces the tensors of such a module twice and restores them once (torch.func.functional_call).
+        if first != name and any(True for _ in (*module.parameters(), *module.buffers())):
+            raise ModelError(
+                f"layers {first or '(the model)'} and {name} are one {type(module).__name__} under two names, which "
+                "PyTorch cannot train functionally: keep it under one name and call it twice in forward, or give two "
+                f"layers one tensor ({name}.weight = {first}.weight)"
+            )
 
 
 def _refusal(module: nn.Module) -> str | None:
@@ -109,13 +118,18 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
     before = fingerprint(probe)
     with torch.random.fork_rng(devices=[]):
         try:
-            # Two equal passes detect random numbers and state. The third pass keeps record 0 and changes its
-            # neighbours.
+            # Two equal passes detect random numbers and state. Each further pass keeps one record and changes the
+            # others: a cumulative sum reaches the later records alone, so the first record is not enough.
             first, again = probe(features), probe(features)
-            others = probe(torch.cat([features[:1], 1 - 2 * features[1:]]))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            kept = {row: probe(_with_other_records(features, row)) for row in (0, len(features) // 2, -1)}
+        except FedveilError:
+            raise
+        except Exception as error:  # the model is code from outside and may raise anything
             shape = tuple(features.shape[1:])
-            raise ModelError(f"the model fails on records of shape {shape}: {error}") from error
+            raise ModelError(
+                f"the model fails on made-up records of shape {shape}, which are standard normal numbers: "
+                f"{type(error).__name__}: {error}; where a feature is an index, round and clamp it in forward"
+            ) from error
     if not isinstance(first, Tensor) or first.shape[:1] != features.shape[:1]:
         raise ModelError("the model must return one tensor whose first axis is the records")
     changed = first_difference(before, probe)
@@ -134,11 +148,18 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
             "two passes over the same records differ: the model draws random numbers itself; use "
             "torch.nn.Dropout layers, whose masks are drawn per contribution"
         )
-    if not torch.allclose(first[0], others[0], rtol=1e-4, atol=1e-5):
+    if not all(torch.allclose(first[row], others[row], rtol=1e-4, atol=1e-5) for row, others in kept.items()):
         raise ModelError(
             "the output for one record changes with the other records of its batch; normalise each record by "
             "itself (torch.nn.GroupNorm or torch.nn.LayerNorm)"
         )
+
+
+def _with_other_records(features: Tensor, row: int) -> Tensor:
+    """Return made-up records of which one is the same and all others are changed."""
+    changed = 1 - 2 * features
+    changed[row] = features[row]
+    return changed
 
 
 # --- validate loss -------------------------------------------------------------------------------------------------
