@@ -1,1 +1,1 @@
-"""Experiments (what is asked for), rounds, whole runs, and the run folders that they write."""
+"""Experiments, rounds, whole runs, and the run folders that they write."""

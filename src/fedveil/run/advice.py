@@ -1,16 +1,19 @@
-"""What public numbers of a run say, and what to change: nothing private is read, so it costs nothing.
+"""Derive advice about a run from its public numbers.
 
-Round 0 may have remarks on the model and its features (:mod:`fedveil.run.remarks`); the rest is about noise.
+No private data is read, so advice costs no budget. Round 0 may have remarks on the model and its features
+(:mod:`fedveil.run.remarks`); the rest concerns noise.
 
-Noise moves a model of d parameters by ``noise`` in expectation, and the square of that has the relative standard
-deviation sqrt(2 / d). If the model is ``model`` away from its start, what people contributed has moved it by at most
+In expectation, noise moves a model of d parameters by ``noise``. The square of that displacement has the relative
+standard deviation sqrt(2 / d). If the model is ``model`` away from its start, the users' updates have moved it by
+at most
 
     S = sqrt(max(0, model^2 - noise^2) + 3 noise^2 sqrt(2 / d))
 
-(three standard deviations; where people's share is small, its own cross term is smaller than that). People's share
-grows with the rounds, noise with their root, so at the end of T rounds noise / S is at least sqrt(t / T) times what it
-is after t. How much of the way is noise before anything is known of people is the noise-to-travel ratio
-(docs/theory/noise-to-travel.md): noise / ``most``. The numbers are those of :mod:`fedveil.run.movement`.
+(three standard deviations; if the users' displacement is small, its cross term with the noise is smaller than
+that). The users' displacement grows at most with the number of rounds, and the noise with its root. Thus after T
+rounds noise / S is at least sqrt(t / T) times its value after t rounds. Before anything is known about the users,
+noise / ``most`` is the noise-to-travel ratio (docs/theory/noise-to-travel.md). The numbers are those of
+:mod:`fedveil.run.movement`.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from typing import Final
 from fedveil.run.folder.documents import RoundRow, read_lines
 
 _LEAST: Final = 1.5
-"""How many times as far as people noise must move a model for advice to be given."""
+"""Smallest ratio of noise to the users' displacement at which advice is given."""
 
 
 def advice_of(folder: Path) -> str | None:
-    """Return the advice on the complete rounds of a run folder.
+    """Return the advice on the complete rounds of a run folder; None if there is no reason for any.
 
     Raises:
         RunFolderError: ``metrics.jsonl`` is damaged.
@@ -37,13 +40,13 @@ def advice_of(folder: Path) -> str | None:
 
 
 def advice(rows: Sequence[RoundRow], rounds: int) -> str | None:
-    """Return what a run's public facts say after its last row, a line each; None where they give no reason to change.
+    """Return the advice after the last row, one line each; None if public numbers give no reason for any.
 
-    What is said later comes last: earlier lines stay as they are.
+    Lines are only appended as the run proceeds, so that :func:`news` can show the new ones.
 
     Args:
-        rows: of ``metrics.jsonl``, from round 0 on.
-        rounds: T, how many there shall be.
+        rows: rows of ``metrics.jsonl``, from round 0 on.
+        rounds: T, the planned number of rounds.
     """
     said = [one for row in rows for one in row.remarks]
     noise = _of_noise(rows, rounds)
@@ -51,7 +54,7 @@ def advice(rows: Sequence[RoundRow], rounds: int) -> str | None:
 
 
 def heard_before(folder: Path, number: int) -> list[RoundRow]:
-    """Return the rows of a run folder before a round; none where the folder has none yet, or is elsewhere.
+    """Return the rows of a run folder before round ``number``; empty if no folder with rows is here.
 
     Raises:
         RunFolderError: ``metrics.jsonl`` is damaged.
@@ -61,15 +64,18 @@ def heard_before(folder: Path, number: int) -> list[RoundRow]:
 
 
 def news(said: str | None, lines: int) -> str | None:
-    """Return the advice after so many lines of it; None if there is no more."""
+    """Return the advice without its first ``lines`` lines; None if nothing is left."""
     return "\n".join((said or "").split("\n")[lines:]) or None
 
 
 def _of_noise(rows: Sequence[RoundRow], rounds: int) -> str | None:
+    """Return the advice about noise after the last row; None if noise is small or unknown."""
     last = rows[-1] if rows else None
     if last is None or last.movement is None or not last.movement.noise or not last.round:
         return None
     found, done = last.movement, math.sqrt(last.round / rounds)
+    # Certain case: noise grows with sqrt(t) and `most` with t, so noise / most after T rounds is its value after t,
+    # times done = sqrt(t / T).
     if found.most is not None and found.noise * done >= found.most:
         times = f"{found.noise * done / found.most:.2g} times"
         return (
@@ -77,6 +83,7 @@ def _of_noise(rows: Sequence[RoundRow], rounds: int) -> str | None:
             "their updates were as long as the clip and agreed. No clip and no learning rate changes that; more "
             "people, fewer parameters or a larger epsilon would."
         )
+    # S of the module's docstring: an upper limit of the users' displacement.
     spread = 3 * found.noise**2 * math.sqrt(2 / found.parameters)
     people = math.sqrt(max(0.0, found.model**2 - found.noise**2) + spread)
     if found.noise * done < _LEAST * people:

@@ -1,16 +1,21 @@
-"""`fedveil audit RUN`: attack a run, and put what the attacks show beside what it claims.
+"""Attack a run and report the attacks' results next to its privacy claim (`fedveil audit RUN`).
 
-Two attacks. Loss-threshold membership inference asks of the run's own last model which records it was trained on. The
-one-run audit trains once more, under the same experiment and with fresh noise, with every canary unit left out with
-probability 1/2, and guesses from ALL released rounds which canaries were in. With U_t the matrix of the updates that
-the canaries would make from w_t, each bounded as the method bounds it, the score of canary i is component i of
+Two attacks run:
+
+1. Loss-threshold membership inference on the run's last model: which records was the model trained on?
+2. The one-run audit. It trains once more, under the same experiment and with fresh noise. Each of m canary units is
+   left out with probability 1/2, and the attack guesses from ALL released rounds which canaries were in.
+
+Let the rows of U_t be the updates of the canaries from w_t, each bounded as the method bounds it. The score of
+canary i is component i of
 
     sum over the run's complete rounds of (U_t U_t^T + r I)^{-1} U_t Delta_t,
 
-the ridge regression of the released mean Delta_t on the canaries' updates: what each of them seems to have put in. The
-mean is (w_{t+1} - w_t) / eta under a plain step; any other step of the server is taken to be undone. (Andrew et al.
-2024, "One-shot empirical privacy estimation for federated learning", score random canaries by inner products alone.) A
-lower bound on epsilon follows, for the unit that the run's own statement protects.
+the ridge regression of the released mean Delta_t on the canaries' updates. It estimates the contribution of each
+canary. The mean is (w_{t+1} - w_t) / eta under a plain step; other server steps are assumed to be inverted by the
+attacker. (Andrew et al. 2024, "One-shot empirical privacy estimation for federated learning", score random canaries
+by inner products alone.) The scores and coins give a lower bound on epsilon for the unit that the run's statement
+protects.
 """
 
 from __future__ import annotations
@@ -48,13 +53,13 @@ _MOST_CANARY_FLOATS = 1 << 28
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What the attacks on a run show.
+    """Results of the attacks on a run.
 
     Attributes:
-        claimed: the run's epsilon; None if it guarantees nothing.
-        unit: what it protects.
-        inference: membership inference on the run's own last model.
-        bound: the lower bound on epsilon of training under the same experiment; None if it was not asked for.
+        claimed: epsilon of the run's statement; None if the run guarantees nothing.
+        unit: the protected unit of the statement.
+        inference: membership inference on the run's last model.
+        bound: lower bound on the epsilon of training under the same experiment; None if it was not requested.
     """
 
     claimed: float | None
@@ -64,7 +69,7 @@ class Audit:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the claim lies below what an attack demonstrates."""
+        """Whether the claimed epsilon lies below the lower bound of an attack."""
         return self.claimed is not None and self.bound is not None and self.bound.epsilon > self.claimed
 
 
@@ -77,16 +82,17 @@ def audit(
     """Attack a run and write ``audit.json`` into its folder.
 
     Args:
-        path: the run folder of a complete run.
-        canaries: units of the one-run audit; 0 leaves it out (it trains once more).
-        code: import paths of models, losses and metrics that the folder may name, and that may run.
+        path: folder of a complete run.
+        canaries: number of units in the one-run audit; 0 skips this audit, which trains once more.
+        code: import paths of models, losses and metrics that the folder may name and that may run.
 
     Raises:
-        RunFolderError: no run folder, a run that has no model or statement yet, or one whose members are unknown: it
-            does not say which records it was trained on, or those at hand are others; or a folder where nothing can be
-            written, before anything is trained.
-        ConfigError: more canaries than users, or too many for the memory; code that is not named.
-        DataError: the records that the run was trained on are not here.
+        RunFolderError: the path is not a run folder; the run has no model or statement yet; the folder does not
+            name the training records, or the records at hand differ; or the folder is not writable (checked before
+            training).
+        ConfigError: more canaries than users, too many canaries for the memory, or an import path missing from
+            ``code``.
+        DataError: the training records of the run are missing.
     """
     folder, experiment = RunFolder.open(path)
     for name in ("model.safetensors", "privacy.json"):
@@ -125,7 +131,11 @@ def audit(
 
 
 def _rounds_of(folder: RunFolder) -> int:
-    """Return how many rounds a run played, which its claim is about."""
+    """Return the number of rounds that a run played, which its claim covers.
+
+    Raises:
+        RunFolderError: the folder has no checkpoint.
+    """
     checkpoint = folder.read_checkpoint()
     if checkpoint is None:
         raise RunFolderError(f"{folder.path}: has no checkpoint: how many rounds it played is unknown")
@@ -133,12 +143,17 @@ def _rounds_of(folder: RunFolder) -> int:
 
 
 def infer_membership(prepared: Prepared, model: Float32[Tensor, " d"]) -> Membership:
-    """Attack a model by its loss: training records against as many test records, drawn by the experiment's seed.
+    """Attack a model by its loss: compare training records with equally many test records.
 
-    Records of a contribution without weight, as outside of a user's main silo, were not trained on: they are no
-    members.
+    The experiment's seed samples the records. Records of a contribution with weight 0, such as those outside a
+    user's main silo, were not trained on and are not members.
+
+    Args:
+        prepared: the experiment that ran.
+        model: (d,) parameters of the attacked model.
     """
     population, setting = prepared.population, prepared.setting
+    # `groups.order` lists the records by contribution, so a contribution's weight is repeated `size` times.
     trained = np.repeat(setting.weights.cpu().numpy() > 0, setting.cohort.groups.size)
     train = setting.cohort.groups.order[trained]
     count = min(len(train), len(population.test_targets), _MOST_RECORDS)
@@ -161,7 +176,15 @@ def _losses(
     features: np.ndarray,
     targets: np.ndarray,
 ) -> Float64[np.ndarray, " n"]:
-    """Return the loss of each record by itself, not-a-number counted as infinite."""
+    """Return the loss of each record by itself; a NaN counts as infinite.
+
+    Args:
+        prepared: the experiment that ran.
+        model: (d,) parameters of the attacked model.
+        population: supplies the scale of the features.
+        features: (n, ...) features of the records.
+        targets: (n,) targets of the records.
+    """
     raw = torch.from_numpy(population.scale.apply(np.asarray(features)))
     outputs = prepared.task.predict(model, raw)
     alone = torch.ones(len(outputs), dtype=torch.bool)
@@ -174,16 +197,23 @@ def _losses(
 def canary_scores(
     prepared: Prepared, canaries: int, privacy: PrivacyRandomness, rounds: int
 ) -> tuple[np.ndarray, Float64[np.ndarray, " m"]]:
-    """Train once with each canary left out with probability 1/2; return the coins (True: in) and the scores.
+    """Train once, leaving each canary out with probability 1/2; return coins (True: in) and scores.
 
-    Canaries are users with records as long as there are any; users without are scored 0, so that how many there are
-    decides no refusal.
+    Canaries are users with records as long as enough of them exist. Users without records have score 0. Thus the
+    number of users with records, which is private, does not decide whether the audit is refused.
 
     Args:
-        prepared: what ran.
+        prepared: the experiment that ran.
         canaries: m.
-        privacy: where coins, noise and samples come from.
-        rounds: that are played: as many as the claim is about, which a budget or a callback may have ended early.
+        privacy: source of coins, noise and samples.
+        rounds: number of rounds to play: those that the claim covers. A budget or a callback may have ended the run
+            early.
+
+    Returns:
+        (m,) bool coins and (m,) float64 scores.
+
+    Raises:
+        ConfigError: more canaries than users, or more than 2^28 numbers in all canaries' updates.
     """
     records, n_users = prepared.population.train, prepared.population.n_users
     if canaries > n_users:
@@ -196,39 +226,45 @@ def canary_scores(
     present = np.unique(records.user)
     random = ExperimentRandomness(prepared.experiment.seed).numpy("audit", "canaries")
     chosen = np.sort(random.choice(present, min(canaries, len(present)), False))
+    # The top bit of each uint64 is a fair coin.
     coins = (privacy.stream("audit", "coins").uint64(canaries) >> np.uint64(63)).astype(bool)
     kept = ~np.isin(records.user, chosen[~coins[: len(chosen)]])
+    # Train without the canaries whose coin is False; the watching cohort below holds all canaries.
     setting = setting_with(prepared, records.select(np.flatnonzero(kept)))
     watcher = _canary_cohort(prepared, records, chosen)
     everyone, ones = torch.arange(len(chosen)), torch.ones(len(chosen), dtype=torch.float64)
     model, scores = prepared.task.initial(), np.zeros(len(chosen))
-    ridge = (
-        4 * (setting.method.noise_std(setting.cohort.n_silos) or 0.0) ** 2
-    )  # noise over the variance of a fair coin
+    # r = sigma^2 / Var(coin), the ridge of the best linear estimator; a fair coin has variance 1/4.
+    ridge = 4 * (setting.method.noise_std(setting.cohort.n_silos) or 0.0) ** 2
     experiment = ExperimentRandomness(prepared.experiment.seed)
     released = _Released(setting.method.server)
     state = replace(setting.method, server=released).init(model)
     first = as_trained(setting.method.local, 1)
-    # Once: choosing tries kernels, and the rounds differ in their learning rate alone.
+    # Choose the trainer once: the choice tries kernels, and the rounds differ in their learning rate only.
     watching = choose_trainer(prepared.task, first, cohort=watcher, bound=setting.method.bound)
-    parties = SimulatedParties.in_the_open(setting)  # the sums of the method, whatever hides them
+    # Plaintext parties yield the same sums as the method's protection, which only hides how they are computed.
+    parties = SimulatedParties.in_the_open(setting)
     for number in range(1, rounds + 1):
         turn = prepared.round_context(number, model, state, privacy, measured=False)
+        # Only the server's optimiser is replaced, by one that also records Delta_t.
         turn = replace(turn, setting=replace(setting, method=replace(setting.method, server=released)))
         bound = setting.method.at_round(number, state).bound
         after, state, _ = play_round(turn, parties)
         local = as_trained(setting.method.local, number)
         trainer = replace(watching, local=local)
         path = ("audit", number)
+        # U_t: the canaries' updates from w_t under this round's bound; each silo holds one canary, so sums are
+        # updates.
         job = TrainJob(model, watcher, everyone, ones, bound, experiment, path)
         updates = trainer.sums(job).total
+        # The updates are in the bound's unit and the mean is in the model's: divide by `unit`.
         scores += _attribution(updates, released.mean.to(updates.device) / bound.unit, ridge)
         model = after
     return coins, np.concatenate([scores, np.zeros(canaries - len(chosen))])
 
 
 class _Released(Optimizer):
-    """A method's optimiser, and the last mean that it was given: who attacks need not undo its steps."""
+    """The method's optimiser with a record of the last mean, so that the attack need not invert steps."""
 
     def __init__(self, inner: Optimizer) -> None:
         self._inner, self.mean = inner, torch.zeros(0, dtype=torch.float64)
@@ -238,13 +274,17 @@ class _Released(Optimizer):
         return self._inner.init(model)
 
     def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
-        """Return the next model and state; keep the mean."""
+        """Return the next model and state, and record the mean."""
         self.mean = mean
         return self._inner.step(model, mean, state)
 
 
 def as_trained(local: Any, number: int) -> LocalSgd | LocalGradient:
-    """Return the local step by which a canary's update is told: the method's, or a gradient for DP-SGD's records."""
+    """Return the local step that computes a canary's update.
+
+    It is the method's step with the learning rate of round ``number``, or one gradient under DP-SGD, whose unit is
+    a record.
+    """
     at_round: LocalSgd | LocalGradient = LocalGradient() if local.own_noise else local.at_round(number)
     return at_round
 
@@ -252,15 +292,31 @@ def as_trained(local: Any, number: int) -> LocalSgd | LocalGradient:
 def _attribution(
     updates: Float64[Tensor, "m d"], step: Float64[Tensor, " d"], ridge: float
 ) -> Float64[np.ndarray, " m"]:
-    """Return the ridge regression of the model's step on the canaries' updates."""
+    """Return the ridge regression (U U^T + r I)^{-1} U Delta of a step on the canaries' updates.
+
+    Args:
+        updates: (m, d) matrix U.
+        step: (d,) released mean Delta.
+        ridge: r, the noise variance over the coin's variance.
+
+    Returns:
+        (m,) float64 contribution of each canary.
+    """
     gram = updates @ updates.T
+    # Without noise r = 0 and the Gram matrix may be singular: add 0.1 % of its mean diagonal; 1e-300 covers U = 0.
     strength = ridge + 1e-3 * float(gram.diagonal().mean()) + 1e-300
     solved = torch.linalg.solve(gram + strength * torch.eye(len(gram)).to(gram), updates @ step)
     return np.asarray(solved.cpu().numpy())
 
 
 def _canary_cohort(prepared: Prepared, records: Records, chosen: np.ndarray) -> Cohort:
-    """Return the canaries as contributions of their own, each alone in a silo of its own, so that sums are single."""
+    """Return the canaries as contributions, each alone in a silo, so that every silo sum is one update.
+
+    Args:
+        prepared: the experiment that ran.
+        records: the training records of all users.
+        chosen: (m,) user ids of the canaries, ascending.
+    """
     order = np.argsort(records.user, kind="stable")
     start = np.searchsorted(records.user[order], chosen, side="left")
     stop = np.searchsorted(records.user[order], chosen, side="right")

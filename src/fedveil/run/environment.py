@@ -1,4 +1,4 @@
-"""What a run is made of: versions and machine, and the code of other packages, whose claims nobody here has checked."""
+"""Record software and machine of a run; list third-party code with unverified privacy claims."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 
 def third_party_members(experiment: Experiment | TableDocument) -> tuple[Member, ...]:
-    """Return the members that a document asks for and other packages bring."""
+    """Return the members from other packages that a document names."""
     asked = asked_for(experiment.model_dump(mode="json", exclude_none=True))
+    # Objects of a Python session are not in the registry; `unverified_parts` lists their classes.
     named = {key: one for key, one in asked.items() if not one[1].startswith(SESSION)}
     return tuple(third_party(named).values())
 
 
 def unverified_plugins(experiment: Experiment) -> tuple[str, ...]:
-    """Return, for the statement, whose claims a run rests on: nothing shows that such a stage does what it says.
+    """List third-party stages whose privacy claims fedveil did not verify, as sentences for the statement.
 
-    ``environment.json`` names the version, and so do the terms of a federation's run.
+    ``environment.json`` and the terms of a federation's run name the version of each package.
     """
     named = tuple(
         f"the {KINDS[one.kind]} {sanitize(one.name)} comes from the package {sanitize(one.package)}"
@@ -42,7 +43,7 @@ def unverified_plugins(experiment: Experiment) -> tuple[str, ...]:
 
 
 def environment(prepared: Prepared) -> Row:
-    """Return what ``environment.json`` holds."""
+    """Return the content of ``environment.json``."""
     packages = ("fedveil", "torch", "numpy", "scipy", "dp-accounting")
     return {
         "python": platform.python_version(),
@@ -57,7 +58,10 @@ def environment(prepared: Prepared) -> Row:
 
 
 def _data_files(data: DataSection) -> dict[str, str]:
-    """Return the digests of a catalogue's files, which are public; those of other tables are as private as they are."""
+    """Return the digests of a catalogue data set's files, which are public.
+
+    Digests of the user's tables are as private as the tables, so they are left out.
+    """
     if data.name is None or data.name.startswith(SESSION):
         return {}
     return digests(data.name, data.folder)
@@ -65,4 +69,5 @@ def _data_files(data: DataSection) -> dict[str, str]:
 
 @cache
 def _version(package: str) -> str:
+    """Return the installed version of a package."""
     return metadata.version(package)

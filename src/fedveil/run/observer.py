@@ -1,4 +1,4 @@
-"""Who watches a run."""
+"""Define the interface of objects that follow a run."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from fedveil.run.folder.run_folder import Row
 
 
 class Observer(Protocol):
-    """Who is told how a run goes on, and so sees what no guarantee covers.
+    """Receiver of a run's progress, which no guarantee covers.
 
-    A line of metrics has test metrics and a simulation's diagnostics, and steps and their times depend on who takes
-    part and with how many records (:mod:`fedveil.run.folder.shown`). What an observer shows is as
-    private as the records.
+    A line of metrics has test metrics and a simulation's diagnostics. Steps and their times depend on the
+    participants and their numbers of records (:mod:`fedveil.run.folder.shown`). Output of an observer is therefore
+    as private as the records.
     """
 
     def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """A run begins, or goes on after ``done`` complete rounds."""
+        """Handle the start of a run, or its resume after ``done`` complete rounds."""
 
     def training(self, round_number: int, done: int, total: int) -> None:
-        """Local training of a round has taken ``done`` of ``total`` steps."""
+        """Handle progress of a round's local training: ``done`` of ``total`` steps."""
 
     def on_round_end(self, row: Row) -> None:
-        """A round is complete; its line of metrics.
+        """Handle the line of metrics of a complete round.
 
         Raises:
-            StopTraining: the run shall end here.
+            StopTraining: to end the run here.
         """
 
 
 class NullObserver(Observer):
-    """Looks at nothing: the run folder says it all."""
+    """An observer that ignores everything; the run folder holds all results."""
 
     def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """Nothing."""
+        """Ignore the start."""
 
     def training(self, round_number: int, done: int, total: int) -> None:
-        """Nothing."""
+        """Ignore the progress."""
 
     def on_round_end(self, row: Row) -> None:
-        """Nothing."""
+        """Ignore the round."""

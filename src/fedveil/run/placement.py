@@ -1,4 +1,4 @@
-"""Where local training computes: on the device that is asked for, or on the one that ``auto`` finds."""
+"""Choose the device of local training: the requested one, or the faster one under ``auto``."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ Machines: TypeAlias = Literal["this", "several"]
 def place_on_device(
     wanted: Device, cohort_on: Callable[[torch.device], Cohort], trainer_of: Callable[[Cohort], AnyTrainer]
 ) -> tuple[Cohort, AnyTrainer]:
-    """Return the records on the device that computes, and their trainer.
+    """Return the records on the chosen device, and their trainer.
 
-    ``auto`` is a CUDA device where there is one, but for a model whose contributions the CPU trains side by side and
-    the CUDA device does not, because its kernels round one contribution by others: one after the other, a small model
-    is trained many times slower there. Models that are trained one by one everywhere go to the device.
+    ``auto`` takes a CUDA device if one is available, with one exception. For some models the CPU trains
+    contributions in one batch and the CUDA device cannot, because its kernels round one contribution by the others.
+    Trained one by one, a small model is many times slower on CUDA, so the CPU is used. Models that train one by one
+    on both devices use CUDA.
 
     Args:
-        wanted: what the experiment says.
+        wanted: the experiment's ``trainer.device``.
         cohort_on: puts the records on a device.
-        trainer_of: chooses the trainer of these records, by public facts alone.
+        trainer_of: chooses the trainer of these records, from public facts only.
 
     Raises:
-        ConfigError: a CUDA device is asked for, and there is none.
-        ModelError: no trainer of this name trains the model on the device.
+        ConfigError: a CUDA device is requested and none is available.
+        ModelError: no trainer of the requested name can train the model on any candidate device.
     """
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
@@ -45,6 +46,7 @@ def place_on_device(
         try:
             trainer = trainer_of(cohort)
         except ModelError:
+            # Another device may still work, or already did; raise only if no device is left.
             if device != devices[-1] or found:
                 continue
             raise
@@ -57,15 +59,16 @@ def place_on_device(
 def batching_caveats(
     name: str, machines: Machines, trainer: AnyTrainer, device: torch.device
 ) -> tuple[str, ...]:
-    """Name what batching leaves open: that others beside a contribution do not round it was not tried everywhere.
+    """Return sentences about rounding in batches, for the statement's list of uncovered conditions.
 
-    Several parties sign one text, so it says nothing of a machine that another need not be like.
+    The batch-independence of a contribution is not tested on every device and kernel. Several parties sign one
+    text, so with several machines the sentence depends on no single machine.
 
     Args:
-        name: of the trainer, as it is asked for.
-        machines: where it trains.
-        trainer: the one that was chosen here.
-        device: where it computes.
+        name: requested name of the trainer.
+        machines: where the run trains.
+        trainer: the trainer that was chosen here.
+        device: the device of the trainer.
     """
     if machines == "several":
         if is_batch_independent(name):

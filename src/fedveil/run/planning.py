@@ -1,9 +1,9 @@
-"""What a federation would guarantee, before any data exists: rows of sigma, rounds, rate and epsilon per method.
+"""Plan the privacy of a federation before any data exists: sigma, rounds, rate and epsilon per method.
 
-The rows come from the same derivation as a run's statement: a method is composed for the planned federation, its
-guarantee derived, and the event composed over the rounds. Where clients are sampled, the closed forms of DP-Fed-LS
-stand beside the accountant (Figure S9): rows of the accountants "theorem 1" and "theorem 2", infinite outside their
-domain.
+A plan uses the derivation of a run's statement: it composes a method for the planned federation, derives its
+guarantee and composes the event over the rounds. If clients are sampled, rows with the closed forms of DP-Fed-LS
+(Figure S9) appear next to those of the accountant. Their accountants are named "theorem 1" and "theorem 2", and
+their epsilon is infinite outside the theorem's domain.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _POINTS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A federation as it is planned; every number is public.
+    """Public numbers of a planned federation.
 
     Attributes:
         n_users, n_silos: |U| and |S|.
-        rounds: T, at most; None finds the most rounds that the target ``epsilon`` allows each sigma.
+        rounds: T, at most; None finds the largest T that the target ``epsilon`` allows for each sigma.
         noise_multipliers: values of sigma; empty finds the least sigma that keeps T rounds within ``epsilon``.
         sampling_rates: values of q, the Poisson rate of users.
         delta: of the guarantee.
-        epsilon: a target, from which rounds or noise are found; None where both are given.
+        epsilon: target from which rounds or noise are found; None if both are given.
         group_sizes: values of k of uldp-group.
         records_per_silo, batch_size, epochs: of DP-SGD in uldp-group.
-        colluding_silos: so many silos together have the noise of the guarantee against them.
+        colluding_silos: number of colluding silos against which the full noise of the guarantee remains.
         accountant: its name.
-        client_sampling_rates: values of tau, the share of the clients in a round of dp-fed; a client is a user.
+        client_sampling_rates: values of tau, the fraction of clients in a round of dp-fed; a client is a user.
         allow_large_delta: whether delta may be 1 / n_users or more.
     """
 
@@ -97,13 +97,13 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """A method in one of the settings that a plan compares.
+    """One method in one of the settings that a plan compares.
 
     Attributes:
-        label: its name, or the names of methods with the same guarantee.
-        rate: the share of the users in a round.
-        build: its builder.
-        keys: of the builder, all but the noise multiplier.
+        label: name of the method, or names of several methods with the same guarantee.
+        rate: fraction of the users in a round.
+        build: builder of the method.
+        keys: arguments of the builder, except the noise multiplier.
     """
 
     label: str
@@ -112,18 +112,18 @@ class _Planned:
     keys: Mapping[str, Any]
 
     def method(self, sigma: float) -> Method:
-        """Return the method at a noise multiplier."""
+        """Return the method with noise multiplier ``sigma`` and clip bound 1."""
         return self.build(clip=1.0, noise_multiplier=sigma, **self.keys)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanTable:
-    """The rows of a plan, and why others are missing: every row stands alone.
+    """Rows of a plan, with the reasons for missing rows; one refused row does not affect the others.
 
     Attributes:
-        rows: method, setting, number of rounds and what they cost.
-        refused: the same keys with a ``reason`` instead of the cost, for rows that have no number.
-        left_out: names of the methods that the plan's accountant has no bound for.
+        rows: method, setting, number of rounds and their cost.
+        refused: the same keys with a ``reason`` instead of the cost, for rows without a number.
+        left_out: names of the methods that the plan's accountant does not support.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -133,7 +133,7 @@ class PlanTable:
 
     @contextmanager
     def attempting(self, row: Row) -> Iterator[None]:
-        """Note a row as refused if the block raises an error of the plan's own."""
+        """Record a row as refused if the block raises a :class:`FedveilError`."""
         try:
             yield
         except FedveilError as error:
@@ -141,10 +141,10 @@ class PlanTable:
             self.refused.append({**row, "reason": str(error)})
 
     def checked(self) -> PlanTable:
-        """Return the table.
+        """Return the table if it has at least one row, or if no row was refused.
 
         Raises:
-            FedveilError: no row has a number; the first refusal, with those of the other rows.
+            FedveilError: every row was refused; the error has the type of the first refusal and lists all reasons.
         """
         if self.rows or not self._errors:
             return self
@@ -158,10 +158,12 @@ class PlanTable:
 def plan_rows(plan: Plan) -> PlanTable:
     """Return one row per method, setting and number of rounds, for the table and the plot.
 
-    With a target epsilon the noise multiplier is the least one that keeps all T rounds within it, or, where sigma is
-    given, T is the most rounds that stay within it (0 where one round is too much) and that the accountant can count. A
-    method whose event the accountant does not support is left out. So is what the grid of the noise costs, which
-    depends on the model: a run's statement adds it, 1e-8 to 5e-8 for 100 rounds of 10^5 parameters and 10 silos.
+    With a target epsilon, the noise multiplier is the least one that keeps all T rounds within epsilon. If sigma is
+    given instead, T is the largest number of rounds within epsilon that the accountant can count, and 0 if one
+    round exceeds it. Methods whose event the accountant does not support are left out.
+
+    Not claimed: the cost of the noise grid, which depends on the model. A run's statement adds it: 1e-8 to 5e-8 for
+    100 rounds of 10^5 parameters and 10 silos.
 
     Raises:
         FedveilError: no row has a number.
@@ -179,7 +181,7 @@ def plan_rows(plan: Plan) -> PlanTable:
 
 
 def _row(plan: Plan, planned: _Planned, sigma: float | None) -> Row:
-    """Return the keys of a row but for its cost; what is to be found is None."""
+    """Return the keys of a row except its cost; a value that is still to be found is None."""
     return {
         "method": planned.label,
         "noise_multiplier": sigma,
@@ -190,7 +192,7 @@ def _row(plan: Plan, planned: _Planned, sigma: float | None) -> Row:
 
 
 def _add_ladder(found: PlanTable, plan: Plan, planned: _Planned, sigma: float) -> None:
-    """Add the rows of one method and noise to a table: numbers of rounds up to the most."""
+    """Add the rows of one method and noise to a table, for numbers of rounds up to the maximum."""
     method, row = planned.method(sigma), _row(plan, planned, sigma)
     numerical, event = _accountant(plan, method), _event(plan, method)
     most = _most_rounds(plan, numerical, event)
@@ -198,7 +200,7 @@ def _add_ladder(found: PlanTable, plan: Plan, planned: _Planned, sigma: float) -
         found.rows.append({**row, "rounds": 0, "epsilon": 0.0, "accountant": plan.accountant})
     for rounds in _ladder(most) if most else ():
         at: Row = {**row, "rounds": rounds}
-        with found.attempting(at):  # the accountant may count fewer rounds than are asked for
+        with found.attempting(at):  # the accountant may support fewer rounds than requested
             spent = SelfComposedEvent(event=event, count=rounds)
             epsilon = finite(numerical.epsilon(spent, plan.delta))
             found.rows.append({**at, "epsilon": epsilon, "accountant": plan.accountant})
@@ -209,18 +211,24 @@ def _add_ladder(found: PlanTable, plan: Plan, planned: _Planned, sigma: float) -
 
 
 def noise_ratio_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> PlanTable:
-    """Return one row per sampling rate and number of rounds: how much noise a run of pairs has beside its way.
+    """Return one row per sampling rate and number of rounds: noise against model displacement for pairs.
 
-    At a target epsilon: the noise multiplier z that T rounds need, the noise-to-travel ratio rho, the step that the
-    rule proposes for it (min(3, 0.25 / rho) mean updates), the way eta T and the noise eta T rho of the last model,
-    both in units of the clip, that noise under Laplacian smoothing with sigma = 1, sqrt(d~_sigma / d) of it
-    (Proposition 1 of DP-Fed-LS: what smoothing buys; what it takes of the way no public number tells), whether
-    ``denoiser = "by-rule"`` smooths, the rounds that go as far as the rule would without its cap on steps, the
-    rho under other weights than the main silo's, and what all silos send in float64.
+    A pair is the contribution of one user in one silo. Each row is at the target epsilon and has these columns:
 
-    With all weight in one silo a user's sum is as long as the update. By records it may be shorter by sqrt(|S|),
-    for updates at right angles of a user who is everywhere alike; with weights 1 / |S| by |S|, for a user of one silo.
-    The noise is the same, so rho is up to that many times as large.
+    - ``noise_multiplier``: z, which T rounds need;
+    - ``rho``: the ratio of noise to model displacement;
+    - ``step``: the step that the rule proposes for rho, min(3, 0.25 / rho) mean updates;
+    - ``way`` and ``noise``: eta T and eta T rho, displacement and noise of the last model in units of the clip;
+    - ``noise_smoothed``: the noise under Laplacian smoothing with sigma = 1, which is sqrt(d~_sigma / d) of it
+      (Proposition 1 of DP-Fed-LS). No public number shows how much displacement smoothing removes;
+    - ``smoothed_by_rule``: whether ``denoiser = "by-rule"`` smooths;
+    - ``rounds_by_rule``: the rounds that reach the displacement of the rule without its cap on steps;
+    - ``rho_by_records`` and ``rho_uniform``: upper limits of rho under weights other than the main silo's;
+    - ``mebibytes_up``: MiB that all silos send in float64.
+
+    With all weight in one silo, a user's sum is as long as the update. Under weights by records it may be shorter
+    by sqrt(|S|): the user has equal shares in all silos, with orthogonal updates. Under weights 1 / |S| it may be
+    shorter by |S|: the user is in one silo. The noise is the same, so rho is up to that many times as large.
 
     Args:
         plan: its ``epsilon`` is the target; its own rounds and noise multipliers are not read.
@@ -236,6 +244,7 @@ def noise_ratio_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> Plan
     if parameters < 1 or not rounds or min(rounds) < 1:
         raise ConfigError("--over rounds=...: rounds and --parameters are whole numbers of at least 1")
     public = PublicFacts(n_silos=plan.n_silos, n_users=plan.n_users, dimension=parameters)
+    # sqrt(d~_sigma / d) with sigma = 1, Proposition 1 of DP-Fed-LS.
     kept = math.sqrt(effective_dimensions(parameters, 1.0)[1] / parameters)
     found = PlanTable()
     for pairs in _pairs(plan):
@@ -247,7 +256,14 @@ def noise_ratio_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> Plan
 
 
 def _travel_row(plan: Plan, pairs: _Planned, public: PublicFacts, kept: float) -> Row:
-    """Return one row of :func:`noise_ratio_rows`; ``kept`` is the share of the noise that smoothing leaves."""
+    """Return one row of :func:`noise_ratio_rows`.
+
+    Args:
+        plan: with one number of rounds and without noise multipliers.
+        pairs: the method at one sampling rate.
+        public: the planned federation with d parameters.
+        kept: fraction of the noise that smoothing leaves, sqrt(d~_sigma / d).
+    """
     number, parameters = plan.rounds, public.dimension
     assert number is not None, "travel_rows gives it"
     assert parameters is not None, "travel_rows gives it"
@@ -259,6 +275,7 @@ def _travel_row(plan: Plan, pairs: _Planned, public: PublicFacts, kept: float) -
         "sampling_rate": pairs.rate,
         "noise_multiplier": sigma,
         "rho": ratio,
+        # The two extremes of the docstring of `noise_ratio_rows`: the user's sum is sqrt(|S|) or |S| times shorter.
         "rho_by_records": ratio * math.sqrt(plan.n_silos),
         "rho_uniform": ratio * plan.n_silos,
         "step": step,
@@ -267,15 +284,17 @@ def _travel_row(plan: Plan, pairs: _Planned, public: PublicFacts, kept: float) -
         "noise_smoothed": step * number * ratio * kept,
         "rounds_by_rule": rounds_by_rule(number, ratio),
         "smoothed_by_rule": ratio >= SMOOTHED_FROM,
+        # 8 bytes per float64.
         "mebibytes_up": 8 * parameters * plan.n_silos * number / 2**20,
     }
 
 
 def ratio_rows(n_silos: int, parameters: int, ratios: Sequence[float]) -> list[Row]:
-    """Return one row per share r of the parameters under encryption, which need no noise against the server.
+    """Return one row per fraction r of encrypted parameters, which need no noise against the server.
 
-    Theorem 1 of ParaAegis: what noise and clip leave of the gradient falls as 1 - r. It costs bytes: for every 4,096
-    encrypted numbers a fresh CKKS ciphertext from each silo and one of their sum back, where others are 8 bytes each.
+    Theorem 1 of ParaAegis: the error of the gradient by noise and clipping falls as 1 - r. Encryption costs bytes.
+    For every 4,096 encrypted numbers each silo sends a fresh CKKS ciphertext and receives a ciphertext of the sum.
+    A number in the clear has 8 bytes.
 
     Args:
         n_silos: |S|.
@@ -283,7 +302,7 @@ def ratio_rows(n_silos: int, parameters: int, ratios: Sequence[float]) -> list[R
         ratios: every r.
 
     Raises:
-        ConfigError: no parameter, or a share outside [0, 1].
+        ConfigError: no parameter, or a fraction outside [0, 1].
     """
     if parameters < 1 or not all(0 <= ratio <= 1 for ratio in ratios):
         raise ConfigError("--over ratio=...: ratios are between 0 and 1, and --parameters is at least 1")
@@ -291,6 +310,7 @@ def ratio_rows(n_silos: int, parameters: int, ratios: Sequence[float]) -> list[R
     for ratio in ratios:
         hidden = round(ratio * parameters)
         blocks, clear = math.ceil(hidden / ckks.degree), 8 * (parameters - hidden)
+        # Per silo and block of encrypted numbers: one fresh ciphertext up, one ciphertext of the sum down.
         row: Row = {"ratio": ratio, "error_left": 1 - ratio}
         row["mebibytes_up"] = n_silos * (blocks * ckks.fresh_bytes + clear) / 2**20
         row["mebibytes_down"] = n_silos * (blocks * ckks.sum_bytes + clear) / 2**20
@@ -299,13 +319,13 @@ def ratio_rows(n_silos: int, parameters: int, ratios: Sequence[float]) -> list[R
 
 
 def read_over(text: str) -> tuple[str, tuple[float, ...]]:
-    """Return the key and the values of ``rounds=T,T,...`` or ``ratio=r,r,...``.
+    """Parse ``rounds=T,T,...`` or ``ratio=r,r,...`` into its key and values.
 
     >>> read_over("rounds=10,50")
     ('rounds', (10, 50))
 
     Raises:
-        ConfigError: another key, or no such numbers.
+        ConfigError: another key, or values that are not numbers.
     """
     key, _, values = text.partition("=")
     try:
@@ -318,11 +338,13 @@ def read_over(text: str) -> tuple[str, tuple[float, ...]]:
 
 
 def _supported(plan: Plan, planned: _Planned) -> bool:
+    """Return whether the accountant supports the event of a method; sigma does not matter for that."""
     method = planned.method(1.0)
     return _accountant(plan, method).supports(_event(plan, method))
 
 
 def _accountant(plan: Plan, method: Method) -> Accountant:
+    """Return the plan's accountant for the adjacency of the method's sampler."""
     return make_accountant(plan.accountant, method.sampler.adjacency)
 
 
@@ -355,11 +377,12 @@ def _methods(plan: Plan) -> Iterator[_Planned]:
 
 
 def _local(plan: Plan) -> LocalSgd:
-    """Return the local training, whose rate no guarantee depends on."""
+    """Return the local training of all methods; no guarantee depends on its learning rate of 1."""
     return LocalSgd(learning_rate=1.0, epochs=plan.epochs, batch_size=plan.batch_size)
 
 
 def _noise_multipliers(plan: Plan, planned: _Planned) -> tuple[float, ...]:
+    """Return the plan's values of sigma, or the least sigma (relative tolerance 1e-3) for T and epsilon."""
     if plan.noise_multipliers:
         return plan.noise_multipliers
     assert plan.epsilon is not None
@@ -375,6 +398,7 @@ def _noise_multipliers(plan: Plan, planned: _Planned) -> tuple[float, ...]:
 
 
 def _most_rounds(plan: Plan, accountant: Accountant, event: Event) -> int:
+    """Return T, or the largest number of rounds within the target epsilon; 0 if one round exceeds it."""
     if plan.rounds is not None:
         return plan.rounds
     assert plan.epsilon is not None
@@ -384,6 +408,7 @@ def _most_rounds(plan: Plan, accountant: Accountant, event: Event) -> int:
 
 
 def _event(plan: Plan, method: Method) -> Event:
+    """Return the privacy event of one round of a method in the planned federation."""
     silo_records = (plan.records_per_silo,) * plan.n_silos
     federation = PublicFacts(n_silos=plan.n_silos, n_users=plan.n_users, silo_records=silo_records)
     return derive(method, federation).event

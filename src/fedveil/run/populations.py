@@ -1,4 +1,4 @@
-"""What an experiment is trained on: populations that are loaded once, or the one that a party has."""
+"""Supply the population of an experiment: loaded once per study, or fixed by a party."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from fedveil.run.releases.preprocessing import read_preprocessed
 
 
 class PopulationCache:
-    """The populations of the experiments of one study: each is loaded once, however many train on it.
+    """Populations of the experiments of one study; each is loaded once and shared.
 
     Attributes:
-        machines: where they are trained on; what a statement says of machines must be the same on all of them.
+        machines: where the population is trained on. Sentences of a statement about machines must be the same on
+            all.
     """
 
     machines: Machines = "this"
@@ -28,26 +29,34 @@ class PopulationCache:
         self._loaded: dict[tuple[DataSection, int], Population] = {}
 
     def load(self, data: DataSection, seed: int) -> Population:
-        """Return the population of a data section; ``seed`` is the experiment's, used where the section has none."""
+        """Return the population of a data section.
+
+        Args:
+            data: names the records and their allocation.
+            seed: the experiment's seed, used if the section has none.
+        """
         key = (data, seed if data.seed is None else data.seed)
         if key not in self._loaded:
             self._loaded[key] = load_population(data, seed)
         return self._loaded[key]
 
     def declared_tables(self, data: DataSection) -> DeclaredTables:
-        """Return what is declared of tables; none is opened."""
+        """Return the declared facts about tables; no table is opened.
+
+        A preprocessing that was released into the schema's folder has refined them.
+        """
         assert data.table is not None
         found, before = declared_tables(data.table), read_preprocessed(data.table.schema_file.parent)
         return found if before is None else replace(found, before=before.wanted.schema_, clip=before.clip)
 
 
 class FixedPopulation(PopulationCache):
-    """The one population that a party has, whatever an experiment's data section says: no path of it is read.
+    """The one population of a party; paths in an experiment's data section are ignored.
 
     Args:
-        population: what the party holds.
-        machines: where the run trains; a program that holds all records trains them on this one.
-        of: what is declared of the tables that it comes from; None: what the data section's files say.
+        population: the records of the party.
+        machines: where the run trains; a program that holds all records trains them on this machine.
+        of: declared facts about the tables of the population; None: read them from the data section's files.
     """
 
     def __init__(
@@ -64,7 +73,11 @@ class FixedPopulation(PopulationCache):
 
 
 def load_population(data: DataSection, seed: int) -> Population:
-    """Load the records an experiment trains on."""
+    """Load the records of a data section: the user's tables, or a catalogue data set.
+
+    Raises:
+        FedveilError: the files are missing or do not fit their schema.
+    """
     if data.table is not None:
         return read_tables(
             read_schema(data.table.schema_file),

@@ -1,7 +1,7 @@
-"""What public facts say against a model and its features, before the first round.
+"""Check a model and its features against public facts, before the first round.
 
-The model is tried on made-up records, and the features are those of a PUBLIC test table: private records are not read,
-so that their sizes are not told. Where test records were held out of the private ones, nothing is said of sizes.
+The model is tried on synthetic records. Features are those of a PUBLIC test table. Private records are not read, so
+that their sizes are not revealed. If test records were held out of the private ones, no remark on sizes is made.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from fedveil.training.task import Task
 _ROWS: Final = 16
 _SIZES: Final = (1.0, 30.0, 1000.0)
 LARGEST: Final = 1e3
-"""Size of a feature or a target, in root mean square, above which training is not expected to work; images of bytes
-have 255 at most."""
+"""Root mean square of a feature or target above which training is not expected to work.
+
+Images of bytes have at most 255.
+"""
 SMALLEST: Final = 1e-3
+"""Root mean square of the largest feature below which training is not expected to work."""
 
 
 def remarks(task: Task, population: Population) -> tuple[str, ...]:
-    """Return what is to be changed, one sentence or two each; nothing where public facts give no reason."""
+    """Return the remarks of one or two sentences each; empty if public facts give no reason for any."""
     found = [_bounded(task, population)] if population.task == "classification" else []
     if population.public_test and len(population.test_features):
         found += [_features(task, population), _targets(population)]
@@ -35,15 +38,16 @@ def remarks(task: Task, population: Population) -> tuple[str, ...]:
 
 
 def _bounded(task: Task, population: Population) -> str | None:
-    """Say that the last layer keeps outputs within [-1, 1] although the loss takes them for logits.
+    """Return a remark if the last layer keeps outputs within [-1, 1] although the loss expects logits.
 
-    A model of random parameters that gives no larger output to any made-up record has such a layer.
+    A model with random parameters whose outputs stay within [-1, 1] on every synthetic record has such a layer.
     """
     generator = torch.Generator().manual_seed(0)
     parameters = torch.randn(task.dimension, generator=generator).to(task.initial())
     records = torch.randn(_ROWS, *population.feature_shape, generator=generator)
+    # Three scales of records: an unbounded model exceeds 1 on at least the largest.
     outputs = []
-    with suppress(Exception):  # a model that takes other records than made-up ones is not judged by them
+    with suppress(Exception):  # a model that rejects synthetic records is not judged by them
         outputs = [task.predict(parameters, size * records).cpu() for size in _SIZES]
     if not outputs or not all(one.isfinite().all() for one in outputs):
         return None
@@ -57,7 +61,11 @@ def _bounded(task: Task, population: Population) -> str | None:
 
 
 def _takes_logits(loss: Loss, outputs: Float[Tensor, "n k"]) -> bool:
-    """Return whether a loss applies a softmax (it ignores what is added to all outputs) or a sigmoid itself."""
+    """Return whether a loss applies a softmax or a sigmoid to the outputs itself.
+
+    A softmax is invariant to a constant that is added to all outputs. A sigmoid with cross-entropy is proportional
+    to softplus(z) at target 0.
+    """
     present, targets = torch.ones(len(outputs)), torch.zeros(len(outputs), dtype=torch.int64)
     with suppress(Exception):
         if outputs.shape[1] > 1:
@@ -70,7 +78,7 @@ def _takes_logits(loss: Loss, outputs: Float[Tensor, "n k"]) -> bool:
 
 
 def _features(task: Task, population: Population) -> str | None:
-    """Say that the features of the public test records are far from the size that a network is built for."""
+    """Return a remark if features of the public test records are far from the scale of networks' inputs."""
     if population.test_features.dtype.kind not in "fc" or any(
         isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in task.model.modules()
     ):
@@ -86,6 +94,7 @@ def _features(task: Task, population: Population) -> str | None:
 
 
 def _targets(population: Population) -> str | None:
+    """Return a remark if the targets of the public test records are larger than a model can reach from 0."""
     if population.task != "regression":
         return None
     size = _size(np.asarray(population.test_targets, dtype=np.float64))
@@ -98,7 +107,7 @@ def _targets(population: Population) -> str | None:
 
 
 def _size(values: np.ndarray) -> float:
-    """Return the root mean square of the column that has the largest; 1 of nothing but zeros."""
+    """Return the root mean square of the largest column; 1 if all values are zero."""
     columns = np.asarray(values, dtype=np.float64).reshape(len(values), -1)
     largest = float(np.sqrt((columns**2).mean(axis=0)).max(initial=0.0))
     return largest or 1.0

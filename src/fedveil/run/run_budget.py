@@ -1,11 +1,11 @@
-"""Whether a run's budget allows a charge: what the ledger has, and what is not released and will be charged.
+"""Decide whether a run's budget allows a charge.
 
-    needed = charged rounds + one more, where one is due
-           + every release beside the rounds as often as it was charged
-           + every one of them that is not released, where it will be charged (again)
+    needed = charged rounds + one more, if a round is due
+           + every side release, as often as it was charged
+           + every side release that is not released yet, if it will be charged (again)
 
-What was charged is counted from the ledger, and what is released from the run folder's files, so that a file that is
-lost after its charge needs room for another one.
+Charges are counted from the ledger, and releases from the run folder's files. Thus a file that was lost after its
+charge needs budget for another charge.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from fedveil.statistics.evaluation.result import read_evaluated
 def reserved_releases(
     prepared: Prepared, folder: RunFolder, ledger: Ledger, *, repeatable: bool
 ) -> tuple[Release, ...]:
-    """Return the releases beside the rounds as often as they are, or will be, charged.
+    """Return the side releases, repeated as often as they are or will be charged.
 
     Args:
-        prepared: what runs.
-        folder: says which of them are released.
-        ledger: says how often each was charged.
-        repeatable: whether a release that was charged and is not released is made again without another charge.
+        prepared: the experiment that runs.
+        folder: its files show which side releases are made.
+        ledger: shows how often each was charged.
+        repeatable: whether a release that was charged but not made needs no second charge (its noise is from a
+            seed).
 
     Raises:
-        RunFolderError: a damaged file of a release.
+        RunFolderError: a file of a release is damaged.
     """
     charged = read_spent_budget(ledger, prepared.experiment.name, prepared.side_releases).beside
     refined = read_preprocessed(folder.path)
@@ -47,12 +48,12 @@ def reserved_releases(
 def release_over_budget(
     prepared: Prepared, folder: RunFolder, ledger: Ledger, *, repeatable: bool, round_repeatable: bool | None
 ) -> float | None:
-    """Return the epsilon that a run needs for its next release beside the rounds if it exceeds the budget; else None.
+    """Return the epsilon that a run needs for its next side release if it exceeds the budget; else None.
 
     Args:
-        prepared, folder, ledger, repeatable: as of :func:`reserved_releases`.
-        round_repeatable: the same of the next round, for which room is reserved: without it the release would serve
-            nothing. None: no round follows.
+        prepared, folder, ledger, repeatable: as in :func:`reserved_releases`.
+        round_repeatable: the same for the next round, whose cost is reserved, because without a round the release
+            would serve no purpose. None: no round follows.
     """
     if prepared.experiment.privacy.budget is None:
         return None
@@ -62,6 +63,8 @@ def release_over_budget(
     rounds, charges = 0 if checkpoint is None else checkpoint.round, charged.total()
     if round_repeatable is not None and rounds < prepared.experiment.rounds:
         rounds += 1
+        # A charged round that is not in the checkpoint is played again: without a new charge only if its noise
+        # repeats.
         charges += not (round_repeatable and charged[rounds])
     beside = reserved_releases(prepared, folder, ledger, repeatable=repeatable)
     return prepared.over_budget(rounds, beside, max(0, charges - rounds))

@@ -1,6 +1,6 @@
 """Prepare a run from an experiment: population, task, method, trainer and guarantee.
 
-All mistakes in data, model, composition or budget are reported here, before any training.
+:func:`prepare` reports every mistake in data, model, composition or budget before any training starts.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from fedveil.training.trainer_choice import TrainerOptions, can_vectorise_record
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """An experiment, ready to run.
+    """An experiment that is ready to run.
 
     Attributes:
-        experiment: as it was asked for, with the name of the trainer that ``auto`` chose.
-        population: who holds which records.
+        experiment: the requested experiment, with the name of the trainer that ``auto`` chose.
+        population: the records with their users and silos.
         task: the model, its loss and its metrics.
-        guarantee: what one round gives, against whom.
-        accountant: what adds rounds and releases up.
-        setting: the method at work on the population: what every round is played with.
-        uncovered: what no epsilon covers, for the statement.
-        agreed: the public numbers that all parties have before the first round.
-        preprocessing: the releases before the first round; None for none.
-        evaluation: the releases of the last model; None for none.
+        guarantee: the privacy guarantee of one round, per party that learns from it.
+        accountant: composes the events of rounds and releases.
+        setting: the method applied to the population; the same for every round.
+        uncovered: outputs and conditions that no epsilon covers, as sentences for the statement.
+        protocol_spec: the public parameters of the protocol, which all parties have before the first round.
+        preprocessing: the side releases before the first round; None if the experiment requests none.
+        evaluation: the side releases of the last model; None if the experiment requests none.
     """
 
     experiment: Experiment
@@ -74,39 +74,52 @@ class Prepared:
 
     @property
     def secure(self) -> bool:
-        """Whether noise and sampling cannot be predicted."""
+        """Whether noise and sampling are unpredictable: the run has no ``privacy.insecure_seed``."""
         return self.experiment.privacy.insecure_seed is None
 
     def epsilon_after(self, rounds: int) -> float:
-        """Return the epsilon that so many rounds spend against readers of the models, were the noise secret."""
+        """Return the epsilon of ``rounds`` rounds against readers of the models, without side releases.
+
+        The number assumes secret noise. A run with a known seed has no guarantee (see ``secure``).
+        """
         return self.epsilon_with(Role.READER, rounds, ())
 
     @property
     def length(self) -> int:
-        """How many numbers a message has: an update's, and what the bound adds beside it."""
+        """Length of a message in numbers: the update's d, plus the numbers that the bound adds."""
         return self.task.dimension + self.method.bound.extra
 
     @property
     def side_releases(self) -> tuple[Release, ...]:
-        """The releases of the run that are no round."""
+        """The releases of the run that are not rounds of training."""
         return (*self.releases_before_training, *self.releases_after_training)
 
     @property
     def releases_after_training(self) -> tuple[Release, ...]:
-        """Those of them that are of the last model."""
+        """The side releases of the last model."""
         return () if self.evaluation is None else self.evaluation.releases
 
     @property
     def releases_before_training(self) -> tuple[Release, ...]:
-        """Those of them that are made before the first round."""
+        """The side releases that are made before the first round."""
         return () if self.preprocessing is None else self.preprocessing.releases
 
     def epsilon_with(self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0) -> float:
-        """Return the epsilon against a party of so many rounds, charged again so often, and of releases beside them."""
+        """Return the epsilon of rounds and side releases against one role.
+
+        Args:
+            role: the party that the guarantee is against.
+            rounds: number of complete rounds.
+            beside: side releases, repeated as often as they were charged.
+            again: number of additional charges of rounds, for attempts that were repeated or not completed.
+        """
         return self._counted(*self.learned_event(role, rounds, beside, again))
 
     def over_budget(self, rounds: int, beside: Sequence[Release], again: int = 0) -> float | None:
-        """Return the epsilon of so many rounds and of releases beside them if it is above the budget; else None."""
+        """Return the epsilon of rounds and side releases if it exceeds the budget; else None.
+
+        Args are those of :meth:`epsilon_with`; the role is the reader of the models.
+        """
         budget = self.experiment.privacy.budget
         if budget is None:
             return None
@@ -116,31 +129,36 @@ class Prepared:
     def learned_event(
         self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0
     ) -> tuple[Event, float]:
-        """Return all that a party learns of them, as one event, and the loss of all grids."""
+        """Return the composed event that a role observes, and the privacy loss of all noise grids.
+
+        Args are those of :meth:`epsilon_with`. The grid loss covers the distance between noise on a grid and
+        continuous noise; it adds to the loss of the event.
+        """
         guarantee = self.guarantee
         of_rounds = guarantee.learned_event(role, rounds, again)
         loss = guarantee.grid_loss_after(rounds + again, self.length)
         return compose_with_rounds(of_rounds, loss, beside, role)
 
     def _counted(self, event: Event, grid_loss: float) -> float:
+        """Return the epsilon of an event at the run's delta, including the loss of noise grids."""
         return epsilon_on_grid(self.accountant, event, self.experiment.privacy.delta, grid_loss)
 
     def check_countable(self) -> None:
-        """Refuse a run whose statement could not be made: what is released is counted before it is.
+        """Check that the accountant can compute the statement of all rounds, before anything is released.
 
         Raises:
-            PrivacyError: the accountant has no number for all rounds, against one of the statement's lines: says why.
+            PrivacyError: the accountant has no number for one line of the statement; the message says why.
         """
         if not self.secure:
             return
         roles = (Role.READER, *(view.role for view in self.guarantee.views))
         learned = (self.learned_event(role, self.experiment.rounds, self.side_releases) for role in roles)
-        for event, loss in dict.fromkeys(learned):  # most lines are of equal events
+        for event, loss in dict.fromkeys(learned):  # most roles observe equal events: compose each once
             self._counted(event, loss)
 
     @property
     def method(self) -> Method:
-        """The composition that runs."""
+        """The composed method of the run."""
         return self.setting.method
 
     def round_context(
@@ -153,9 +171,7 @@ class Prepared:
         progress: Progress | None = None,
         measured: bool = True,
     ) -> RoundContext:
-        """Return what the round of this number begins with; the arguments are the attributes of a
-        :class:`RoundContext`.
-        """
+        """Return the context of round ``number``; the arguments are attributes of :class:`RoundContext`."""
         return RoundContext(
             setting=self.setting,
             model=model,
@@ -174,14 +190,15 @@ def prepare(
     """Load the data, build the model, compose the method and derive its guarantee.
 
     Args:
-        experiment: what is to run.
-        populations: of the study that it belongs to; None loads its own.
-        task: model, loss and metrics that were handed over in Python; None builds those that the experiment names.
+        experiment: the experiment to run.
+        populations: populations of the study that the experiment belongs to; None loads the experiment's own.
+        task: model, loss and metrics that were passed in Python; None builds the ones that the experiment names.
 
     Raises:
-        FedveilError: whatever is wrong, named by file, key, silo or row.
+        FedveilError: any mistake; the message names the file, key, silo or row.
     """
     populations = populations or PopulationCache()
+    # Side releases are planned from public numbers first, so that a refusal depends on no record.
     evaluation, preprocessing = _beside(experiment, populations)
     population = populations.load(experiment.data, experiment.seed)
     experiment.privacy.check_delta(population.n_users)
@@ -194,6 +211,7 @@ def prepare(
         *(() if preprocessing is None else preprocessing.releases),
         *(() if evaluation is None else evaluation.releases),
     )
+    # A released clip replaces the declared one before the guarantee is derived.
     clip = None if preprocessing is None else preprocessing.clip
     composition = Composition(experiment=experiment, population=population, beside=beside, clip=clip)
     method = composition.method()
@@ -201,6 +219,8 @@ def prepare(
         preprocessing.check(method)
     records = _kept(method, population.train)
     public = composition.public_facts(method, records, task.dimension + method.bound.extra)
+    # Noise that is calibrated to an epsilon depends on the public facts, which depend on the composed method:
+    # compose, collect the facts, then find the noise and derive the guarantee of the final method.
     method = composition.resolve_calibrated(method, public)
     guarantee = derive(method, public)
     accountant = composition.accountant(guarantee)
@@ -249,7 +269,7 @@ def prepare(
 def _beside(
     experiment: Experiment, populations: PopulationCache
 ) -> tuple[Evaluation | None, Preprocessing | None]:
-    """Plan the releases of a run that are no round, before any record is read."""
+    """Plan the side releases of a run before any record is read."""
     if experiment.evaluation is None and experiment.preprocessing is None:
         return None, None
     of = populations.declared_tables(experiment.data)
@@ -257,17 +277,23 @@ def _beside(
 
 
 def _senders(method: Method, population: Population, summed: int) -> int:
-    """Return how many parties send: silos; in one process clients, or one for all whose sums are made at once."""
+    """Return the number of parties that send messages.
+
+    In a federation the silos send. In a simulation each client sends if the channel works on clients; else one
+    sender stands for all clients whose updates are summed in one batch.
+    """
     if not population.complete:
         return population.n_silos
     return population.n_users if method.channel.by_clients else summed
 
 
 def _check_budget(prepared: Prepared) -> None:
-    """Refuse releases beside rounds that leave no room for a round: they are charged whatever training does.
+    """Check that the budget allows the side releases and at least one round.
+
+    Side releases are charged regardless of training, so a run without room for a round would waste them.
 
     Raises:
-        ConfigError: says what they and one round cost.
+        ConfigError: the cost of the side releases and one round exceeds the budget.
     """
     if prepared.side_releases and (least := prepared.over_budget(1, prepared.side_releases)) is not None:
         raise ConfigError(
@@ -279,7 +305,10 @@ def _check_budget(prepared: Prepared) -> None:
 
 
 def setting_with(prepared: Prepared, records: Records) -> TrainingSetup:
-    """Return the run's setting over other records of the same population: fewer users, say; all else stays."""
+    """Return the run's training setup over other records of the same population; all else stays.
+
+    The audit uses it to leave users out.
+    """
     setting, population, method = prepared.setting, prepared.population, prepared.method
     records = _kept(method, records)
     groups, n_silos = _groups(method, population, records)
@@ -290,14 +319,23 @@ def setting_with(prepared: Prepared, records: Records) -> TrainingSetup:
 
 
 def _kept(method: Method, records: Records) -> Records:
-    """Return the records that the method trains on: of each user no more than its contributions may be."""
+    """Return the records that the method trains on.
+
+    If a contribution is a record, each user keeps at most ``contribution.group`` records.
+    """
     if method.contribution.per != "record":
         return records
     return records.select(limit_records_per_user(records, method.contribution.group))
 
 
 def _groups(method: Method, population: Population, records: Records) -> tuple[Groups, int]:
-    """Return the contributions, and over how many silos they are summed: clients share one sum."""
+    """Return the contributions and the number of silos over which they are summed.
+
+    If a contribution is a client and no protection hides the sums, all clients share one sum.
+
+    Raises:
+        DataError: a contribution is a client, and a silo has several users or a user is in several silos.
+    """
     if method.contribution.per == "client":
         groups = records.by_silo_user()
         if max(np.bincount(groups.silo, minlength=1).max(), np.bincount(groups.user, minlength=1).max()) > 1:
@@ -315,10 +353,12 @@ def _groups(method: Method, population: Population, records: Records) -> tuple[G
 
 
 def _numbered_by_silo(method: Method, groups: Groups, population: Population) -> Groups:
-    """Return clients whose number is that of their silo, which sends their message: users are numbered by who is there.
+    """Return the clients, numbered by the silo that sends their message.
+
+    Users are numbered by the records that are present, so the user's number cannot name the sender.
 
     Raises:
-        CompositionError: the public numbers of users and silos differ, so that some client is no silo.
+        CompositionError: the public numbers of users and silos differ, so that some client is not a silo.
     """
     if population.n_users != population.n_silos:
         raise CompositionError(
@@ -330,10 +370,10 @@ def _numbered_by_silo(method: Method, groups: Groups, population: Population) ->
 
 
 def check_dealt_out(method: Method) -> None:
-    """Return if several processes can share the training of a method.
+    """Check that several processes can share the training of a method.
 
     Raises:
-        ConfigError: DP-SGD in silos, or private weighting, which takes contributions one by one.
+        ConfigError: the method is DP-SGD in silos, or private weighting, which takes contributions one by one.
     """
     alone = "takes contributions one by one under private weighting" if method.protection.weighs else ""
     if method.local.own_noise:
@@ -345,7 +385,8 @@ def check_dealt_out(method: Method) -> None:
 def _trainer(
     experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int
 ) -> PartitionedTrainer | DpSgdTrainer:
-    local: Any = method.local  # a method's contribution goes with its local step: it says so itself
+    """Return the trainer of the method's local step, with the memory limit of the experiment."""
+    local: Any = method.local  # `own_noise` decides its type, which a type checker cannot follow
     megabytes = experiment.trainer.memory_mb
     memory = None if megabytes is None else megabytes << 20
     if experiment.trainer.processes > 1:
@@ -366,7 +407,7 @@ def _trainer(
 
 
 def _handed_over(experiment: Experiment) -> tuple[str, ...]:
-    """Name what a model and a loss from outside leave open: whether they are public cannot be seen from here."""
+    """Return sentences about a third-party model, loss or class weights, which count as public unverified."""
     model, found = experiment.model, list[str]()
     if model.sha256 is not None:
         found.append(
@@ -392,7 +433,7 @@ def _handed_over(experiment: Experiment) -> tuple[str, ...]:
 
 
 def _resolved(experiment: Experiment, trainer: Trainer) -> Experiment:
-    """Return the experiment with the name of the trainer that ``auto`` chose, for whoever reads which one ran."""
+    """Return the experiment with the name of the trainer that ``auto`` chose, so that the record names it."""
     if not isinstance(trainer, PartitionedTrainer):
         return experiment
     section = experiment.trainer.model_copy(update={"name": trainer.name})

@@ -1,8 +1,9 @@
-"""A sweep: every experiment of a study at every point of a grid over any keys, in worker processes, resumable.
+"""Sweep a study over a grid of keys: run every experiment at every grid point in worker processes.
 
-A point's run folder is named by the experiment and the point. A folder that is complete is not run again, one that was
-interrupted goes on, so the same command after a kill finishes the sweep. ``sweep.jsonl`` has a row a run, those of
-earlier sweeps into the folder included: whoever chooses has looked at all of them, so all of them are summed.
+The run folder of a point is named after the experiment and the point. A complete folder is not run again and an
+interrupted one is resumed, so repeating the command after a crash finishes the sweep. ``sweep.jsonl`` has one row
+per run, including the runs of earlier sweeps into the folder. A reader who chooses among the runs has looked at all
+of them, so their joint privacy cost covers all of them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _SCHEMA_VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One swept key and its values.
+    """One swept key with its values.
 
     >>> Axis.read("method.clip=0.5,1.0").values
     ('0.5', '1.0')
@@ -57,10 +58,10 @@ class Axis:
 
     @classmethod
     def read(cls, text: str) -> Axis:
-        """Return the axis of ``KEY=VALUE,VALUE,...``.
+        """Parse an axis from ``KEY=VALUE,VALUE,...``.
 
         Raises:
-            ConfigError: no key, no value, or a value twice.
+            ConfigError: no key, no value, or a repeated value.
         """
         key, equals, rest = text.partition("=")
         values = tuple(value.strip() for value in rest.split(","))
@@ -78,18 +79,23 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One run of a sweep: its experiment, and what the sweep has set."""
+    """One run of a sweep: its experiment, and the keys that the sweep sets."""
 
     experiment: Experiment
     settings: dict[str, str]
 
 
 def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Point]:
-    """Return every run of a sweep, each with a name of its own, checked before any is run.
+    """Return every run of a sweep, each with a unique name, validated before any run starts.
+
+    Args:
+        source: name of a preset, or path of a TOML file.
+        selection: the part of the study to run.
+        axes: the swept keys.
 
     Raises:
-        ConfigError: a key twice, a point that is no valid experiment, a swept name, two points whose folders would have
-            one name, or points of different accountants: one of them bounds what all cost together.
+        ConfigError: a repeated key, a point that is not a valid experiment, a swept name, two points with the same
+            folder name, or points with different accountants (one accountant bounds their joint cost).
     """
     keys = [axis.key for axis in axes]
     if not keys or len(set(keys)) < len(keys) or "name" in keys:
@@ -102,6 +108,7 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
         settings = dict(text.split("=", 1) for text in chosen)
         label = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
         for experiment in load_study(source, replace(selection, overrides=overrides)).experiments:
+            # Two values may become the same folder name here, such as "a b" and "a_b"; `twice` refuses them.
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{experiment.name}-{label}")
             document = experiment.model_dump(mode="json", exclude_none=True) | {"name": name}
             found.append(Point(experiment=parse(document, f"{source} ({label})"), settings=settings))
@@ -122,20 +129,21 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
 
 
 def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[Row]:
-    """Run what is not complete yet; yield the row of every run as it ends, and write them all to ``sweep.jsonl``.
+    """Run every point that is not complete; yield each row as its run ends.
 
-    Rows of earlier sweeps into the folder stay there.
+    All rows are written to ``sweep.jsonl`` after every run. Rows of earlier sweeps into the folder stay in the
+    file.
 
     Args:
-        found: what :func:`points` gave.
-        folder: where the run folders are made, or were when the sweep was interrupted.
-        processes: worker processes, one run each at a time.
+        found: the points from :func:`points`.
+        folder: parent of the run folders, also of those of an interrupted sweep.
+        processes: number of worker processes; each plays one run at a time.
 
     Raises:
-        FedveilError: a run failed; the others are complete or can go on.
-        ConfigError: a run folder of this name has another experiment.
-        RunFolderError: a folder of this name has something and no experiment, or ``sweep.jsonl`` is damaged or cannot
-            be written.
+        FedveilError: a run failed; the other runs are complete or can be resumed.
+        ConfigError: a run folder of a point's name has another experiment.
+        RunFolderError: a folder of a point's name has files but no experiment, or ``sweep.jsonl`` is damaged or
+            cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,6 +154,7 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
     names = {point.experiment.name for point in found}
     earlier = [row for name, row in _recorded(folder).items() if name not in names]
     rows: dict[str, Row] = {}
+    # "fork" would copy the threads' locks of torch into the workers, which can deadlock there.
     context = get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin) as pool, _stopping(pool):
         waiting = {pool.submit(_play, point, folder): point for point in found}
@@ -155,9 +164,11 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
             try:
                 row = future.result()
             except FedveilError as error:
+                # Go on after a failure, so that finished runs are recorded; the first error is raised at the end.
                 failed = type(error)(f"{point.experiment.name}: {error}") if failed is None else failed
                 continue
             rows[point.experiment.name] = row
+            # Replace the whole file after every run, in the points' order: a crash leaves a complete older file.
             ordered = [rows[one.experiment.name] for one in found if one.experiment.name in rows]
             text = "".join(json.dumps(one) + "\n" for one in (*earlier, *ordered))
             with writing(folder / ROWS, RunFolderError):
@@ -168,7 +179,7 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
 
 
 def _recorded(folder: Path) -> dict[str, Row]:
-    """Return the rows of ``sweep.jsonl`` by run; none where there is no file."""
+    """Return the rows of ``sweep.jsonl`` by run name; empty if the file does not exist."""
     path = folder / ROWS
     if not path.exists():
         return {}
@@ -182,40 +193,56 @@ def _recorded(folder: Path) -> dict[str, Row]:
 
 
 def _name(run: str) -> str:
+    """Return the name of a run folder.
+
+    The name comes from a file, so a path that leaves the sweep's folder is refused.
+
+    Raises:
+        ValueError: the name is empty or contains a path.
+    """
     if run in ("", "..") or Path(run).name != run:
         raise ValueError("run: the name of a folder in this one is needed")
     return run
 
 
 def _others(names: Collection[str], folder: Path) -> list[Path]:
-    """Return the runs in a sweep's folder, or of its rows, that have other names."""
+    """Return the folders of all other runs of a sweep's folder, found on disk or named in its rows."""
     marks = ("experiment.toml", "privacy.json", "ledger.jsonl")
     there = {path.parent.name for mark in marks for path in folder.glob(f"*/{mark}")}
     return [folder / name for name in sorted((there | set(_recorded(folder))) - set(names))]
 
 
 def _check_same(point: Point, folder: Path) -> None:
-    """Refuse to go on with a folder of the same name and another experiment, or with one that is no run's."""
+    """Check that the folder of a point is new or holds the same experiment.
+
+    Raises:
+        ConfigError: the folder holds another experiment.
+        RunFolderError: the folder has files but is not a run folder.
+    """
     path = folder / point.experiment.name / "experiment.toml"
     if not path.is_file():
         drop_unbegun(path.parent)
         return
     asked, found = point.experiment, parse(read_toml(path), str(path))
-    if asked.trainer.name == "auto":  # the folder names the trainer that it came to
+    # A run folder stores the name of the trainer that `auto` chose, so "auto" equals any stored name.
+    if asked.trainer.name == "auto":
         found = found.model_copy(update={"trainer": found.trainer.model_copy(update={"name": "auto"})})
     if found != asked:
         raise ConfigError(f"{path.parent}: holds another experiment; choose another --runs folder")
 
 
 def _begin() -> None:
-    """Prepare a worker: one core, and Ctrl-C ends it, where the pool would have it begin with the next point."""
+    """Prepare a worker process: one thread, and the default handling of Ctrl-C, which ends the process.
+
+    Without it a worker would turn Ctrl-C into an exception and then begin the next point of the pool.
+    """
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
 def _stopping(pool: Executor) -> Iterator[None]:
-    """Begin no more of what waits once the sweep is interrupted."""
+    """Cancel the waiting points of a pool if the block raises, such as on Ctrl-C."""
     try:
         yield
     except BaseException:
@@ -224,7 +251,7 @@ def _stopping(pool: Executor) -> Iterator[None]:
 
 
 def _play(point: Point, folder: Path) -> Row:
-    """Run a point in a worker process, go on with it, or read its row if it is complete."""
+    """Run or resume a point in a worker process, and return its row."""
     path = folder / point.experiment.name
     if (path / "experiment.toml").is_file():
         there, experiment = RunFolder.open(path)
@@ -235,18 +262,19 @@ def _play(point: Point, folder: Path) -> Row:
 
 
 def joint_cost_of_points(found: Sequence[Point], folder: Path) -> Row:
-    """Return what all runs in a sweep's folder have spent: whoever chooses among them, has looked at all of them.
+    """Return the joint privacy cost of all runs in a sweep's folder.
 
-    As :func:`fedveil.privacy.joint_cost.joint_cost` has it, at the smallest delta of the points, and with what earlier
-    sweeps have left in the folder. Where runs protect different things, or one of them has not ended, no one epsilon
-    covers them, and the sentence says so.
+    A reader who chooses among the runs has looked at all of them. The cost is that of
+    :func:`fedveil.privacy.joint_cost.joint_cost` at the smallest delta of the points, including runs of earlier
+    sweeps in the folder. If runs protect different units, or one of them has not ended, no single epsilon covers
+    them, and the sentence says so.
 
     Args:
-        found: what was swept; complete.
-        folder: where the run folders are.
+        found: the points of a complete sweep.
+        folder: parent of the run folders.
 
     Returns:
-        The number of runs, epsilon (None where nothing is guaranteed) and delta, and a sentence that says so.
+        A row with the number of runs, epsilon (None if nothing is guaranteed), delta, and a sentence about them.
     """
     names = [point.experiment.name for point in found]
     others = _others(names, folder)
@@ -277,12 +305,14 @@ def joint_cost_of_points(found: Sequence[Point], folder: Path) -> Row:
 
 
 def _shows_metrics(folder: Path) -> bool:
-    """Return whether a run may have shown exact test metrics: it trained, and did not release them."""
+    """Return whether a run may have shown exact test metrics: it trained without releasing them."""
     path = folder / "experiment.toml"
     return path.is_file() and "evaluation" not in read_toml(path)
 
 
 def _row(point: Point, outcome: Outcome) -> Row:
+    """Return the row of a run in ``sweep.jsonl``."""
+    # Row 0 is the initial model, for which no silo sends anything.
     sent = [row.bytes_up for row in read_lines(outcome.folder / "metrics.jsonl", RoundRow)[0][1:]]
     return {
         "schema_version": _SCHEMA_VERSION,

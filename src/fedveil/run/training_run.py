@@ -1,9 +1,17 @@
-"""One run: rounds until the last one or until the budget is spent, with everything on disk that a resumed run needs.
+"""Run one experiment round by round, with every state that a resumed run needs on disk.
 
-Each round, in this order: check the budget; charge the ledger, durably; compute the round; evaluate the new model;
-rename the checkpoint into place (the release); append the line of metrics. A kill between any two of these steps loses
-no round: :func:`resume` continues from the checkpoint. A round that was charged but is not in the checkpoint is charged
-again, because nothing shows that nobody saw it; only noise from a seed repeats the same release.
+Each round has six steps, in this order:
+
+1. check the budget;
+2. append the charge to the ledger and flush it to disk;
+3. compute the round;
+4. evaluate the new model;
+5. rename the checkpoint into place, which is the release;
+6. append the line of metrics.
+
+A crash between any two steps loses no complete round: :func:`resume` continues from the last checkpoint. A round
+that was charged but is missing from the checkpoint is charged again, because nothing shows that nobody saw its
+result. Only noise from a known seed repeats the same release and needs no second charge.
 """
 
 from __future__ import annotations
@@ -56,21 +64,24 @@ _TRANSCRIPT: Final = "transcript.jsonl"
 
 
 class StopTraining(Exception):
-    """Raised by an observer when a round is complete: the run ends there, with this reason, as at its last round."""
+    """Signal from an observer to end the run after the current complete round, with a reason.
+
+    The run then evaluates its model and writes its statement, as after its last round.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended.
+    """Result of a run that ended.
 
     Attributes:
-        folder: the run folder.
-        rounds: complete rounds.
-        stopped: why the run ended before its last round; None if it did not.
+        folder: path of the run folder.
+        rounds: number of complete rounds.
+        stopped: reason why the run ended before its last round; None if it did not.
         row: the last line of metrics.
-        statement: what privacy the run gave.
+        statement: the privacy statement of the run.
         seconds: wall-clock seconds of all rounds together.
-        evaluated: the released test metrics; None where the experiment asks for none.
+        evaluated: the released test metrics; None if the experiment requests none.
     """
 
     folder: Path
@@ -86,10 +97,10 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
     """Run a prepared experiment in a new folder under ``parent``.
 
     Args:
-        prepared: what to run.
-        parent: where the run folder is made.
-        observer: who is told how it goes on.
-        transcript: whether to list every message of a protocol in ``transcript.jsonl``, also after a resume.
+        prepared: the experiment with its population, method and guarantee.
+        parent: the folder in which the run folder is created.
+        observer: receives the start of the run, training progress and each line of metrics.
+        transcript: whether ``transcript.jsonl`` lists every protocol message, also after a resume.
     """
     folder = RunFolder.create(parent, prepared.experiment)
     prepared = run_preprocessing(prepared, folder)
@@ -102,10 +113,15 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
 
 
 def resume(path: Path, observer: Observer, code: Collection[str] = ()) -> Outcome:
-    """Go on with an interrupted run; a complete one is evaluated and reported again, nothing else.
+    """Resume an interrupted run; if the run is complete, only evaluate and report it again.
+
+    Args:
+        path: the run folder.
+        observer: receives the progress of the run.
+        code: import paths that the experiment may name and that may run.
 
     Raises:
-        ConfigError: its experiment names an import path that is not among those of ``code``, which may run.
+        ConfigError: the experiment names an import path that is missing from ``code``.
     """
     folder, experiment = RunFolder.open(path)
     check_code(experiment, code, path)
@@ -113,31 +129,32 @@ def resume(path: Path, observer: Observer, code: Collection[str] = ()) -> Outcom
 
 
 def continue_run(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
-    """Go on with the run of a folder, whose experiment has been prepared again.
+    """Resume the run of a folder whose experiment has been prepared again.
 
     Raises:
-        RunFolderError: the training records are others.
+        RunFolderError: the training records differ from those of the folder's run.
     """
     prepared = run_preprocessing(prepared, folder)
     folder.write_json("environment.json", environment(prepared))
     if (folder / "diagnostics.json").exists():
         require_same_records(folder, prepared)
-    else:  # killed before its first line
+    else:  # `run` writes diagnostics.json after experiment.toml: a crash between the two leaves none
         folder.write_json("diagnostics.json", population_diagnostics(prepared))
     with share_training(prepared) as shared:
         return _play(shared, folder, observer)
 
 
 def _play(prepared: Prepared, folder: RunFolder, observer: Observer) -> Outcome:
+    """Play all rounds with the run's ledger open, and return the outcome."""
     guarantee = prepared.guarantee
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         return _Playing(prepared, folder, ledger, observer).to_its_end()
 
 
 class _Playing:
-    """A run while it is played: what stays the same from checkpoint to checkpoint.
+    """A run in progress: the state that stays the same between checkpoints.
 
-    Its parties are all in this process, with new keys where there are keys.
+    All parties are simulated in this process. Their cryptographic keys, if any, are fresh for each process.
     """
 
     def __init__(self, prepared: Prepared, folder: RunFolder, ledger: Ledger, observer: Observer) -> None:
@@ -151,9 +168,10 @@ class _Playing:
         self._listed = listed if (folder / _TRANSCRIPT).exists() else None
 
     def to_its_end(self) -> Outcome:
-        """Play all rounds, or as many as the budget and the observer allow; evaluate and conclude."""
+        """Play rounds until the last one, the end of the budget or a stop by the observer; then evaluate."""
         folder, rounds = self._folder, self._prepared.experiment.rounds
         checkpoint = self._begin()
+        # A run whose model was already evaluated must not train on: its released metrics are of that model.
         stopped = evaluated_already(folder) if checkpoint.round < rounds else None
         ended = stopped is not None and _ended_at(folder) == checkpoint.round
         while checkpoint.round < rounds and stopped is None:
@@ -165,6 +183,7 @@ class _Playing:
             try:
                 self._observer.on_round_end(checkpoint.row)
             except StopTraining as asked:
+                # Written before the evaluation, so that a resumed run states the callback as uncovered as well.
                 stopped, ended = str(asked), True
                 folder.write_json(_STOPPED, {"round": checkpoint.round})
         prepared = self._prepared
@@ -175,11 +194,18 @@ class _Playing:
         return conclude(prepared, folder, checkpoint, self._ledger, stopped)
 
     def _begin(self) -> Checkpoint:
-        """Return the last complete round, with the folder's other lines as that left them."""
+        """Return the last complete checkpoint and repair the folder's other files to match it.
+
+        Raises:
+            RunFolderError: the ledger has a charge for an event that is not one of this experiment's.
+        """
         prepared, folder, ledger = self._prepared, self._folder, self._ledger
-        if begins := not folder.has_begun:  # before code of a user's own runs: who listens says how to go on
+        # Announce a new run before code of a user's model runs in the evaluation of round 0, so that the observer can
+        # show how to resume it. The round of a resumed run is known only after its checkpoint is read.
+        if begins := not folder.has_begun:
             self._observer.on_run_start(folder.path, prepared.experiment, 0)
         checkpoint = last_checkpoint(prepared, folder, ledger)
+        # A charge of another event means another experiment: its cost would be stated under the wrong guarantee.
         if any(entry.event != self._event_of(entry) for entry in ledger.entries):
             raise RunFolderError(
                 f"{folder.path}: the ledger was charged for other events than this experiment's: go on with the "
@@ -193,7 +219,7 @@ class _Playing:
         return checkpoint
 
     def _event_of(self, entry: Entry) -> Event | None:
-        """Return what a line of the ledger must be about; None where the experiment releases nothing of that name."""
+        """Return the event that a ledger entry must charge; None if no release has its name."""
         name, guarantee = self._prepared.experiment.name, self._prepared.guarantee
         beside = {one.of_run(name): one.guarantee.event for one in self._prepared.side_releases}
         if entry.run == name:
@@ -201,23 +227,26 @@ class _Playing:
         return beside.get(entry.run)
 
     def _next(self, last: Checkpoint) -> Checkpoint:
-        """Charge and play the round after a checkpoint, and leave it on disk.
+        """Charge and play the round after a checkpoint, and store it in the folder.
 
         Raises:
-            BudgetError: it would exceed the budget.
+            BudgetError: the round would exceed the budget.
         """
         turn, folder = self._turn(last), self._folder
         retry = retry_policy(self._prepared, folder, self._ledger, turn.round_number)
+        # Charge before compute: a crash after the release must not leave the release uncharged.
         retry.pay()
         checkpoint = self._played(last, turn, retry)
         if self._listed is not None:
             folder.append(_TRANSCRIPT, *(line.to_json() for line in self._listed.take()))
         folder.write_checkpoint(checkpoint)
+        # The checkpoint above is the commit point of the round. A crash after it loses the line of metrics only,
+        # which `mend_metrics` restores from the checkpoint.
         folder.append("metrics.jsonl", checkpoint.row)
         return checkpoint
 
     def _turn(self, last: Checkpoint) -> RoundContext:
-        """Return what the round after a checkpoint begins with."""
+        """Return the context of the round after a checkpoint."""
         number, asked, observer = last.round + 1, self._prepared.experiment, self._observer
         return self._prepared.round_context(
             number,
@@ -229,7 +258,7 @@ class _Playing:
         )
 
     def _played(self, last: Checkpoint, turn: RoundContext, retry: RetryPolicy) -> Checkpoint:
-        """Return the round that a turn begins, once it is played."""
+        """Play the round of a context and return its checkpoint, which is not stored yet."""
         prepared, number, begin = self._prepared, turn.round_number, time.perf_counter()
         model, kept, diagnostics = play_round(turn, self._parties, retry)
         seconds = time.perf_counter() - begin
@@ -243,7 +272,7 @@ class _Playing:
 
 
 def _ended_at(folder: RunFolder) -> int | None:
-    """Return the round after which a callback has ended the run; None: none has."""
+    """Return the round after which a callback ended the run; None if no callback did."""
     path = folder / _STOPPED
     if not path.exists():
         return None
@@ -260,7 +289,16 @@ def conclude(
     *,
     has_model: bool = True,
 ) -> Outcome:
-    """Write what a run leaves behind at its end: the statement, model and spectrum unless the silos alone have them."""
+    """Write the last files of a run: privacy statement, model and spectrum.
+
+    Args:
+        prepared: the experiment that ran.
+        folder: the run folder.
+        checkpoint: the last complete round.
+        ledger: the charges of the run.
+        stopped: reason why the run ended early; None if it did not.
+        has_model: False if only the silos hold the model; then neither model nor spectrum is written.
+    """
     spent = read_spent_budget(ledger, prepared.experiment.name, prepared.side_releases)
     if has_model:
         released = prepared.method.model_of(checkpoint.model, checkpoint.state)
@@ -281,14 +319,16 @@ def conclude(
 
 
 def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Checkpoint:
-    """Return the last complete round of a folder, or round 0, which is written.
+    """Return the last complete round of a folder; write and return round 0 if none is complete.
 
     Raises:
-        RunFolderError: a damaged checkpoint, a state that is not this optimiser's, or a ledger that does not reach it.
+        RunFolderError: a damaged checkpoint, an optimiser state of another optimiser, or a ledger that ends before
+            the ledger head in the checkpoint.
     """
     found = folder.read_checkpoint()
     if found is None:
         return initial_checkpoint(prepared, folder, ledger)
+    # A ledger that is shorter than the checkpoint's has lost charges: the statement would be too small.
     ledger.require_extends(found.ledger)
     method = prepared.method
     if not matching(method, found.model, found.state):
@@ -300,7 +340,7 @@ def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Ch
 
 
 def initial_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Checkpoint:
-    """Write and return round 0: the initial model."""
+    """Write and return round 0, which holds the initial model."""
     model = prepared.task.initial()
     spent = read_spent_budget(ledger, prepared.experiment.name, prepared.side_releases)
     row = row_of(prepared, 0, evaluate(prepared, model), None, charges=spent.charges, beside=spent.beside)
@@ -323,15 +363,15 @@ def row_of(
     charges: int,
     beside: Sequence[Release] | None = None,
 ) -> Row:
-    """Return a round's line of metrics.
+    """Return one line of metrics.
 
     Args:
-        prepared: what runs.
+        prepared: the experiment that runs.
         number: the round; 0 is the initial model.
-        test: every metric on the test records, None where the round is not evaluated.
-        diagnostics: what a simulation may show; None where nobody sees all silos.
-        charges: how often the ledger was charged.
-        beside: the releases made before the first round, as often as they were charged; None: each once.
+        test: value of every metric on the test records; None if the round is not evaluated.
+        diagnostics: diagnostics of a simulation; None if no process sees all silos.
+        charges: number of ledger charges for rounds.
+        beside: the side releases before the first round, repeated as often as they were charged; None: each once.
     """
     beside = prepared.releases_before_training if beside is None else beside
     epsilon = (

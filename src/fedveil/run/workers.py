@@ -1,8 +1,8 @@
-"""Processes that a run starts itself to share its local training: ``trainer.processes``.
+"""Start worker processes that share a run's local training (``trainer.processes``).
 
-They are a gloo group of :mod:`torch.distributed`, as under ``torchrun``. Process 0 is the run; each of the others loads
-the experiment again and trains its share of every round on one core (:mod:`fedveil.training.distributed`).
-docs/how-to/several-processes.md.
+The processes form a gloo group of :mod:`torch.distributed`, as under ``torchrun``. Process 0 is the run. Each other
+process loads the experiment again and trains its part of every round on one core
+(:mod:`fedveil.training.distributed`). See docs/how-to/several-processes.md.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from fedveil.training.trainer import PartitionedTrainer
 
 @contextmanager
 def share_training(prepared: Prepared) -> Iterator[Prepared]:
-    """Yield the prepared run with its training shared by ``trainer.processes`` processes; itself where that is 1.
+    """Yield the prepared run with its training shared by ``trainer.processes`` processes.
+
+    The run is unchanged if that number is 1.
 
     Raises:
-        ConfigError: a method whose training is not made of contributions that train by themselves (DP-SGD in silos).
+        ConfigError: the method's contributions do not train independently (see :func:`check_dealt_out`).
     """
     count = prepared.experiment.trainer.processes
     if count == 1:
         yield prepared
         return
     trainer = DistributedTrainer(inner=split_trainer(prepared), alike=True)
+    # One thread in every process: with equal thread counts all processes round alike, as `alike` states.
     setting, threads = prepared.setting, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -48,7 +51,7 @@ def share_training(prepared: Prepared) -> Iterator[Prepared]:
 
 
 def split_trainer(prepared: Prepared) -> PartitionedTrainer:
-    """Return the run's trainer if its members can be dealt out.
+    """Return the run's trainer if its contributions can be split between processes.
 
     Raises:
         ConfigError: as :func:`check_dealt_out`.
@@ -60,7 +63,7 @@ def split_trainer(prepared: Prepared) -> PartitionedTrainer:
 
 
 def serve_shares(prepared: Prepared) -> None:
-    """Train shares for process 0 until it stops; for all other processes."""
+    """Train parts of every round for process 0 until it stops; runs in every other process."""
     serve(
         split_trainer(prepared),
         prepared.setting.cohort,
@@ -71,8 +74,9 @@ def serve_shares(prepared: Prepared) -> None:
 
 @contextmanager
 def _workers(experiment: Experiment, count: int) -> Iterator[None]:
-    """Start ``count`` - 1 processes beside this one, which becomes process 0 of the default group."""
+    """Start ``count`` - 1 worker processes; this process becomes process 0 of the default group."""
     with tempfile.TemporaryDirectory() as folder:
+        # A file needs no free port, and the folder is private to this user.
         store = f"file://{folder}/store"
         started = multiprocessing.get_context("spawn")
         others = [
@@ -86,7 +90,7 @@ def _workers(experiment: Experiment, count: int) -> Iterator[None]:
             yield
         except BaseException:
             for process in others:
-                process.terminate()  # they may wait for a share that will never be asked for
+                process.terminate()  # it may wait for work that process 0 will never send
             raise
         finally:
             for process in others:
@@ -96,7 +100,8 @@ def _workers(experiment: Experiment, count: int) -> Iterator[None]:
 
 
 def _work(document: str, store: str, rank: int, count: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 0 is interrupted for all
+    """Run a worker process: join the group, prepare the experiment, and train parts until process 0 stops."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; process 0 ends the others
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
     serve_shares(prepare(parse(tomllib.loads(document), "the experiment of process 0")))

@@ -1,1 +1,1 @@
-"""What is asked for: experiments, studies and documents of releases, read from TOML and composed into methods."""
+"""Experiments, studies and documents of releases, read from TOML and composed into methods."""

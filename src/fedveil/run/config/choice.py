@@ -1,10 +1,11 @@
-"""A section of an experiment that names a registered member: its name, and that member's own keys.
+"""Read a section of an experiment that names a registered member and sets its keys.
 
-The keys are read off the member, a stage's class or a builder's signature (:mod:`fedveil.config_keys`), so that there
-is no list of them beside it. Reading a choice loads the one member that it names and no other.
+The keys come from the member: the fields of a stage's class or the parameters of a builder
+(:mod:`fedveil.config_keys`). No second list of keys exists. Reading a choice loads only the member that it names.
 
-A builder and a stage differ in one thing: composition fills in what a builder is given by the population, so it is
-called only then. A stage without such fields is built when it is read, and what it refuses is told with the key's path.
+A builder differs from a stage in one way: composition fills in parameters that depend on the population, so a
+builder is called during composition only. A stage without such fields is built when it is read, so that its
+refusals name the key.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _JSON: Final = TypeAdapter(Any)
 
 @dataclass(frozen=True)
 class Choice:
-    """A member that an experiment asks for, with all its keys.
+    """A member that an experiment names, with all its keys.
 
     Attributes:
-        kind: of the registry.
-        name: of the member.
-        keys: by name, defaults included; what composition fills in is not among them.
+        kind: kind of member in the registry.
+        name: name of the member.
+        keys: values by key, including defaults, without the keys that composition fills in.
     """
 
     kind: str
@@ -56,35 +57,36 @@ class Choice:
 
     @property
     def _member(self) -> Callable[..., Any]:
+        """The member's class or builder, loaded on first use."""
         return _loaded(self.kind, self.name)
 
     @property
     def unverified_parts(self) -> tuple[str, ...]:
-        """What of it comes from other packages and was not asked for by a name of its own, in words."""
+        """Sentences on third-party parts that have no name of their own in the experiment."""
         return ()
 
     def get(self, key: str) -> Any:
-        """Return the value of a key; None where the member has no such key."""
+        """Return the value of a key; None if the member has no such key."""
         return self.keys.get(key)
 
     def as_default(self, key: str) -> bool:
-        """Return whether a key has the value that it has when it is left out, or the member has no such key."""
+        """Return whether a key has its default value, or the member has no such key."""
         return all(self.get(key) == one.default for one in own_keys(self._member) if one.name == key)
 
     def needs(self, what: str) -> bool:
-        """Return whether the member asks composition for something, such as ``local``."""
+        """Return whether composition must fill in a key of the member, such as ``local``."""
         return any(key.name == what and key.filled for key in keys_of(self._member))
 
     def build(self, given: Mapping[str, Any] = MappingProxyType({}), **instead: Any) -> Any:
-        """Return the stage, or what the builder makes.
+        """Build the stage, or call the builder.
 
         Args:
-            given: what composition can fill in, by name; the member takes what it asks for.
-            instead: values in place of keys, for words that stand for numbers.
+            given: values that composition can fill in, by name; the member receives those that it declares.
+            instead: numbers that replace keys whose value is a word.
 
         Raises:
-            ConfigError: the member asks for what composition does not have.
-            FedveilError: what it refuses.
+            ConfigError: the member needs a value that composition does not have.
+            FedveilError: the member refuses its keys.
         """
         member, wanted = self._member, dict[str, Any]()
         for key in keys_of(member):
@@ -98,23 +100,31 @@ class Choice:
         return member(**{**self.keys, **instead, **wanted})
 
     def document(self) -> dict[str, Any]:
-        """Return the section as a document has it, defaults included; what has no value is left out."""
+        """Return the section as a document writes it, including defaults and without keys that are None."""
         return {_NAME: self.name, **_written(self.keys)}
 
 
 @dataclass(frozen=True)
 class ChoiceField:
-    """Marks a field of an experiment as a section of this kind, as in ``Annotated[Choice, Chosen("channels")]``."""
+    """Annotation of a field as a section of a kind: ``Annotated[Choice, ChoiceField("channels")]``.
+
+    Attributes:
+        kind: kind of member in the registry.
+    """
 
     kind: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Return how a document's table becomes a choice, and back."""
+        """Return the pydantic schema that converts a document's table to a choice, and back."""
         both = Annotated[Any, PlainValidator(self.read), PlainSerializer(Choice.document)]
         return handler.generate_schema(both)
 
     def read(self, given: Any) -> Choice:
-        """Return the choice of a table; each problem is told with its key."""
+        """Return the choice of a table.
+
+        Raises:
+            WrongSectionError: each problem with its key.
+        """
         if isinstance(given, Choice):
             return given
         if not isinstance(given, dict):
@@ -138,19 +148,19 @@ class ChoiceField:
         return choice
 
     def known_keys(self) -> list[str]:
-        """Return the keys that any member of the kind has."""
+        """Return the keys of all members of the kind."""
         found = {_NAME}
         for one in members(self.kind):
             try:
                 found |= {key.name for key in own_keys(one.load())}
             except ConfigError:
-                continue  # its own command says so
+                continue  # the list of members says why it cannot be loaded
         return sorted(found)
 
     def _nameless(self, given: Mapping[str, Any]) -> WrongSectionError:
-        """Return the problems of a table without a name: a slip in that key is among those that nothing has.
+        """Return the problems of a table without a name, including keys that no built-in member has.
 
-        No package's code is loaded for that: the keys of its members are not known.
+        The code of third-party packages is not loaded for an error, so the keys of their members are unknown.
         """
         own = sorted({_NAME}.union(*(section_of(self.kind, name).model_fields for name in names(self.kind))))
         problems: list[dict[str, Any]] = [{"type": "missing", "loc": (_NAME,), "input": None}]
@@ -161,9 +171,9 @@ class ChoiceField:
         return WrongSectionError(problems, None)
 
     def _told(self, problem: Any, section: type[BaseModel]) -> dict[str, Any]:
-        """Return a problem; an unknown key says whose it is, if it is that of a few others of the house."""
+        """Return a problem; for an unknown key, name the built-in members that have it, if few have."""
         if not problem["loc"]:
-            return dict(problem)  # of several keys, each with its path
+            return dict(problem)  # the problem concerns several keys and names them
         key, kind = problem["loc"][0], problem["type"]
         inner = [] if kind == "extra_forbidden" else sorted(_inner_keys(section.model_fields[key].annotation))
         if inner and kind == "unexpected_keyword_argument":
@@ -181,10 +191,10 @@ class ChoiceField:
 
 @dataclass(frozen=True)
 class StageField:
-    """Marks a field of an experiment as the section of one stage, as in ``Annotated[LocalSgd, Keys(LocalSgd)]``.
+    """Annotation of a field as the section of one stage: ``Annotated[LocalSgd, StageField(LocalSgd)]``.
 
     Attributes:
-        stage: its class, whose fields are the keys.
+        stage: class of the stage, whose fields are the keys.
     """
 
     stage: type[Any]
@@ -195,12 +205,16 @@ class StageField:
         return _section(self.stage.__name__, own_keys(self.stage))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Return how a document's table becomes the stage, and back."""
+        """Return the pydantic schema that converts a document's table to the stage, and back."""
         both = Annotated[Any, PlainValidator(self.read), PlainSerializer(self.document)]
         return handler.generate_schema(both)
 
     def read(self, given: Any) -> Any:
-        """Return the stage of a table; each problem is told with its key."""
+        """Return the stage of a table.
+
+        Raises:
+            WrongSectionError: each problem with its key.
+        """
         if type(given) is self.stage:
             return given
         if not isinstance(given, dict):
@@ -213,15 +227,17 @@ class StageField:
             raise section_error(str(error)) from None
 
     def known_keys(self) -> list[str]:
-        """Return the keys."""
+        """Return the keys of the stage."""
         return sorted(key.name for key in own_keys(self.stage))
 
     def document(self, stage: Any) -> dict[str, Any]:
-        """Return the section as a document has it, defaults included; what has no value is left out."""
+        """Return the section as a document writes it, including defaults and without keys that are None."""
         return _written({key.name: getattr(stage, key.name) for key in own_keys(self.stage)})
 
 
 class _OfAStage(DocumentTable):
+    """Base of the pydantic models that hold a member's keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
@@ -230,7 +246,7 @@ def section_of(kind: str, name: str) -> type[BaseModel]:
     """Return the keys of a member as a pydantic model.
 
     Raises:
-        ConfigError: no such member, or one that cannot be loaded or has no keys that a document could give.
+        ConfigError: the member does not exist, cannot be loaded, or has a key that no document can set.
     """
     keys = own_keys(_loaded(kind, name))
     if any(key.name == _NAME for key in keys):
@@ -261,20 +277,20 @@ def _inner_keys(hint: Any) -> set[str]:
 
 
 def _written(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that have a value, as a document has them."""
+    """Return the keys that are not None, with values as a document writes them."""
     return {key: _JSON.dump_python(value, mode="json") for key, value in keys.items() if value is not None}
 
 
 def own_keys(member: Callable[..., Any]) -> tuple[Key, ...]:
-    """Return the keys of a member that a document may give."""
+    """Return the keys of a member that a document may set."""
     return tuple(key for key in keys_of(member) if not key.filled)
 
 
 def choice_of(kind: str, stage: Any) -> Choice | None:
-    """Return the choice that a stage is what comes of; None if it is of no registered class."""
+    """Return the choice that builds a stage; None if the stage's class is not registered."""
     for one in members(kind):
         if type(stage).__module__ != one.place.partition(":")[0]:
-            continue  # nor is it loaded for that
+            continue  # do not import a module that cannot define this stage
         if one.load() is type(stage):
             keys = {key.name: getattr(stage, key.name) for key in own_keys(type(stage))}
             return Choice(kind=kind, name=one.name, keys=keys)
@@ -283,10 +299,11 @@ def choice_of(kind: str, stage: Any) -> Choice | None:
 
 @cache
 def _loaded(kind: str, name: str) -> Callable[..., Any]:
-    """Return a member whose keys can be read.
+    """Load a member whose keys can be read.
 
     Raises:
-        ConfigError: there is none, it cannot be loaded, or it is no class or function with readable parameters.
+        ConfigError: the member does not exist, cannot be loaded, or is not a class or function with readable
+            parameters.
     """
     member = find(kind, name)
     found: Callable[..., Any] = member.load()
@@ -301,10 +318,11 @@ def _loaded(kind: str, name: str) -> Callable[..., Any]:
 
 
 def _try(choice: Choice) -> None:
-    """Build a stage that needs nothing of the population, so that what it refuses is told when it is read."""
+    """Build a stage that needs nothing of the population, so that reading reports its refusals."""
     keys = keys_of(_loaded(choice.kind, choice.name))
     if any(key.filled and key.default is REQUIRED for key in keys):
         return
+    # A word, such as "calibrated", stands for a number that only composition can find.
     if any(isinstance(choice.get(key.name), str) for key in keys if key.words):
         return
     try:
@@ -314,6 +332,6 @@ def _try(choice: Choice) -> None:
 
 
 def section_error(why: str, path: tuple[str, ...] = ()) -> WrongSectionError:
-    """Return the problem of a section, or of a key in it."""
+    """Return the error of a section, or of a key in it."""
     problem = {"type": "value_error", "loc": path, "msg": why, "input": None}
     return WrongSectionError([problem], None)

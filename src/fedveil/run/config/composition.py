@@ -1,9 +1,9 @@
-"""From an experiment's sections to its method: composed for a population's public numbers, with the noise it asks for.
+"""Compose a method from an experiment and a population's public numbers, and find its noise.
 
-    [method] ─► builder ─► [channel] ─► [server] ─► [protection] ─► Method ─► guarantee ─► noise, if a word asks for it
+    [method] ─► builder ─► [channel] ─► [server] ─► [protection] ─► Method ─► guarantee ─► noise, if given by a word
 
-The population is read for |S|, |U| and, where the experiment says so by name, for counts that the statement then names
-as not covered.
+The composition reads |S| and |U| from the population. If the experiment says so by name, it also reads record
+counts, which the statement then names as not covered.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from fedveil.training.server.denoise import NO_DENOISER
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """A method at the noise that an experiment asks for.
+    """The composition of an experiment's method at the requested noise.
 
     Attributes:
-        experiment: what asks for it.
-        population: for which it is composed.
-        beside: releases of the run that are no round, and are paid from the same epsilon.
-        clip: the bound of an update, where a release has found it; None: as declared.
+        experiment: the experiment.
+        population: the population of the run.
+        beside: side releases of the run, which are paid from the same epsilon.
+        clip: the bound of an update that a release found; None: as declared.
     """
 
     experiment: Experiment
@@ -55,10 +55,14 @@ class Composition:
     clip: float | None = None
 
     def method(self, noise_multiplier: float | None = None) -> Method:
-        """Return the method, at this noise where a word stands for it (at 1 if it is not yet known).
+        """Compose the method.
+
+        Args:
+            noise_multiplier: the noise if ``method.noise_multiplier`` is a word; None: 1, while it is not yet
+                known.
 
         Raises:
-            CompositionError: stages that cannot go together.
+            CompositionError: stages that do not fit together.
         """
         experiment, population = self.experiment, self.population
         given = self._facts()
@@ -68,6 +72,7 @@ class Composition:
                 f"method '{experiment.method.name}' builds no method: {type(method).__name__}"
             )
         around = {"method": method, "shares": method.channel, **given}
+        # The order matters: a protection is applied to the whole method, with its final channel and server stages.
         method = replace(method, channel=experiment.channel.build(around))
         method = replace(method, channel=method.channel.sized_for_users(population.n_users))
         method = _served(method, experiment, around)
@@ -78,6 +83,7 @@ class Composition:
             )
         if share := experiment.shares.votes:
             ballots = method.contribution.ballots(population.n_silos)
+            # Every round's vote has an equal part of the share of mu^2: share / T.
             each = shared_multiplier(
                 share / experiment.rounds, document_multiplier(experiment.privacy, method.sampler.adjacency)
             )
@@ -87,13 +93,16 @@ class Composition:
         return protected
 
     def uncovered_choices(self, method: Method) -> tuple[str, ...]:
-        """Return the private choices that the method's parameters rest on."""
+        """Return sentences on parameters that were chosen from private counts."""
         rule = self.experiment.method.get("group_size")
         looked = f"the group size is the {rule} of the users' record counts, which are private data"
         return (*((looked,) if isinstance(rule, str) else ()), *method.public_counts)
 
     def resolve_calibrated(self, method: Method, public: PublicFacts) -> Method:
-        """Return the method with what words ask for: its noise, and then what follows from it."""
+        """Return the method with numbers for all words: first its noise, then the values that depend on it.
+
+        The learning rate and the denoiser "by rule" depend on the ratio of noise to model displacement.
+        """
         noisy, rounds = self._at_noise(method, public), self.experiment.rounds
         if isinstance(self.experiment.method.get("learning_rate"), str):
             noisy = replace(noisy, server=noisy.server.at_rate(rate_by_rule(noisy, public, rounds)))
@@ -104,7 +113,11 @@ class Composition:
         return replace(noisy, denoiser=denoiser)
 
     def _at_noise(self, method: Method, public: PublicFacts) -> Method:
-        """Return the method with the noise that a word asks for; itself where a number is given."""
+        """Return the method with the noise that a word requests; unchanged if the noise is a number.
+
+        Raises:
+            ConfigError: no accountant can find the noise, or the method has no closed form.
+        """
         experiment = self.experiment
         word, epsilon = experiment.method.get("noise_multiplier"), experiment.privacy.epsilon
         if not isinstance(word, str):
@@ -129,10 +142,10 @@ class Composition:
         return self._calibrated(public, self._steady_epsilon(found, public))
 
     def public_facts(self, method: Method, records: Records, dimension: int) -> PublicFacts:
-        """Return the public facts that the guarantee rests on.
+        """Return the public facts on which the guarantee rests.
 
-        Records a silo are among them only where the statement names them as counted public; a silo without any is
-        taken for one with one, as DP-SGD does.
+        They include records per silo only if the statement names these counts as public. A silo without records
+        counts as a silo with one, as DP-SGD does.
         """
         n_silos, counts = self.population.n_silos, None
         if method.public_counts or method.contribution.per == "record":
@@ -142,10 +155,11 @@ class Composition:
         )
 
     def accountant(self, guarantee: Guarantee) -> Accountant:
-        """Return the accountant that was asked for, if it has a bound for all that the method releases.
+        """Return the requested accountant.
 
         Raises:
-            ConfigError: it has none; names those that have.
+            ConfigError: it has no bound for an event of the method; the message names the accountants that have
+                one.
         """
         asked = self.experiment.privacy.accountant
         events = ComposedEvent(events=(guarantee.event, *(view.event for view in guarantee.views)))
@@ -160,7 +174,7 @@ class Composition:
         return make_accountant(asked, guarantee.adjacency)
 
     def _facts(self) -> dict[str, Any]:
-        """Return what composition can fill in."""
+        """Return the values that composition can fill in, by name."""
         experiment, population = self.experiment, self.population
         return {
             "local": experiment.local,
@@ -172,13 +186,14 @@ class Composition:
         }
 
     def _found(self, noise_multiplier: float | None) -> dict[str, Any]:
-        """Return the numbers that words of the table ``[method]`` stand for, and those that were found."""
+        """Return the numbers that replace words of the table ``[method]``, and the clip that a release found."""
         asked, numbers = self.experiment.method, dict[str, Any]()
         if self.clip is not None:
             numbers["clip"] = self.clip
         if isinstance(asked.get("noise_multiplier"), str):
             numbers["noise_multiplier"] = noise_multiplier or 1.0
         if isinstance(asked.get("learning_rate"), str):
+            # A placeholder, like the noise of 1 above: `resolve_calibrated` finds both.
             numbers["learning_rate"] = 1.0
         rule = asked.get("group_size")
         if isinstance(rule, str):
@@ -191,9 +206,10 @@ class Composition:
         return numbers
 
     def _calibrated(self, public: PublicFacts, epsilon: float) -> Method:
-        """Return the method with the least noise whose whole run spends at most ``epsilon``, as it will be stated.
+        """Return the method with the least noise whose whole run spends at most ``epsilon``, as stated.
 
-        Where noise falls from round to round, what is found is that of the first.
+        The run includes its side releases and the reserve of other documents. If noise decays from round to round,
+        the noise of the first round is found.
         """
         experiment, dimension, method = self.experiment, public.dimension, self.method()
         assert dimension is not None
@@ -206,6 +222,7 @@ class Composition:
         )
 
         def spent(noise_multiplier: float) -> float:
+            # Event, role and grid loss are those of the statement, so that the stated epsilon meets the target.
             method = self.method(noise_multiplier)
             guarantee, role = derive(method, public), _counted(method)
             rounds = guarantee.after_rounds(guarantee.event_for(role), experiment.rounds)
@@ -216,10 +233,11 @@ class Composition:
         return self.method(least_noise(spent, budget))
 
     def _steady_epsilon(self, method: Method, public: PublicFacts) -> float:
-        """Return what the whole run would spend against those who count if its noise stayed that of round 1.
+        """Return the epsilon of the whole run if its noise stayed that of round 1.
 
-        A published formula gives the noise of every round alike. Noise that falls starts higher, so that the run
-        spends the same: methods are compared at one budget.
+        A published formula gives equal noise for every round. Decaying noise starts higher, so that the run spends
+        the same epsilon: methods are compared at one budget. The epsilon is against the role for which the method
+        is calibrated.
         """
         experiment, steady = self.experiment, derive(replace(method, noise_decay=1.0), public)
         assert public.dimension is not None
@@ -232,10 +250,10 @@ class Composition:
 
 
 def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -> Method:
-    """Return the method with the denoiser that was asked for in place of none, with the server's step and average.
+    """Return the method with the requested denoiser, server step and average.
 
     Raises:
-        CompositionError: the method brings its own denoiser.
+        CompositionError: a denoiser is requested and the method has its own.
     """
     server = experiment.server
     if server.denoiser is not None:
@@ -253,5 +271,5 @@ def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -
 
 
 def _counted(method: Method) -> Role:
-    """Return against whom a target epsilon counts."""
+    """Return the role against which a target epsilon counts."""
     return Role.READER if method.calibrated_to == "readers" else Role.SERVER

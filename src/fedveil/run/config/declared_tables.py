@@ -1,4 +1,4 @@
-"""What is declared of tables, before anybody opens one: the schema and the names of all silos."""
+"""Read the declared facts about tables, before any table is opened: schema and silo names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedveil.run.config.experiment import TableSection
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredTables:
-    """What is declared of tables.
+    """Declared facts about tables.
 
     Attributes:
-        schema: what the columns are.
-        silos: names of all silos, by their numbers.
-        before: the schema that a release has refined to this one; None: it is as it was declared.
-        clip: the bound of an update that a release has found; None: it is as it was declared.
+        schema: description of the columns.
+        silos: names of all silos, by number.
+        before: the declared schema, if a release refined it to ``schema``; None: ``schema`` is the declared one.
+        clip: the bound of an update that a release found; None: as declared.
     """
 
     schema: Schema
@@ -28,23 +28,23 @@ class DeclaredTables:
 
     @property
     def first(self) -> Schema:
-        """The schema as it was declared."""
+        """The schema as declared."""
         return self.schema if self.before is None else self.before
 
     def with_refined_schema(self, schema: Schema, clip: float | None) -> DeclaredTables:
-        """Return it with a schema, and a clip, that follow from releases."""
+        """Return the facts with a schema and a clip that follow from releases."""
         return replace(self, schema=schema, before=self.first, clip=clip)
 
     def facts(self, dimension: int) -> PublicFacts:
-        """Return the public facts of a release of so many numbers."""
+        """Return the public facts of a release of ``dimension`` numbers."""
         return PublicFacts(n_silos=len(self.silos), n_users=self.schema.n_users, dimension=dimension)
 
 
 def declared_tables(table: TableSection) -> DeclaredTables:
-    """Return what a document declares of its tables, without a look at a record.
+    """Return the declared facts about a document's tables, without reading a record.
 
     Raises:
-        ConfigError: an unreadable schema, or silos that are told by records alone.
+        ConfigError: an unreadable schema, or silos that only the records name.
     """
     schema = read_schema(table.schema_file)
     if schema.silos is not None:

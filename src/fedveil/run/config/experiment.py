@@ -1,7 +1,7 @@
-"""An experiment: everything that is needed to repeat a run, as one validated TOML document.
+"""Define the experiment: one validated TOML document that suffices to repeat a run.
 
-The document is checked by pydantic (an unknown key, a wrong type or an impossible value is refused with the key's
-path) and written back complete, defaults included, into the run folder. Its tables are in ``sections.py``.
+Pydantic checks the document and refuses an unknown key, a wrong type or an impossible value with the key's path.
+The run folder stores the complete document, including defaults.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ from fedveil.training.steps import LocalSgd
 from fedveil.validation import DocumentTable, validate_document
 
 # --- sections ------------------------------------------------------------------------------------------------------
-# The sections of an experiment that are no stage: one class per table, with defaults, ranges and meanings of its keys.
-#
-# The others name a registered member, whose keys they have (:mod:`fedveil.run.config.choice`).
+# One class per table that is not a stage, with defaults, ranges and meanings of its keys. All other tables name a
+# registered member and have its keys (`fedveil.run.config.choice`).
 
 
 def refuse_session(key: str, name: str) -> None:
-    """Refuse to look for something that was handed over in Python, and is nowhere else.
+    """Refuse to look up an object that was passed in a Python session and exists only there.
 
     Raises:
-        ConfigError: it was; names the key and how to go on.
+        ConfigError: the name begins with "session:"; the message names the key and how to resume.
     """
     if name.startswith(SESSION):
         raise ConfigError(
@@ -64,13 +63,13 @@ _Sha256: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Section(DocumentTable):
-    """A table of the document: unknown keys are refused, values are fixed once read."""
+    """A table of the document; unknown keys are refused and values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
 
 
 class TableSection(Section):
-    """Your own tables: one file per silo (named by the file), or files with a silo column; the schema says which."""
+    """Your own tables: one file per silo (named by the file), or files with a silo column; see the schema."""
 
     schema_file: Path = Field(description="public schema (`fedveil schema` drafts one)")
     files: Annotated[tuple[Path, ...], Field(min_length=1)]
@@ -81,7 +80,9 @@ class TableSection(Section):
 
     @model_validator(mode="after")
     def _one_test(self) -> TableSection:
-        if self.test_file is not None and self.test_share != TEST_SHARE:  # run folders state the usual one
+        """Check that test_share is not set next to a test_file."""
+        # A run folder's document states the default test_share next to a test_file, which must stay readable.
+        if self.test_file is not None and self.test_share != TEST_SHARE:
             raise ValueError(
                 "test_share is of the records that are held out, and beside test_file none are; leave test_share or "
                 "test_file out"
@@ -89,7 +90,7 @@ class TableSection(Section):
         return self
 
     def resolve_paths(self, folder: Path) -> TableSection:
-        """Return the section with its paths taken relative to a folder."""
+        """Return the section with paths resolved relative to a folder."""
         return self.model_copy(
             update={
                 "schema_file": (folder / self.schema_file).absolute(),
@@ -100,7 +101,7 @@ class TableSection(Section):
 
 
 class DataSection(Section):
-    """Which records are trained on, and how they are allotted to silos and users."""
+    """The training records, and their allocation to silos and users."""
 
     name: str | None = Field(None, description="a data set of the catalogue (`fedveil data`)")
     table: TableSection | None = Field(None, description="your own tables, instead of name")
@@ -119,11 +120,12 @@ class DataSection(Section):
     @field_validator("allocation")
     @classmethod
     def _usual(cls, given: Allocation | None, there: ValidationInfo) -> Allocation | None:
-        """Write the usual allocation in one way: left out. It allots the same records to the same users."""
+        """Replace the default allocation by None, so that equal allocations have one form in documents."""
         return None if given == Allocation() and there.data.get("table") is None else given
 
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:
+        """Check that the section names one source of records, with the keys of that source only."""
         if (self.name is None) == (self.table is None):
             raise ValueError("give either name (a data set of the catalogue) or table (your own files)")
         if self.name is not None and self.n_users is None:
@@ -138,7 +140,7 @@ class DataSection(Section):
 
 
 class ModelSection(Section):
-    """The model, what it minimises and how it is judged; None takes the data set's own choice."""
+    """The model, its loss and its metrics; None takes the data set's default."""
 
     name: str | None = Field(None, description="a shipped model, or package.module:factory")
     loss: str | None = Field(None, description="a shipped loss, or package.module:function")
@@ -166,7 +168,10 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _named(self) -> ModelSection:
-        """Refuse a name of nothing before a record is read; what an import path names is seen when it is loaded."""
+        """Refuse unknown names of built-in members before a record is read.
+
+        Objects of import paths are checked when they are loaded.
+        """
         for key, what, names, known in (
             ("name", "model", (self.name,), MODELS),
             ("loss", "loss", (self.loss,), LOSSES),
@@ -183,6 +188,7 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _from_a_file(self) -> ModelSection:
+        """Check that the keys of an initial model fit together."""
         if self.initial_layers is not None and self.initial is None:
             raise ValueError("initial_layers: give initial, the file that they are taken from")
         if self.initial is not None and self.start != "seed":
@@ -191,7 +197,7 @@ class ModelSection(Section):
 
 
 class TrainerSection(Section):
-    """How the local training is executed; changes the speed, not the result."""
+    """Execution of the local training; changes the speed, not the result."""
 
     name: Literal["auto", "loop", "vmap", "gram"] = "auto"
     compile: bool = Field(
@@ -210,7 +216,7 @@ class TrainerSection(Section):
 
 
 class ServerSection(Section):
-    """What the server does with the noisy mean and with the models, whatever the method: post-processing."""
+    """The server's post-processing of the noisy mean and of the models, for any method."""
 
     denoiser: Annotated[Choice, ChoiceField("denoisers")] | None = Field(
         None, description="default: the method's own, which is none but for dp-fed-ls"
@@ -224,7 +230,7 @@ class ServerSection(Section):
 
 
 class PrivacySection(Section):
-    """What is claimed, by which accountant, and when to stop."""
+    """The claimed guarantee, its accountant, and the budget that stops a run."""
 
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     accountant: Literal["pld", "rdp"] = "pld"
@@ -247,18 +253,18 @@ class PrivacySection(Section):
     )
 
     def randomness(self) -> PrivacyRandomness:
-        """Return where noise and sampling come from: the operating system, unless a seed was asked for by name."""
+        """Return the source of noise and sampling: the operating system, or a seed if one is named."""
         seed = self.insecure_seed
         return PrivacyRandomness.system() if seed is None else PrivacyRandomness.insecure(seed)
 
     def check_delta(self, n_users: int) -> None:
-        """Refuse a delta that is many users' worth, unless it is allowed by name.
+        """Check that delta is below 1 / n_users, unless a large delta is allowed by name.
 
         Args:
             n_users: |U|, the public number of users.
 
         Raises:
-            ConfigError: delta is 1 / n_users or more; says which delta would do.
+            ConfigError: delta is 1 / n_users or more; the message gives a delta that is small enough.
         """
         if is_large_delta(self.delta, n_users) and not self.allow_large_delta:
             raise ConfigError(
@@ -269,18 +275,19 @@ class PrivacySection(Section):
     @field_validator("allow_large_delta")
     @classmethod
     def _only_if_allowed(cls, given: bool | None) -> bool | None:
-        """Write the usual choice in one way: left out."""
+        """Replace false by None, so that equal choices have one form in documents."""
         return given or None
 
     @model_validator(mode="after")
     def _of_a_target(self) -> PrivacySection:
+        """Check that a share of epsilon comes with an epsilon."""
         if self.share < 1 and self.epsilon is None:
             raise ValueError("share: of privacy.epsilon, which is not given")
         return self
 
 
 class EvaluationSection(Section):
-    """Test metrics as releases of the run: held-out people are protected as those are who are trained on."""
+    """Test metrics as releases of the run; held-out users are protected like training users."""
 
     silos: SiloWeights | None = Field(
         None,
@@ -303,13 +310,17 @@ class EvaluationSection(Section):
     @field_validator("horizons")
     @classmethod
     def _ascending(cls, horizons: tuple[float, ...]) -> tuple[float, ...]:
+        """Check that the horizons are ascending."""
         if any(after <= before for before, after in pairwise(horizons)):
             raise ValueError("must be ascending")
         return horizons
 
 
 class PreprocessingSection(Section):
-    """Schema and clip refined by releases of the run, inside of what is declared; nothing else is fitted on records."""
+    """Refinement of schema and clip by releases of the run; nothing else is fitted on records.
+
+    Refined values stay within the declared ones.
+    """
 
     silos: SiloWeights | None = Field(
         None,
@@ -326,6 +337,7 @@ class PreprocessingSection(Section):
 
     @model_validator(mode="after")
     def _something(self) -> PreprocessingSection:
+        """Check that the section requests a refinement."""
         if not (self.bounds or self.impute or self.pool or self.clip):
             raise ValueError(
                 "nothing is asked for; give bounds, impute, pool or clip, or remove [preprocessing]"
@@ -334,7 +346,7 @@ class PreprocessingSection(Section):
 
 
 class BudgetSection(Section):
-    """How a run's epsilon is shared: shares of mu^2, of which training has the rest."""
+    """Shares of a run's epsilon, as shares of mu^2; training has the rest."""
 
     preprocessing: Annotated[float, Field(gt=0, lt=1)] = Field(0.07, description="of [preprocessing]")
     evaluation: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="of [evaluation]")
@@ -344,6 +356,7 @@ class BudgetSection(Section):
 
     @model_validator(mode="after")
     def _rest(self) -> BudgetSection:
+        """Check that the shares leave a part of the budget for training."""
         if self.preprocessing + self.evaluation + self.votes >= 1:
             raise ValueError("the shares leave nothing for training; together they must be below 1")
         return self
@@ -353,7 +366,7 @@ class BudgetSection(Section):
 
 
 class Experiment(Section):
-    """One training run, complete."""
+    """One complete training run."""
 
     file: ClassVar[str] = "experiment.toml"
 
@@ -379,11 +392,12 @@ class Experiment(Section):
 
     @property
     def shares(self) -> BudgetSection:
-        """The shares of the budget, defaults included."""
+        """The shares of the budget, including defaults."""
         return self.budget or BudgetSection()
 
     @model_validator(mode="after")
     def _coherent(self) -> Experiment:
+        """Check the keys of different tables against each other."""
         trains = self.method.needs("local")
         if trains and self.local is None:
             raise ValueError(f"local: {self.method.name} trains locally; give [local] with a learning_rate")
@@ -405,7 +419,7 @@ class Experiment(Section):
         return self
 
     def _check_shares(self) -> None:
-        """Refuse releases beside the rounds that nothing pays for, or of people who are in no silo."""
+        """Check that side releases have a budget, and that held-out records belong to the silos' tables."""
         asked = [name for name in ("preprocessing", "evaluation") if getattr(self, name) is not None]
         asked += ["budget.votes"] if self.shares.votes else []
         if self.privacy.share < 1:
@@ -432,7 +446,7 @@ class Experiment(Section):
             )
 
     def resolve_paths(self, folder: Path) -> Experiment:
-        """Return the experiment with the paths of its tables and initial model taken relative to a folder."""
+        """Return the experiment with paths of tables and initial model resolved relative to a folder."""
         data, model = self.data, self.model
         if data.table is not None:
             data = data.model_copy(update={"table": data.table.resolve_paths(folder)})
@@ -446,7 +460,7 @@ class Experiment(Section):
 
 
 def flatten_keys(document: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return the values of a document by the paths of their keys: ``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    """Return the values of a document by key path: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``."""
     found: dict[str, Any] = {}
     for key, value in document.items():
         found |= (
@@ -456,7 +470,7 @@ def flatten_keys(document: Mapping[str, Any], above: str = "") -> dict[str, Any]
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return base with changes laid over it, table by table; a change to None takes the key away."""
+    """Merge changes into a document, table by table; a change to None removes the key."""
     merged = dict(base)
     for key, value in changes.items():
         inner = merged.get(key)
@@ -464,6 +478,7 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             merged.pop(key, None)
         elif isinstance(value, dict):
             laid = merge(inner if isinstance(inner, dict) else {}, value)
+            # A table whose changes only remove keys must not create an empty table.
             if laid or key in merged or not value:
                 merged[key] = laid
         else:
@@ -472,9 +487,12 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
-    """Read ``a.b=value`` (a TOML value; a bare word counts as a string) into nested tables.
+    """Parse ``a.b=value`` into nested tables; the value is a TOML value, and a bare word is a string.
 
-    ``a.b=`` takes the key away, so that its default holds: its value is None here.
+    ``a.b=`` removes the key so that its default holds; its value is None here.
+
+    Raises:
+        ConfigError: no key, a value that is not TOML, or the removal of an unknown key.
     """
     key, equals, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
@@ -499,7 +517,7 @@ def parse_assignment(text: str) -> dict[str, Any]:
 
 
 def _check_path(path: list[str]) -> None:
-    """Refuse to take a key away that no experiment has: a slip would pass unseen."""
+    """Refuse to remove a key that no experiment has: a misspelt key would otherwise have no effect."""
     for depth, part in enumerate(path):
         known = _known_keys(tuple(path[:depth]))
         if part not in known:
@@ -510,17 +528,20 @@ def _check_path(path: list[str]) -> None:
 
 
 def parse(document: dict[str, Any], origin: str) -> Experiment:
-    """Validate a document; raise :class:`ConfigError` with each offending key's path.
+    """Validate a document.
 
     Args:
         document: the nested tables.
-        origin: what to call the document in an error (a file or a preset).
+        origin: name of the document in an error (a file or a preset).
+
+    Raises:
+        ConfigError: a wrong document; the message names each wrong key's path.
     """
     return validate_document(Experiment, document, origin)
 
 
 def _known_keys(path: tuple[int | str, ...]) -> list[str]:
-    """Return the keys of the table at a path; those of a choice are those of every member of its kind."""
+    """Return the keys of the table at a path; for a choice, the keys of all members of its kind."""
     model: Any = Experiment
     for part in path:
         section = model.model_fields.get(part)
@@ -535,7 +556,7 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
 
 
 def _mark_of(section: FieldInfo | None) -> ChoiceField | StageField | None:
-    """Return what says that a field of a table is a section of a stage, or of one that it names."""
+    """Return the annotation of a field as a stage's section or a choice; None if it has neither."""
     if section is None:
         return None
     marks = (*section.metadata, *(mark for one in get_args(section.annotation) for mark in get_args(one)[1:]))
@@ -543,9 +564,9 @@ def _mark_of(section: FieldInfo | None) -> ChoiceField | StageField | None:
 
 
 def asked_for(document: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the kind and the name of every member that a document asks for, by key; nothing is loaded.
+    """Return the kind and name of every member that a document names, by key; nothing is loaded.
 
-    What is no name is left to :func:`parse`, which refuses it.
+    A name that is not a string is left to :func:`parse`, which refuses it.
     """
     found = {}
     for path, kind in _slots(Experiment, ()):

@@ -1,7 +1,8 @@
-"""A method that was composed in Python and handed over: what an experiment keeps of it.
+"""Describe a method that was composed in Python, so that an experiment's document can identify it.
 
-Claim: a run goes on with a composition alone that says of every stage what the one that it began with said: class, and
-every field by value. What cannot be said so is refused before the run begins. Code of classes is not compared.
+Guarantee: a run resumes only with a composition whose stages have the same description as at its start: class, and
+every field by value. A value that has no description is refused before the run begins. Not claimed: that the code
+of the classes is the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fedveil.run.config.choice import Choice, ChoiceField, section_error
 from fedveil.sanitize import sanitize
 
 SESSION: Final = "session:"
-"""How the name of what was handed over in Python begins: data, a model, a loss, a metric, a method."""
+"""Prefix of the names of objects that were passed in Python: data, a model, a loss, a metric, a method."""
 
 _NAME: Final = "name"
 _STAGES: Final = "stages"
@@ -26,12 +27,12 @@ _STAGES: Final = "stages"
 
 @dataclass(frozen=True)
 class ChosenMethod(ChoiceField):
-    """Marks the section of a method, which may have been handed over in Python."""
+    """Annotation of the section of a method, which may have been composed in Python."""
 
     kind: str = "methods"
 
     def read(self, given: Any) -> Choice:
-        """Return the choice of a table; of a composed method what the table says of it."""
+        """Return the choice of a table; for a method composed in Python, its description."""
         if isinstance(given, dict) and str(given.get(_NAME)).startswith(SESSION):
             return InMemoryMethod.read(given)
         return super().read(given)
@@ -39,10 +40,10 @@ class ChosenMethod(ChoiceField):
 
 @dataclass(frozen=True)
 class InMemoryMethod(Choice):
-    """A method that was composed in Python: of it a document has its name and its stages in words.
+    """A method that was composed in Python; a document has its name and a description of its stages.
 
     Attributes:
-        value: the method; None where a document was read: nothing builds it again but the session that composes it.
+        value: the method; None if a document was read, because only the session that composed it can build it.
     """
 
     value: Any = field(default=None, compare=False)
@@ -52,14 +53,14 @@ class InMemoryMethod(Choice):
         """Return the choice of a composed method.
 
         Raises:
-            ConfigError: a stage holds what no document can say; names its path.
+            ConfigError: a stage holds a value without a description; the message names its path.
         """
         stages = {one.name: _spelt(getattr(method, one.name), one.name) for one in fields(method)}
         return cls(kind="methods", name=f"{SESSION}{method.name}", keys={_STAGES: stages}, value=method)
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> InMemoryMethod:
-        """Return what a document has of one."""
+        """Return the choice that a document describes."""
         stages = given.get(_STAGES)
         known = isinstance(stages, dict) and all(isinstance(one, str) for one in stages.values())
         if not known or given.keys() != {_NAME, _STAGES}:
@@ -70,7 +71,7 @@ class InMemoryMethod(Choice):
 
     @property
     def unverified_parts(self) -> tuple[str, ...]:
-        """Stages whose classes are not of this package."""
+        """Sentences on stages whose classes come from other packages."""
         stages = (
             {}
             if self.value is None
@@ -83,18 +84,18 @@ class InMemoryMethod(Choice):
         )
 
     def as_default(self, key: str) -> bool:
-        """Return True: it has no keys."""
+        """Return True, because a composed method has no keys."""
         return True
 
     def needs(self, what: str) -> bool:
-        """Return False: it is whole."""
+        """Return False, because a composed method is complete."""
         return False
 
     def build(self, given: Mapping[str, Any] = MappingProxyType({}), **instead: Any) -> Any:
         """Return the method.
 
         Raises:
-            ConfigError: a document has its words alone; or an experiment asks for other silos that pool what they know.
+            ConfigError: only the description is known, or the experiment sets another number of colluding silos.
         """
         if self.value is None:
             raise ConfigError(
@@ -111,7 +112,11 @@ class InMemoryMethod(Choice):
 
 
 def _spelt(value: Any, path: str) -> str:
-    """Return a value of a composition in words that are the same in every session."""
+    """Return a description of a value that is the same in every session.
+
+    Raises:
+        ConfigError: the value has none: it is not a number, text, list, enum member or dataclass of those.
+    """
     if isinstance(value, Enum):
         return f"{type(value).__qualname__}.{value.name}"
     if is_dataclass(value) and not isinstance(value, type):
@@ -131,4 +136,5 @@ def _spelt(value: Any, path: str) -> str:
 
 
 def _is_strange(kind: type[Any]) -> bool:
+    """Return whether a class comes from another package."""
     return kind.__module__.partition(".")[0] not in (PACKAGE, "builtins")

@@ -1,9 +1,9 @@
-"""Code that an experiment names by import paths: of a run folder it runs only where its reader names it too.
+"""Find the import paths that an experiment names; run them only if the folder's reader agrees.
 
-A run folder may come from somebody else, and reading it must run nothing of its writer's choice. Stages, methods and
-data sets are members of installed packages (:mod:`fedveil.registry`); a model, a loss or a metric may be any object of
-any module that Python finds. Whoever begins a run names them in their own document; whoever goes on with a folder,
-audits it or makes a bundle of it says by name which of them they trust.
+A run folder may come from another person, and reading it must run no code of that person's choice. Stages, methods
+and data sets are members of installed packages (:mod:`fedveil.registry`). A model, a loss or a metric may be any
+object of any module that Python finds. A user who begins a run names them in the experiment. A user who resumes,
+audits or bundles a folder must state by name which of them to trust.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedveil.sanitize import sanitize
 
 
 def find_named_code(experiment: Experiment) -> dict[str, str]:
-    """Return the import paths that an experiment names, each with the first key that does; nothing is imported."""
+    """Return the import paths that an experiment names, each with its first key; nothing is imported."""
     model = experiment.model
     asked = [("model.name", model.name), ("model.loss", model.loss)]
     asked += [("model.metrics", one) for one in model.metrics or ()]
@@ -30,15 +30,15 @@ def find_named_code(experiment: Experiment) -> dict[str, str]:
 
 
 def check_code(experiment: Experiment, trusted: Collection[str], folder: Path) -> None:
-    """Return if all code that a run folder's experiment names is trusted, before any of it is imported.
+    """Check that all code named by a run folder's experiment is trusted, before any of it is imported.
 
     Args:
-        experiment: as the folder has it.
-        trusted: import paths that its reader names.
+        experiment: the experiment of the folder.
+        trusted: import paths that the reader of the folder names.
         folder: the run folder, for errors.
 
     Raises:
-        ConfigError: it names other code; says which, and how to trust it.
+        ConfigError: the experiment names other code; the message lists it, and how to trust it.
     """
     strange = {path: key for path, key in find_named_code(experiment).items() if path not in trusted}
     if not strange:

@@ -1,4 +1,4 @@
-"""Documents of releases from tables: which tables, what is asked of them, and under which guarantee."""
+"""Define documents of releases from tables: the tables, the request, and the guarantee."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from fedveil.validation import validate_document
 
 STATISTICS: Final = "statistics.toml"
 INFERENCE: Final = "inference.toml"
-"""Names of the documents in run folders."""
+"""File names of the documents in run folders."""
 
 
 class TableDocument(Section):
-    """Releases from your own tables. `[data]`, `[privacy]` and `[protection]` are those of an experiment.
+    """Releases from your own tables.
+
+    `[data]`, `[privacy]` and `[protection]` are those of an experiment.
 
     Attributes:
-        table: the table of the document that only its kind has.
-        file: name of the document in run folders.
-        command: that makes them.
+        table: name of the TOML table that only this kind of document has.
+        file: file name of the document in run folders.
+        command: fedveil command that makes the releases.
     """
 
     table: ClassVar[str]
@@ -43,6 +45,7 @@ class TableDocument(Section):
 
     @model_validator(mode="after")
     def _one_release(self) -> TableDocument:
+        """Check that the document has tables and an epsilon, and no keys of training."""
         if self.data.table is None:
             raise ValueError(
                 "data.table: statistics are of your own tables, whose schema declares bounds and categories"
@@ -56,12 +59,12 @@ class TableDocument(Section):
         return self
 
     def to_toml(self) -> str:
-        """Return the complete document."""
+        """Return the complete document as TOML."""
         return tomlkit.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
 class ReleaseDocument(TableDocument):
-    """One release of statistics, complete."""
+    """One complete release of statistics."""
 
     table: ClassVar[str] = "statistics"
     file: ClassVar[str] = STATISTICS
@@ -71,7 +74,7 @@ class ReleaseDocument(TableDocument):
 
 
 class InferenceDocument(TableDocument):
-    """One regression, complete."""
+    """One complete regression."""
 
     table: ClassVar[str] = "inference"
     file: ClassVar[str] = INFERENCE
@@ -92,10 +95,11 @@ _Document = TypeVar("_Document", bound=TableDocument)
 
 
 def read_releases(path: Path, kind: type[_Document]) -> _Document:
-    """Read a document of a kind; the paths of its tables are taken relative to it.
+    """Read a document of a kind; paths of its tables are relative to the document.
 
     Raises:
-        ConfigError: unreadable, of another kind, or a key that is wrong, by its path.
+        ConfigError: the file is unreadable, of another kind, or has a wrong key, which the message names by its
+            path.
     """
     document = read_toml(path)
     if kind.table not in document:

@@ -1,15 +1,15 @@
-"""A study: one experiment in several scenarios and variants, over several seeds.
+"""Read a study: one experiment in several scenarios and variants, over several seeds.
 
-A preset is a study that ships with the package. A TOML document is a study if it has a table ``[experiment]``, and a
-single experiment otherwise::
+A preset is a study that ships with the package. A TOML document is a study if it has a table ``[experiment]``, and
+a single experiment otherwise::
 
     title = "what it shows"
-    [experiment]            # what all runs share
-    [scenarios.NAME]        # optional: laid over it, one after the other (the settings of a figure);
-                            # its own table "variants" is laid over single variants in this scenario
-    [variants.NAME]         # optional: laid over that (the methods that are compared)
+    [experiment]            # shared by all runs
+    [scenarios.NAME]        # optional: merged into [experiment], one scenario at a time (the settings of a figure);
+                            # its own table "variants" is merged into single variants in this scenario
+    [variants.NAME]         # optional: merged into that (the methods that are compared)
     [quick]                 # --quick: which scenarios and variants (lists of names) ...
-    [quick.experiment]      # ... and what is laid over them, where they have such a table
+    [quick.experiment]      # ... and changes that are merged into them; [local] only if they have such a table
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Tables: TypeAlias = dict[str, dict[str, Any]]
 
 
 class _Scenario(DocumentTable):
-    """What is laid over an experiment; its own table lies over single variants."""
+    """Changes to an experiment; its own table ``variants`` changes single variants."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -41,7 +41,7 @@ class _Scenario(DocumentTable):
 
 
 class _Quick(DocumentTable):
-    """Which part of a study is its small scale, and what is laid over that."""
+    """The small-scale part of a study, and the changes to it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,7 +51,7 @@ class _Quick(DocumentTable):
 
 
 class _Document(DocumentTable):
-    """The tables of a study; what they hold is checked of every experiment, once they are laid over one another."""
+    """The tables of a study; their content is validated per experiment, after merging."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,7 +64,7 @@ class _Document(DocumentTable):
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A named set of experiments that belong together."""
+    """A named set of related experiments."""
 
     name: str
     title: str
@@ -72,7 +72,7 @@ class Study:
 
     @contextmanager
     def naming(self, experiment: Experiment) -> Iterator[None]:
-        """Have an error about an experiment say which one it is about, where there are several."""
+        """Prefix an error with the name of its experiment, if the study has several."""
         try:
             yield
         except FedveilError as error:
@@ -83,7 +83,7 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which part of a study to run: None means all."""
+    """The part of a study to run; None selects all."""
 
     scenarios: tuple[str, ...] | None = None
     variants: tuple[str, ...] | None = None
@@ -117,7 +117,7 @@ def load_study(name_or_path: str, selection: Selection = Selection()) -> Study:
 
 
 def study_documents(name_or_path: str, selection: Selection = Selection()) -> list[dict[str, Any]]:
-    """Return the document of every experiment, as written: merged and named, but neither validated nor completed."""
+    """Return the document of every experiment: merged and named, but not validated or completed."""
     path, name, document = _read(name_or_path)
     return _merged(path.name, name, document, selection)
 
@@ -140,6 +140,7 @@ def _read(name_or_path: str) -> tuple[Path, str, dict[str, Any]]:
 
 
 def _merged(origin: str, name: str, document: dict[str, Any], selection: Selection) -> list[dict[str, Any]]:
+    """Return one merged document per scenario, variant and seed."""
     quick = document.get("quick", {}) if selection.quick else {}
     if selection.quick and "quick" not in document:
         raise ConfigError(f"{origin}: has no [quick] table; run it without --quick")
@@ -150,6 +151,7 @@ def _merged(origin: str, name: str, document: dict[str, Any], selection: Selecti
         for variant, of_variant in variants:
             shared = {key: value for key, value in of_scenario.items() if key != "variants"}
             merged = merge(merge(document["experiment"], shared), of_variant)
+            # Later changes win: [experiment], scenario, variant, variant in this scenario, [quick], overrides.
             merged = merge(merged, of_scenario.get("variants", {}).get(variant, {}))
             merged = merge(merged, _fitting(quick.get("experiment", {}), merged))
             label = "-".join(part for part in (scenario, variant) if part)
@@ -161,7 +163,7 @@ def _merged(origin: str, name: str, document: dict[str, Any], selection: Selecti
                 merged = merge(merged, override)
             label = label or merged.get("name", name)
             first = merged.get("seed", 0)
-            whole = type(first) is int  # what else stands there is refused with all other keys
+            whole = type(first) is int  # another type is left to the validation of the experiment
             for seed in range(first, first + selection.seeds) if whole else (first,):
                 suffix = f"-seed{seed}" if selection.seeds > 1 else ""
                 documents.append({**merged, "name": f"{label}{suffix}", "seed": seed})
@@ -169,13 +171,14 @@ def _merged(origin: str, name: str, document: dict[str, Any], selection: Selecti
 
 
 def _fitting(changes: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes without [local] where the document has none (a method that does not train locally)."""
+    """Return the changes without [local] if the document has none (a method that does not train locally)."""
     return {key: value for key, value in changes.items() if key != "local" or "local" in document}
 
 
 def _chosen(
     origin: str, kind: str, document: dict[str, Any], wanted: Sequence[str] | None
 ) -> list[tuple[str, dict[str, Any]]]:
+    """Return the selected scenarios or variants with their tables; one unnamed if the study has none."""
     tables = document.get(f"{kind}s") or {"": {}}
     if wanted is None:
         return list(tables.items())
@@ -189,11 +192,17 @@ def _chosen(
 
 
 def _preset_files() -> dict[str, Path]:
+    """Return the file of every preset by name."""
     folder = Path(str(resources.files("fedveil") / "presets"))
     return {path.stem: path for path in folder.glob("*.toml")}
 
 
 def _locate(name_or_path: str) -> Path:
+    """Return the path of a preset or of a TOML file.
+
+    Raises:
+        ConfigError: the name is neither.
+    """
     known = _preset_files()
     if name_or_path in known:
         return known[name_or_path]

@@ -1,4 +1,4 @@
-"""What is trained where nobody says: model, loss and metrics of a data set, or those that fit its targets."""
+"""Choose model, loss and metrics: those of the experiment, of the data set, or of the kind of target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedveil.training.validation import validate_loss
 
 
 class Defaults(NamedTuple):
-    """What is trained where nobody names it."""
+    """Default model, loss and metrics."""
 
     model: str
     loss: str
@@ -35,15 +35,15 @@ BY_TASK: Final[Mapping[str, Defaults]] = {
     "regression": Defaults("linear", "squared_error", ("r2", "mae", "loss")),
     "survival": Defaults("linear", "cox", ("c_index", "loss")),
 }
-"""Model, loss and metrics where neither the experiment nor the data set names them."""
+"""Model, loss and metrics if neither the experiment nor the data set names them."""
 
 
 def defaults_of(source: str | None, population: Population) -> Defaults:
-    """Return what is trained where the experiment does not say: what the data set brings, else what fits the task.
+    """Return the default model, loss and metrics: those of the data set, or of the kind of target.
 
     Args:
-        source: name of the data set; None for tables and for what was handed over.
-        population: what is trained on.
+        source: name of the data set; None for tables and for data passed in Python.
+        population: the population of the run.
     """
     default = BY_TASK["two classes" if population.n_classes == 2 else population.task]
     if source is None:
@@ -60,12 +60,12 @@ def task_of(experiment: Experiment, population: Population, begin: PublicModel |
     """Build the model that an experiment names, with its loss and its metrics.
 
     Args:
-        experiment: names them.
-        population: what is trained on.
-        begin: whose parameters the model begins with; None: it begins as the experiment's seed says.
+        experiment: names the model, loss and metrics.
+        population: the population of the run.
+        begin: public model with the initial parameters; None: as the experiment's ``start`` and ``seed`` define.
 
     Raises:
-        FedveilError: a name that does not exist, or something that does not fit the targets.
+        FedveilError: a name that does not exist, or a loss that does not fit the targets.
     """
     asked = experiment.model
     for key, named in (
@@ -100,13 +100,16 @@ def task_of(experiment: Experiment, population: Population, begin: PublicModel |
 
 
 def beginning(experiment: Experiment) -> tuple[Experiment, PublicModel | None]:
-    """Return the file that an experiment's model begins with, and the experiment with its digest, which stands for it.
+    """Return the experiment with the digest of its initial model, and the initial model itself.
 
-    The path is its owner's; the digest is what silos are told, state and sign, and what later runs are held to. The
-    file is read once: what was hashed is what is trained.
+    The path belongs to the user's machine. The digest identifies the file: silos receive, state and sign it, and a
+    resumed run must match it. The file is read once, so that the hashed bytes are the trained ones.
+
+    Returns:
+        The experiment and the public model; None if the experiment names no initial model.
 
     Raises:
-        ModelError: no such file.
+        ModelError: the file does not exist.
         ConfigError: the experiment names another digest.
     """
     path, said = experiment.model.initial, experiment.model.sha256

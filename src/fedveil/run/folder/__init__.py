@@ -1,1 +1,1 @@
-"""What a run leaves behind: its files, how they are written so that no kill loses a round, and how they are read."""
+"""The run folder: its files, their documents, and how they are written durably."""

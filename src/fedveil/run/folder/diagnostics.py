@@ -1,5 +1,6 @@
-"""What a simulation says of the records it trains on: how they spread, by a hash which they are, and
-what always giving the same answer would reach: a result that is no better has learned nothing.
+"""Write and check a simulation's diagnostics of its records: distribution, hash and constant baseline.
+
+The baseline is the result of the best constant prediction. A model that is not better has learned nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ RECORDS = "diagnostics.json"
 
 
 def population_diagnostics(prepared: Prepared) -> Row:
-    """Return what ``diagnostics.json`` holds; computed from private records, so no guarantee covers it."""
+    """Return the content of ``diagnostics.json``, computed from private records; no guarantee covers it."""
     per_user = prepared.population.records_per_user()
     return {
         "records_per_user": {
@@ -37,11 +38,11 @@ def population_diagnostics(prepared: Prepared) -> Row:
 
 
 def require_same_records(folder: RunFolder, prepared: Prepared) -> None:
-    """Refuse to treat other records as those that a run was trained on.
+    """Check that the training records are those that a run was trained on.
 
     Raises:
-        RunFolderError: the folder does not say which records they were (a run between institutions, whose records
-            were never in one place), or these are others: a table has changed, or the data set is another version.
+        RunFolderError: the folder does not name its records (in a federation the records were never in one place),
+            or the records differ: a table has changed, or the data set is another version.
     """
     path = folder / RECORDS
     try:
@@ -61,7 +62,7 @@ def require_same_records(folder: RunFolder, prepared: Prepared) -> None:
 
 
 def baseline_of(folder: Path) -> dict[str, float | None]:
-    """Return what the best constant answer reached in a run, by metric; empty where its folder does not say.
+    """Return the metrics of the best constant prediction in a run; empty if its folder has none.
 
     Raises:
         RunFolderError: ``diagnostics.json`` is damaged.
@@ -74,11 +75,11 @@ def baseline_of(folder: Path) -> dict[str, float | None]:
 
 
 def baseline(prepared: Prepared) -> dict[str, float | None]:
-    """Return every metric of the best constant answer to the test records, None where it is not defined.
+    """Return every metric of the best constant prediction on the test records; None if not defined.
 
-    The answer is made of the test targets themselves: the shares of the classes, so that the most frequent one is
-    predicted; the mean of numbers; no difference between people for survival. It is of the same kind as the metrics of
-    the model, and as little covered by a guarantee: nothing at all where test metrics are released under one.
+    The prediction follows from the test targets: the fractions of the classes, so that the most frequent class is
+    predicted; the mean of numbers; equal risk for all users in survival. Like the model's metrics it is not covered
+    by a guarantee, so it is empty if test metrics are released under one.
     """
     if prepared.evaluation is not None:
         return {}
@@ -93,7 +94,7 @@ def baseline(prepared: Prepared) -> dict[str, float | None]:
 
 
 def _constant(prepared: Prepared) -> Float[Tensor, "1 k"]:
-    """Return the outputs that a record gets, whoever it is."""
+    """Return the (1, k) outputs that every record gets."""
     population = prepared.population
     one = torch.zeros(1, *population.feature_shape)
     width = prepared.task.predict(prepared.task.initial().cpu(), one).shape[1]
@@ -105,5 +106,7 @@ def _constant(prepared: Prepared) -> Float[Tensor, "1 k"]:
     if population.n_classes is None:
         return torch.full((1, width), float(np.average(population.test_targets, weights=weights)))
     counts = np.bincount(population.test_targets, weights=weights, minlength=population.n_classes)
+    # Log-fractions as logits make a softmax return the fractions; 1e-9 stands for an absent class. One output of a
+    # binary loss is the difference of the two logits.
     logits = torch.from_numpy(np.log(np.maximum(counts / counts.sum(), 1e-9))).float()
     return logits[None] if width > 1 else (logits[1:] - logits[:1])[None]

@@ -1,7 +1,7 @@
-"""The documents of a run folder as they are read: models that know what each file holds.
+"""Read the documents of a run folder into validated models.
 
-A report reads them long after the run, on another machine; a resumed run reads the same ones. An error names the file,
-the line and the key, and what would be right there. What is read here imports neither torch nor an experiment.
+A report reads them long after the run, on another machine; a resumed run reads the same ones. An error names the
+file, the line and the key, and gives the expected value. This module imports neither torch nor an experiment.
 
 ====================  =====================================================
 file                  read as
@@ -44,25 +44,25 @@ _Flag = Annotated[bool, Strict()]
 _Epsilon = Annotated[
     float, BeforeValidator(lambda value: math.inf if value is None else value), Strict(), Field(ge=0)
 ]
-"""A bound, for which null stands for infinity."""
+"""A bound; null in JSON stands for infinity."""
 _Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value), Strict()]
-"""A measured number, for which null stands for one that is not finite."""
+"""A measured number; null in JSON stands for a number that is not finite."""
 
 
 class Document(DocumentTable):
-    """A document or line of a run folder; keys that a reader does not know are left out."""
+    """A document or line of a run folder; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class CommunicationCost(Document):
-    """What a channel's messages cost.
+    """Cost of a channel's messages.
 
     Attributes:
-        float32_bytes: what the same numbers would take as float32.
-        bits_per_parameter: of all messages.
-        limit: the information limit, bits a parameter; None where messages are not compressed to their noise.
-        acceptance: share of the quantiser's draws that were accepted; None where nothing is drawn.
+        float32_bytes: bytes of the same numbers in float32.
+        bits_per_parameter: mean over all messages.
+        limit: information limit in bits per parameter; None if messages are not compressed to their noise.
+        acceptance: fraction of the quantiser's draws that were accepted; None if the quantiser draws nothing.
     """
 
     float32_bytes: _Count
@@ -72,13 +72,13 @@ class CommunicationCost(Document):
 
 
 class Movement(Document):
-    """How far a run has come, in the unit of an update; released models and public numbers alone.
+    """Displacement of a run's model in the unit of an update, from public numbers.
 
     Attributes:
         parameters: d.
-        model: how far the global model is from the initial one.
-        noise: how far noise alone moves it, in expectation.
-        most: how far people could have moved it; None where that is not bounded.
+        model: distance of the released global model from the initial one.
+        noise: expected displacement by noise alone.
+        most: largest displacement that the users could cause; None if it is not bounded.
     """
 
     parameters: _Count
@@ -91,19 +91,20 @@ class RoundRow(Document):
     """One line of metrics.jsonl; round 0 is the initial model.
 
     Attributes:
-        round: its number.
-        seconds: what it took.
-        test: by metric; empty where the round's model was not evaluated, NaN for a metric that is not defined there.
-        epsilon: spent up to and including this round, infinite where nothing is guaranteed.
-        contributions: how many there were.
-        nonfinite: how many of them were not finite numbers.
-        norms: quantiles, at ``NORM_LEVELS``, of their l2 norms before clipping, in the unit of an update.
-        clip: the bound that they met.
-        movement: up to this round; None where nobody knows what is noise.
-        remarks: of round 0: what public facts say against the model and its features.
-        clipped: the fraction that was cut down to it.
-        bytes_up: what all silos or clients sent to the server; None where nobody counted.
-        communication_cost: a channel's messages beside float32.
+        round: number of the round.
+        seconds: wall-clock seconds of the round.
+        test: test metrics by name; empty if the round's model was not evaluated, NaN for a metric that is not
+            defined.
+        epsilon: spent up to and including this round; infinite if nothing is guaranteed.
+        contributions: number of contributions.
+        nonfinite: number of contributions that were not finite numbers.
+        norms: quantiles at ``NORM_LEVELS`` of the l2 norms before clipping, in the unit of an update.
+        clip: the bound of an update.
+        movement: displacement up to this round; None if the noise on the model is unknown.
+        remarks: for round 0: remarks on the model and its features from public facts.
+        clipped: fraction of the updates that the bound shortened.
+        bytes_up: bytes that all silos or clients sent to the server; None if not counted.
+        communication_cost: cost of a channel's messages against float32; None if not counted.
     """
 
     round: _Count
@@ -122,13 +123,13 @@ class RoundRow(Document):
 
 
 class FailedAttempt(Document):
-    """One line of attempts.jsonl: an attempt at a round that silos left.
+    """One line of attempts.jsonl: an attempt at a round during which silos vanished.
 
     Attributes:
-        round: of the run.
-        attempt: at it, from 0.
-        silos: who vanished.
-        may_have_released: whether its sum may have shown, so that its event is paid for.
+        round: number of the round.
+        attempt: number of the attempt at the round, from 0.
+        silos: numbers of the silos that vanished.
+        may_have_released: whether the sum may have been opened, so that the attempt's charge is spent.
     """
 
     round: _Count
@@ -138,7 +139,7 @@ class FailedAttempt(Document):
 
 
 class Deciles(Document):
-    """How many records users have: the deciles 0, 0.1, ..., 1 over those who have any."""
+    """Deciles 0, 0.1, ..., 1 of the records per user, with 0 for users without any; numbers of users."""
 
     quantiles: Annotated[tuple[_Measured, ...], Field(min_length=11, max_length=11)]
     users_with_records: _Count
@@ -146,17 +147,18 @@ class Deciles(Document):
 
 
 class Diagnostics(Document):
-    """diagnostics.json: how records spread over users and silos (from private records: simulation only)."""
+    """diagnostics.json: distribution of private records over users and silos; simulation only."""
 
     records_per_user: Deciles
     records_per_silo: tuple[_Count, ...]
     silo_names: tuple[_Text, ...]
     records_sha256: _Text | None = None
     baseline: dict[_Text, _Measured] = Field(default_factory=dict)
-    """Every metric of the best constant answer to the test records."""
+    """Every metric of the best constant prediction on the test records."""
 
     @model_validator(mode="after")
     def _one_name_a_silo(self) -> Diagnostics:
+        """Check that every silo has a name."""
         if len(self.silo_names) != len(self.records_per_silo):
             raise ValueError(
                 f"silo_names: must have {len(self.records_per_silo)} names, one for each of records_per_silo"
@@ -165,20 +167,21 @@ class Diagnostics(Document):
 
 
 class Spectrum(Document):
-    """spectrum.json: magnitude by frequency of how far the model moved; computed from released models alone."""
+    """spectrum.json: magnitude of the model's displacement by frequency; from released models only."""
 
     frequencies: tuple[_Measured, ...]
     magnitudes: tuple[_Measured, ...]
 
     @model_validator(mode="after")
     def _pairs(self) -> Spectrum:
+        """Check that every frequency has a magnitude."""
         if len(self.frequencies) != len(self.magnitudes):
             raise ValueError(f"magnitudes: must have {len(self.frequencies)} numbers, one for each frequency")
         return self
 
 
 class Inference(Document):
-    """How well membership inference does: area under the curve, its interval, pairs of false and true positives."""
+    """Result of membership inference: area under the curve, interval, (false, true) positive rates."""
 
     auc: _Number
     low: _Number
@@ -188,7 +191,7 @@ class Inference(Document):
 
 
 class LowerBound(Document):
-    """A lower bound on epsilon, and the guesses about canaries that it comes from."""
+    """A lower bound on epsilon, with the guesses about canaries from which it follows."""
 
     epsilon: _Number
     confidence: _Number
@@ -198,12 +201,12 @@ class LowerBound(Document):
 
 
 class AuditRecord(Document):
-    """audit.json: what attacks on the run showed.
+    """audit.json: results of the attacks on the run.
 
     Attributes:
         inference: membership inference on the last model.
-        bound: on epsilon; None where it was not asked for.
-        refuted: whether the run claims less than the bound.
+        bound: lower bound on epsilon; None if it was not requested.
+        refuted: whether the claimed epsilon is below the bound.
     """
 
     inference: Inference
@@ -218,22 +221,22 @@ def read_document(path: Path, kind: type[DocumentT]) -> DocumentT:
     """Read a JSON document of a run folder.
 
     Raises:
-        RunFolderError: missing, damaged, or of another schema version; names file and key.
+        RunFolderError: missing, damaged, or of another schema version; the message names file and key.
     """
     return validate_as(read_object(path), path, kind)
 
 
 def read_statement(path: Path) -> Statement:
-    """Read privacy.json, whose words must be those of its values.
+    """Read privacy.json, and check that its sentences follow from its values.
 
     Raises:
-        RunFolderError: missing, damaged, of another version, or it contradicts itself.
+        RunFolderError: missing, damaged, of another version, or contradictory.
     """
     return Statement.from_json(parse_json(read_content(path, RunFolderError), path, RunFolderError), path)
 
 
 def read_object(path: Path) -> JsonObject:
-    """Read a JSON object of this schema version, whatever its keys.
+    """Read a JSON object of this schema version with any keys.
 
     Raises:
         RunFolderError: missing, damaged, or of another schema version.
@@ -243,17 +246,19 @@ def read_object(path: Path) -> JsonObject:
 
 
 def read_lines(path: Path, kind: type[DocumentT]) -> tuple[tuple[DocumentT, ...], bool]:
-    """Read a file of lines, and whether an incomplete last line was left out; no line if there is no file.
+    """Read a file of lines; return the documents and whether an incomplete last line was left out.
+
+    A missing file has no lines. A crash during an append can leave an incomplete last line.
 
     Raises:
-        RunFolderError: a line is damaged or of another schema version; names file, line and key.
+        RunFolderError: a line is damaged or of another schema version; the message names file, line and key.
     """
     lines, torn = _lines(path)
     return tuple(read_line(line, place, kind)[0] for place, line in lines), torn
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl as they are written; each of them is a :class:`RoundRow`.
+    """Return the raw lines of metrics.jsonl; each is a valid :class:`RoundRow`.
 
     Raises:
         RunFolderError: as :func:`read_lines`.
@@ -262,27 +267,28 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_line(line: bytes, place: object, kind: type[DocumentT]) -> tuple[DocumentT, dict[str, Any]]:
-    """Read one line; return it with what is written there.
+    """Read one line; return it as a document and as raw JSON.
 
     Raises:
-        RunFolderError: it is damaged or of another schema version; names place and key.
+        RunFolderError: the line is damaged or of another schema version; the message names place and key.
     """
     value = check_schema_version(parse_json(line, place, RunFolderError), place, SCHEMA_VERSION)
     return validate_as(value, place, kind), value
 
 
 def _lines(path: Path) -> tuple[list[tuple[str, bytes]], bool]:
-    """Return the complete lines of a file with their places, and whether something follows the last newline."""
+    """Return the complete lines of a file with their places, and whether a torn line follows."""
     if not path.exists():
         return [], False
+    # A crash during an append leaves a last line without its newline; it is not read.
     *lines, rest = read_content(path, RunFolderError, largest=LARGEST_FILE).split(b"\n")
     return [(f"{path}, line {number},", line) for number, line in enumerate(lines, start=1)], rest != b""
 
 
 def validate_as(value: JsonObject, place: object, kind: type[DocumentT]) -> DocumentT:
-    """Return an object as a document of its kind.
+    """Validate a JSON object as a document of a kind.
 
     Raises:
-        RunFolderError: a key is missing or has another form; names place and key, and what would be right.
+        RunFolderError: a key is missing or has another form; the message names place, key and the expected value.
     """
     return validate_document(kind, value, f"{place} is damaged", RunFolderError)

@@ -1,31 +1,31 @@
-"""The run folder: what a run leaves behind, written so that a kill at any moment loses nothing.
+"""Write and read the run folder, so that a crash at any moment loses nothing.
 
 ====================  ==================================================================================
 file                  content
 ====================  ==================================================================================
 experiment.toml       the resolved experiment, enough to repeat the run
-metrics.jsonl         one line a round; round 0 is the initial model
-ledger.jsonl          one line a round, written before the round's noise is drawn
-privacy.json          the statement
+metrics.jsonl         one line per round; round 0 is the initial model
+ledger.jsonl          one line per charge, written before the round's noise is drawn
+privacy.json          the privacy statement
 diagnostics.json      records per user and silo: simulation only
 model.safetensors     the last model
-preprocessing.json    the release that refined the schema, if one did
-schema.toml           the schema that it refined
-stopped.json          after which round a callback has ended the run, if one did
-evaluation.json       the release of test metrics, if there is one
-spectrum.json         how far the model moved, by frequency (from released models alone)
-audit.json            what attacks showed, if the run was audited
-checkpoint/           the model and the optimiser's state after the last complete round, and that round's line of
-                      metrics
+preprocessing.json    the releases that refined the schema or the clip, if any
+schema.toml           the refined schema
+stopped.json          the round after which a callback ended the run, if one did
+evaluation.json       the release of test metrics, if requested
+spectrum.json         displacement of the model by frequency (from released models only)
+audit.json            results of attacks, if the run was audited
+checkpoint/           model and optimiser state after the last complete round, with that round's line of metrics
 environment.json      versions, machine, trainer
-transcript.jsonl      every message of a protocol's parties, if it was asked for
-attempts.jsonl        attempts at a round that failed because silos vanished, if any did
+transcript.jsonl      every message of the protocol's parties, if requested
+attempts.jsonl        attempts at a round that failed because silos vanished, if any
 report.html           the self-contained report
 ====================  ==================================================================================
 
-A file is replaced by writing a temporary neighbour, flushing it to the disk and renaming it: readers see the old or the
-new content, never half of one. A round counts as complete when its checkpoint has been renamed into place; a
-resumed run plays again what its checkpoint lacks, and charges it again unless its noise is from a seed.
+To replace a file, the folder writes a temporary file next to it, flushes that file to disk and renames it. Readers
+see the old or the new content, never a mixture. A round is complete when its checkpoint has been renamed into place.
+A resumed run plays again the rounds that are missing from its checkpoint. It charges them again unless their noise
+is from a seed.
 """
 
 from __future__ import annotations
@@ -70,29 +70,29 @@ Row = dict[str, Any]
 
 PREPROCESSED: Final = "preprocessing.json"
 SCHEMA: Final = "schema.toml"
-"""The refined schema in the folder of a run with [preprocessing]."""
+"""Name of the refined schema in the folder of a run with [preprocessing]."""
 
 _CHECKPOINT: Final = "checkpoint/state.safetensors"
 _CHECKPOINT_VERSION: Final = 2
 _STATE: Final = "state."
-"""Before the names of an optimiser's tensors in a checkpoint."""
+"""Prefix of the names of an optimiser's tensors in a checkpoint."""
 
 
 def finite(value: float) -> float | None:
-    """Return the value, or None where JSON has no number for it."""
+    """Return the value, or None if JSON has no number for it (NaN or infinity)."""
     return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
-    """The global model after a complete round, that round's line of metrics, and where the ledger stood.
+    """The state of a run after a complete round.
 
     Attributes:
-        round: its number; 0 is the initial model.
-        model: (d,) after it.
-        state: of the server's optimiser after it, tensors by name.
-        row: its line of metrics.
-        ledger: its last charge.
+        round: number of the round; 0 is the initial model.
+        model: (d,) float32 global model after the round.
+        state: state of the server's optimiser after the round, tensors by name.
+        row: the round's line of metrics.
+        ledger: the ledger head: number and digest of the last charge.
     """
 
     round: int
@@ -103,23 +103,23 @@ class Checkpoint:
 
 
 class Document(Protocol):
-    """What a run folder is made for."""
+    """The document for which a run folder is created."""
 
     file: ClassVar[str]
-    """Its own name in the folder."""
+    """Name of the document's file in the folder."""
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """Name of the run, and of its folder."""
         ...
 
     def to_toml(self) -> str:
-        """Return the complete document."""
+        """Return the complete document as TOML."""
         ...
 
 
 def _instead(path: Path) -> str:
-    """Say what a folder without an experiment is."""
+    """Describe a folder without an experiment, for an error."""
     if not path.exists():
         return "not a run folder: there is no such folder"
     made = next((kind for kind in KINDS if (path / kind.file).exists()), None)
@@ -136,12 +136,17 @@ class RunFolder:
 
     @classmethod
     def create(cls, parent: Path, experiment: Document) -> RunFolder:
-        """Make a new folder for what runs; an existing one is never touched, the new one is numbered."""
+        """Create a new, numbered folder for a document; an existing folder is never changed.
+
+        Raises:
+            RunFolderError: the folder cannot be created.
+        """
         number = 1
         while True:
             path = parent / (experiment.name if number == 1 else f"{experiment.name}-{number}")
             try:
-                path.mkdir(mode=0o700, parents=True)  # parts of it are exact functions of private records
+                # Only the owner may read it: some files are exact functions of private records.
+                path.mkdir(mode=0o700, parents=True)
                 (path / "checkpoint").mkdir()
                 break
             except FileExistsError:
@@ -154,7 +159,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunFolder, Experiment]:
-        """Open an existing folder and read its experiment; another version's folder is refused."""
+        """Open an existing folder and read its experiment.
+
+        Raises:
+            RunFolderError: the path is not a run folder, or its schema version is another one.
+        """
         if not (path / "experiment.toml").is_file():
             raise RunFolderError(f"{path}: {_instead(path)}")
         document = check_schema_version(
@@ -164,7 +173,7 @@ class RunFolder:
         return folder, folder.with_refined_schema(parse(document, str(path / "experiment.toml")))
 
     def with_refined_schema(self, experiment: Experiment) -> Experiment:
-        """Return the experiment on the schema that its preprocessing has written here; itself where none has."""
+        """Return the experiment on the refined schema of this folder; unchanged if the folder has none."""
         table = experiment.data.table
         if experiment.preprocessing is None or table is None or not (self / SCHEMA).exists():
             return experiment
@@ -172,7 +181,7 @@ class RunFolder:
         return experiment.model_copy(update={"data": experiment.data.model_copy(update={"table": table})})
 
     def __truediv__(self, name: str) -> Path:
-        """Return the path of one of its files."""
+        """Return the path of a file in the folder."""
         return self.path / name
 
     def write(self, name: str, content: bytes) -> None:
@@ -183,18 +192,19 @@ class RunFolder:
             replace_file(target, content)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Replace a JSON file; the object gets the schema version."""
+        """Replace a JSON file atomically and durably; the object gets the schema version."""
         document = {"schema_version": SCHEMA_VERSION, **content}
         self.write(name, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Release a round: after this call it counts as complete."""
+        """Store a round; after this call it counts as complete and released."""
         metadata = {
             "schema_version": str(_CHECKPOINT_VERSION),
             "round": str(checkpoint.round),
             "row": json.dumps(checkpoint.row, allow_nan=False),
             "ledger_count": str(checkpoint.ledger.count),
             "ledger_digest": checkpoint.ledger.digest,
+            # Binds the checkpoint to the experiment: metrics of finished rounds may not choose its later settings.
             "experiment": self._experiment_digest,
         }
         tensors = {
@@ -206,11 +216,11 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether round 0, the initial model, was reached."""
+        """Whether the run has stored round 0, the initial model."""
         return (self.path / _CHECKPOINT).exists()
 
     def read_checkpoint(self) -> Checkpoint | None:
-        """Return the last complete round, or None if not even round 0 was reached.
+        """Return the last complete round; None if round 0 is not stored.
 
         Raises:
             RunFolderError: it is damaged, of another version or of another experiment.
@@ -238,6 +248,7 @@ class RunFolder:
                 )
             number, charges = int(metadata["round"]), int(metadata["ledger_count"])
             row = parse_json(metadata["row"], path, RunFolderError)
+            # `reading` turns a ValueError into an error that names the file.
             if row["round"] != number or min(number, charges) < 0:
                 raise ValueError
             if model.dtype != torch.float32 or model.ndim != 1 or not bool(torch.isfinite(model).all()):
@@ -247,7 +258,7 @@ class RunFolder:
 
     @cached_property
     def _experiment_digest(self) -> str:
-        """The digest of the experiment as it was when this process first asked."""
+        """SHA-256 of experiment.toml, read once per process."""
         return hashlib.sha256(read_content(self / "experiment.toml", RunFolderError)).hexdigest()
 
     def write_model(self, tensors: dict[str, Tensor]) -> None:
@@ -257,18 +268,22 @@ class RunFolder:
         )
 
     def append(self, name: str, *rows: Row) -> None:
-        """Add one line per row to a file of lines, durably."""
+        """Append one line per row to a file of lines, durably."""
         path = self.path / name
         with writing(path, RunFolderError):
             append_file(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
     def drop_torn_line(self, name: str) -> None:
-        """Make a file of lines end with a whole one, whatever the crash left."""
+        """Drop an incomplete last line that a crash left in a file of lines."""
         content = read_content(self.path / name, RunFolderError, largest=LARGEST_FILE)
         self.write(name, content[: content.rfind(b"\n") + 1])
 
     def mend_metrics(self, checkpoint: Checkpoint) -> None:
-        """Make metrics.jsonl end with the checkpoint's line, whatever the crash left."""
+        """Make metrics.jsonl end with the checkpoint's line.
+
+        A crash may have left a torn line, or none for the last checkpoint. Lines of later rounds are dropped,
+        because these rounds are not complete.
+        """
         path = self.path / "metrics.jsonl"
         kept = []
         content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
@@ -289,7 +304,7 @@ def stored_tensors(path: Path) -> Iterator[Any]:
     """Open a safetensors file.
 
     Raises:
-        RunFolderError: it is missing, or none.
+        RunFolderError: the file is missing or is not a safetensors file.
     """
     check_file(path, RunFolderError)
     try:
@@ -300,13 +315,14 @@ def stored_tensors(path: Path) -> Iterator[Any]:
 
 
 def drop_unbegun(path: Path) -> None:
-    """Remove the folder of a run that was killed before its experiment was written, if there is one.
+    """Remove the folder of a run that was killed before its experiment was written, if it exists.
 
-    Nothing was released, drawn or charged before.
+    Nothing was released, sampled or charged in it.
 
     Raises:
-        RunFolderError: there is something else in it, which is nobody's to remove, or the folder cannot be removed.
+        RunFolderError: the folder has other files, which are not ours to remove, or it cannot be removed.
     """
+    # `replace_file` writes this temporary file before it renames it to experiment.toml.
     unwritten = f".{Experiment.file}.tmp"
     try:
         found = {entry.name for entry in path.iterdir()}

@@ -1,16 +1,16 @@
-"""What a run folder shows, field by field, and which of it no guarantee covers.
+"""Classify every field of the run folder by the data it reveals, and list those without a guarantee.
 
 =========  =========================================================================================================
-kind       what a field is a function of
+kind       the field is a function of
 =========  =========================================================================================================
-COVERED    the experiment, released models and sums, and what the statement is about or names by itself
+COVERED    the experiment, released models and sums, and facts that the statement covers or names
 TESTED     test records
-PRIVATE    private records, exactly: counts, lengths, times. A simulation shows them because one process has them all
+PRIVATE    private records, exactly: counts, lengths, times. A simulation shows them: one process has all records
 =========  =========================================================================================================
 
-The statement names what is not COVERED (:func:`uncovered_outputs`), so a new field must be listed here before a run
-may write
-it: a test compares these tables with what runs write. A file that is not read as fields has one kind for all of it.
+The statement names everything that is not COVERED (:func:`uncovered_outputs`). A new field must be listed here
+before a run may write it: a test compares these tables with the files that runs write. A file that is not read as
+fields has one kind for all of its content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 
 
 class Kind(Enum):
-    """What a field of the run folder is a function of."""
+    """The data of which a field of the run folder is a function."""
 
     COVERED = "covered"
     TESTED = "tested"
@@ -38,8 +38,11 @@ METRICS: Final[Mapping[str, Kind]] = MappingProxyType(
     | dict.fromkeys(("participants", "contributions", "nonfinite", "norms", "clipped"), Kind.PRIVATE)
     | dict.fromkeys(("bytes_up", "communication_cost", "seconds", "elapsed"), Kind.PRIVATE)
 )
-"""Of a line of ``metrics.jsonl``. Lengths depend on the updates where a channel compresses, on who has records where
-weights are private; seconds on who takes part and with how many records."""
+"""Fields of a line of ``metrics.jsonl``.
+
+Message lengths depend on the updates if a channel compresses, and on which users have records if weights are private.
+Seconds depend on the participants and their numbers of records.
+"""
 
 STATEMENT: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(
@@ -60,7 +63,7 @@ STATEMENT: Final[Mapping[str, Kind]] = MappingProxyType(
         Kind.COVERED,
     )
 )
-"""Of ``privacy.json``."""
+"""Fields of ``privacy.json``."""
 
 LEDGER: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(
@@ -71,7 +74,7 @@ LEDGER: Final[Mapping[str, Kind]] = MappingProxyType(
         Kind.COVERED,
     )
 )
-"""Of a line of ``ledger.jsonl``."""
+"""Fields of a line of ``ledger.jsonl``."""
 
 ENVIRONMENT: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(
@@ -79,7 +82,7 @@ ENVIRONMENT: Final[Mapping[str, Kind]] = MappingProxyType(
         Kind.COVERED,
     )
 )
-"""Of ``environment.json``."""
+"""Fields of ``environment.json``."""
 
 FIELDS: Final[Mapping[str, Mapping[str, Kind]]] = MappingProxyType(
     {
@@ -89,7 +92,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Kind]]] = MappingProxyType(
         "environment.json": ENVIRONMENT,
     }
 )
-"""The files whose fields are of different kinds, or must stay COVERED every one."""
+"""The files whose fields have different kinds, or whose fields must all stay COVERED."""
 
 FILES: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(
@@ -106,11 +109,14 @@ FILES: Final[Mapping[str, Kind]] = MappingProxyType(
         ("diagnostics.json", "transcript.jsonl", "audit.json", "report.html", "checkpoint"), Kind.PRIVATE
     )
 )
-"""The other files. The report draws the private fields; the checkpoint has a line of metrics, and who was drawn."""
+"""All other files.
+
+The report plots the private fields. The checkpoint has a line of metrics, with the number of sampled participants.
+"""
 
 
 def uncovered_outputs(*, exact_metrics: bool = True) -> tuple[str, ...]:
-    """Return what a statement says of the fields and files that no guarantee covers.
+    """Return the sentences of a statement about fields and files that no guarantee covers.
 
     Args:
         exact_metrics: whether metrics on the test records are shown without noise.

@@ -1,4 +1,4 @@
-"""The privacy statement of a run, from the guarantee that was derived and the events that the ledger charged."""
+"""Build the privacy statement of a run from its derived guarantee and the charges of its ledger."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from fedveil.statistics.preprocessing import CLIP_QUANTILE
 
 
 def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
-    """Return what a run of so many complete rounds guarantees.
+    """Return the privacy statement of a run with ``rounds`` complete rounds.
 
     Args:
         prepared: the experiment that ran.
-        rounds: complete rounds.
-        ledger: what was charged: once a round, and again for every attempt that may have released its sum before silos
-            vanished (a crash may have charged one more), and every release beside the rounds.
+        rounds: number of complete rounds.
+        ledger: the charges: one per round, one more for every attempt that may have released its sum before silos
+            vanished (a crash may have charged one more), and one per side release.
     """
     guarantee, privacy = prepared.guarantee, prepared.experiment.privacy
     run, delta, spent, charges = prepared.experiment.name, privacy.delta, ledger.event, ledger.charges
     reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
     if not prepared.secure:
         reasons.append(KNOWN_SEED)
+    # Only the loss of the grids is needed here; the event is that of the ledger.
     _, loss = compose_with_rounds(
         None, guarantee.grid_loss_after(charges, prepared.length), ledger.beside, Role.READER
     )
+    # Every charge beyond one per round counts as a further release of a round.
     again = charges - rounds
     epsilon = None if reasons else finite(prepared.epsilon_with(Role.READER, rounds, ledger.beside, again))
     if epsilon is None and not reasons:
@@ -84,11 +86,12 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
 
 
 def _besides(again: int) -> str:
+    """Return the words about additional charges of rounds; empty for none."""
     return f", and {again} charged attempts that were repeated or not completed" if again else ""
 
 
 def _randomness(prepared: Prepared) -> str:
-    """Return where noise and sampling came from, in words."""
+    """Return the sentence on the source of noise and sampling."""
     if not prepared.secure:
         return "noise and samples were derived from a known seed, for reproduction only"
     if prepared.method.channel.content is Reveals.KEYED:
@@ -103,12 +106,12 @@ def _randomness(prepared: Prepared) -> str:
 
 
 def _refused(prepared: Prepared) -> tuple[str, ...]:
-    """Return for which records the method refuses all of them, beside those that the population names."""
+    """Return the sentences on records that the method refuses, in addition to those of the population."""
     return (OF_CLIENTS,) if prepared.method.contribution.per == "client" else ()
 
 
 def _fitted(prepared: Prepared) -> tuple[str, ...]:
-    """Return what comes from releases beside the rounds, and from which."""
+    """Return the sentences on results that follow from side releases, naming each release."""
     found, run = [], prepared.experiment.name
     if prepared.preprocessing is not None:
         wanted, releases = prepared.preprocessing.wanted, prepared.preprocessing.releases

@@ -1,1 +1,1 @@
-"""Releases that are no round of training: statistics, preprocessing, evaluation and inference, inside one budget."""
+"""Releases that are not training rounds: statistics, preprocessing, evaluation and inference."""

@@ -1,9 +1,9 @@
-"""Test metrics as releases of a run: planned from public numbers, charged, made of the last model, written down.
+"""Release the test metrics of a run: plan from public numbers, charge, compute, store.
 
-What is released goes by the target (:mod:`fedveil.statistics.evaluation.evaluator`): of scores first their bins, then
-counts in them; of anything else one release. Held-out people are those of the silos' own tables; somebody with
-records on both sides pays for both in the one ledger. Every output is computed by itself, so that nobody else's
-records round it.
+The target decides the releases (:mod:`fedveil.statistics.evaluation.evaluator`). Scores need two: first the places
+of their bins, then counts in the bins. Any other target needs one. Held-out users are those of the silos' own
+tables. A user with records in both training and test part pays for both in the one ledger. Every output is computed
+by itself, so that its rounding does not depend on the records of others.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import Progress
 
 MOST_ERROR: Final = 0.1
-"""Largest predicted standard deviation of the first test metric, by noise, that is paid for."""
+"""Largest predicted standard deviation of the first test metric by noise; planning refuses larger ones."""
 FIRST_SHARE: Final = 0.15
-"""The share of the evaluation's budget that places the bins of scores; counts in them have the rest."""
+"""Share of the evaluation's budget for the places of the score bins; the counts in the bins have the rest."""
 _CHUNK: Final = 256
-"""How many records are scored between two looks at the clock."""
+"""Number of records that are scored between two reports of progress."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """An evaluation, ready to be made; public numbers alone.
+    """A planned evaluation that is ready to be released; public numbers only.
 
     Attributes:
-        asked: what it is of.
-        releases: in their order. In the last one's step bins stand that are not those of the first release, for which
-            nobody has looked yet; length and norm are the same.
+        asked: the requested metrics, groups and weights.
+        releases: the side releases in order. The step of the last one contains placeholder bins, because the bins
+            of the first release are not known yet; its length and norm do not depend on them.
         error: predicted standard deviation of the measure by noise.
     """
 
@@ -62,31 +62,31 @@ class Evaluation:
 
     @property
     def measure(self) -> str:
-        """The figure whose noise is predicted."""
+        """Name of the figure whose noise is predicted."""
         return self.asked.evaluator.measure
 
     def release(self, before: NoisySums) -> Release:
-        """Return the release after these; its step is a function of them, and of public things."""
+        """Return the release that follows ``before``; its step depends on these sums and public facts only."""
         planned = self.releases[len(before)]
         if len(before) + 1 < len(self.releases):
             return planned
         return replace(planned, step=LocalStatistic(layout=self.asked.last(self.asked.score_bins(before))))
 
     def combine_releases(self, name: str, round_number: int, sums: NoisySums) -> ReleasedEvaluation:
-        """Return the evaluation that all releases together are.
+        """Return the evaluation that follows from all released sums.
 
         Args:
-            name: of the run.
-            round_number: after which the model was taken.
-            sums: of all releases.
+            name: name of the run.
+            round_number: the round after which the model was taken.
+            sums: sums of all releases, in order.
         """
         return ReleasedEvaluation(name=name, round=round_number, asked=self.asked, releases=sums)
 
 
 def asked_evaluation(experiment: Experiment, of: DeclaredTables) -> EvaluationRequest | None:
-    """Return what an experiment's evaluation is of, if it has one; no table is opened.
+    """Return the evaluation request of an experiment; None if it has none. No table is opened.
 
-    Its bins are those that the experiment gives; where it gives none, planning finds how many.
+    The number of bins is that of the experiment; if it is None, planning chooses the number.
     """
     section = experiment.evaluation
     if section is None:
@@ -100,15 +100,15 @@ def asked_evaluation(experiment: Experiment, of: DeclaredTables) -> EvaluationRe
 
 
 def plan_evaluation(experiment: Experiment, of: DeclaredTables) -> Evaluation | None:
-    """Plan the evaluation that an experiment asks for, if it does; no table is opened.
+    """Plan the evaluation of an experiment; return None if it requests none. No table is opened.
 
     Args:
-        experiment: whose privacy.epsilon the whole run may spend.
-        of: what is declared of its tables.
+        experiment: its privacy.epsilon covers the whole run.
+        of: declared facts about its tables.
 
     Raises:
-        ConfigError: groups of a number, a target without its bounds or horizons, or a budget that is too small, with
-            what would do.
+        ConfigError: groups of a numerical column, a target without its bounds or horizons, or a budget that is too
+            small; the message says which values suffice.
     """
     asked = asked_evaluation(experiment, of)
     if asked is None:
@@ -134,14 +134,14 @@ def make_evaluation(
     table: ColumnTable,
     privacy: PrivacyRandomness,
 ) -> ReleasedEvaluation:
-    """Make all releases of a table of held-out records; they must have been charged.
+    """Compute all releases on a table of held-out records; they must have been charged before.
 
     Args:
         evaluation: the plan.
-        experiment: the run's.
-        round_number: after which the model was taken.
-        table: from :func:`attach_scores`.
-        privacy: where noise and keys come from.
+        experiment: the experiment of the run.
+        round_number: the round after which the model was taken.
+        table: the table from :func:`attach_scores`.
+        privacy: source of noise and keys.
     """
     sums: NoisySums = ()
     while len(sums) < len(evaluation.releases):
@@ -155,13 +155,13 @@ def attach_scores(
     population: Population,
     outputs: Float64[np.ndarray, "t k"],
 ) -> ColumnTable:
-    """Return the held-out records of the tables with what the model makes of them, and their targets.
+    """Read the held-out records of the tables and attach the model's outputs and the targets.
 
     Args:
-        asked: which columns are needed.
+        asked: names the columns of groups.
         experiment: names the tables.
-        population: which of their records are held out, and their targets.
-        outputs: of the held-out records; NaN where the model has diverged.
+        population: names the held-out records, with their targets.
+        outputs: (t, k) float64 outputs for the held-out records; NaN if the model diverged.
     """
     assert experiment.data.table is not None
     table = read_columns(asked.schema_, experiment.data.table.files, groups_of(asked))
@@ -169,14 +169,14 @@ def attach_scores(
 
 
 def groups_of(asked: EvaluationRequest) -> tuple[str, ...]:
-    """Return the columns that groups of held-out records are made of."""
+    """Return the columns that define groups of held-out records."""
     return tuple(name for name in asked.by if name != "silo")
 
 
 def with_outputs(
     asked: EvaluationRequest, table: ColumnTable, population: Population, outputs: Float64[np.ndarray, "t k"]
 ) -> ColumnTable:
-    """Return the held-out records of a table with what the model makes of them, and their targets."""
+    """Return the held-out records of a table with the model's outputs and the targets as columns."""
     assert population.test_rows is not None
     table = table.take(population.test_rows)
     columns = asked.evaluator.columns(outputs, np.asarray(population.test_targets))
@@ -186,13 +186,18 @@ def with_outputs(
 def outputs_of(
     task: Task, population: Population, model: Float32[Tensor, " d"], progress: Progress | None = None
 ) -> Float64[np.ndarray, "t k"]:
-    """Return the outputs for every held-out record, each computed by itself: nobody else's records round it.
+    """Return the outputs for every held-out record, each computed in a batch of one.
+
+    The rounding of an output therefore does not depend on the records of others.
 
     Args:
-        task: whose model it is.
-        population: whose records are held out.
-        model: its parameters.
+        task: the task of the model.
+        population: holds the held-out records.
+        model: (d,) float32 parameters.
         progress: called before every chunk of records.
+
+    Returns:
+        (t, k) float64 outputs.
     """
     raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
     if not len(raw):
@@ -206,14 +211,18 @@ def outputs_of(
 
 
 class _Planner:
-    """The releases of an evaluation, each with its share of the budget."""
+    """Planner of an evaluation's releases, each with its share of the budget."""
 
     def __init__(self, experiment: Experiment, of: DeclaredTables, asked: EvaluationRequest) -> None:
         self._experiment, self._of, self._asked = experiment, of, asked
         self._whole = document_multiplier(experiment.privacy)
 
     def planned(self, people: float) -> Evaluation:
-        """Return the evaluation; of two classes with as few bins as lose less than a quarter of their noise."""
+        """Return the evaluation of about ``people`` held-out users.
+
+        With two classes, it has the smallest number of bins whose loss of accuracy is below a quarter of the
+        predicted noise.
+        """
         target, given = self._of.schema.target, self._asked.bins
         if given is not None or not isinstance(target, Label) or len(target.classes) > 2:
             return self._with(given, people)
@@ -225,9 +234,11 @@ class _Planner:
         return found
 
     def _with(self, bins: int | None, people: float) -> Evaluation:
+        """Return the evaluation with this number of bins and its predicted error."""
         asked = self._asked.model_copy(update={"bins": bins})
         *before, last = asked.layouts
         placing = "the scores of held-out records, which place the bins of the next release"
+        # `before` is the placing of score bins: one release for scores, none for other targets.
         releases = [self._release("eval/1", placing, layout, FIRST_SHARE) for layout in before]
         share = 1 - FIRST_SHARE * len(before)
         purpose = (
@@ -239,7 +250,7 @@ class _Planner:
         return replace(planned, error=error)
 
     def _variances(self, planned: Evaluation) -> dict[str, float]:
-        """Return the variance of the noise of every block of all people, in people."""
+        """Return the noise variance of every block that covers all users, in users squared, by block."""
         last, asked = planned.releases[-1], planned.asked
         return {
             slot.block.part: (last.std() / (slot.scale * asked.unit)) ** 2
@@ -247,6 +258,7 @@ class _Planner:
         }
 
     def _release(self, name: str, purpose: str, layout: Layout, share: float) -> Release:
+        """Return a release with a share of the evaluation's budget, named and numbered within the run."""
         experiment, step = self._experiment, LocalStatistic(layout=layout)
         design = design_release(experiment, self._asked.silos, step, self._of, key="evaluation.silos")
         found = design.with_noise(shared_multiplier(share * experiment.shares.evaluation, self._whole))
@@ -254,7 +266,11 @@ class _Planner:
 
 
 def _check_names(schema: Schema) -> None:
-    """Refuse columns with a name that the table of held-out records needs."""
+    """Refuse a schema whose column names the table of held-out records reserves.
+
+    Raises:
+        ConfigError: a column has a reserved name.
+    """
     for reserved in RESERVED:
         if reserved in schema.columns:
             raise ConfigError(

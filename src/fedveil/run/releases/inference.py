@@ -1,7 +1,7 @@
-"""One regression: three releases of one estimating equation, planned, charged one by one, and written down.
+"""Plan one regression: three releases of one estimating equation, charged one by one and stored.
 
-The coefficients at which a release is made follow from the releases before it, so they are public. Everything that can
-be refused is refused from public numbers, before the tables are read; a charge is on disk before its release is made.
+The coefficients of a release follow from the earlier releases, so they are public. All refusals depend on public
+numbers and happen before the tables are read. A charge is on disk before its release is made.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fedveil.statistics.stored import NoisySums
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedInference(PreparedReleases):
-    """A regression, ready to be made; public numbers alone.
+    """A regression that is ready to be released; public numbers only.
 
     Attributes:
         fitted: the regression without any release.
-        multiplier: of all releases together.
-        plan: what is predicted of every coefficient.
+        multiplier: noise multiplier of all releases composed.
+        plan: predicted error of every coefficient.
     """
 
     file: ClassVar[str] = FILE
@@ -41,7 +41,7 @@ class PreparedInference(PreparedReleases):
     plan: tuple[PlannedEffect, ...]
 
     def release(self, before: NoisySums) -> Release:
-        """Return the release after these: at the coefficients that follow from them."""
+        """Return the next release, at the coefficients that follow from the releases before it."""
         place = len(before)
         return replace(self.series.releases[place], step=self._with(before).equation(place))
 
@@ -51,7 +51,7 @@ class PreparedInference(PreparedReleases):
         return read_begun(folder.path).releases
 
     def to_json(self, made: NoisySums) -> dict[str, Any]:
-        """Return the regression that these releases are."""
+        """Return the regression with these releases as JSON."""
         return self._with(made).to_json()
 
     def _with(self, made: NoisySums) -> FittedRegression:
@@ -59,12 +59,12 @@ class PreparedInference(PreparedReleases):
 
 
 def regression_without_noise(document: InferenceDocument, of: DeclaredTables) -> FittedRegression:
-    """Return the regression that a document asks for, without any release."""
+    """Return the regression of a document, without any release."""
     return FittedRegression(name=document.name, request=document.inference, schema=of.schema, silos=of.silos)
 
 
 def prepare_inference(document: InferenceDocument, of: DeclaredTables | None = None) -> PreparedInference:
-    """Compose the releases and find their noise, from the document and the schema; no table is opened.
+    """Compose the releases and find their noise from the document and the schema; no table is opened.
 
     See :func:`fedveil.run.releases.requests.prepare_document`.
     """
@@ -117,7 +117,7 @@ NOTES: Final = (
 
 
 def find_inference_folder(document: InferenceDocument, parent: Path) -> Path | None:
-    """Return a folder of the same regression of the same tables, ended or interrupted; None if there is none."""
+    """Return a folder with the same regression of the same tables, complete or interrupted; else None."""
     for path in sorted(parent.glob(f"*/{INFERENCE}")):
         before = read_releases(path, InferenceDocument)
         if (before.data, before.inference) == (document.data, document.inference):

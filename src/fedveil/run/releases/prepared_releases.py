@@ -1,9 +1,11 @@
-"""The releases of one document, made one after another: each charged, made and written before the next.
+"""Make the releases of one document one after another: charge, make and store each before the next.
 
-    charge on disk ─► sum of all silos ─► released sums on disk ─► the next, whose step follows from them ─► statement
+    charge on disk ─► sum of all silos ─► released sums on disk ─► next release, whose step follows from them
+                                                               ─► statement, after the last release
 
-A kill between any two of them loses no release: :func:`resume_releases` makes what is missing. What was charged and not
-written is charged again, since nothing shows that nobody saw it; only noise from a seed makes the same release again.
+A crash between any two of these steps loses no release: :func:`resume_releases` makes the missing ones. A release
+that was charged but not stored is charged again, because nothing shows that nobody saw it. Only noise from a known
+seed makes the same release again and needs no second charge.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ STATEMENT: Final = "privacy.json"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedReleases(ABC):
-    """The releases of a document, ready to be made; public numbers alone.
+    """The releases of a document, ready to be made; public numbers only.
 
     Attributes:
-        file: what the releases are in, in the run folder.
-        document: what was asked for.
-        declared: of the tables.
-        series: what they guarantee together.
-        notes: what else a reader of the statement should know.
+        file: name of the releases' file in the run folder.
+        document: the request.
+        declared: declared facts about the tables.
+        series: the joint guarantee of the releases.
+        notes: further sentences for the reader of the statement.
     """
 
     file: ClassVar[str]
@@ -50,31 +52,31 @@ class PreparedReleases(ABC):
 
     @abstractmethod
     def release(self, before: NoisySums) -> Release:
-        """Return the release after these; its length and its norm do not depend on them."""
+        """Return the release after ``before``; its length and norm do not depend on ``before``."""
 
     @abstractmethod
     def read(self, folder: RunFolder) -> NoisySums:
-        """Return what a folder has of the releases.
+        """Return the released sums that a folder holds.
 
         Raises:
-            RunFolderError: a damaged one, or another document's.
+            RunFolderError: the file is damaged or belongs to another document.
         """
 
     @abstractmethod
     def to_json(self, made: NoisySums) -> dict[str, Any]:
-        """Return what :attr:`file` says of these releases."""
+        """Return the content of :attr:`file` with these releases."""
 
     def write(self, folder: RunFolder, made: NoisySums) -> None:
-        """Put what was released on the disk: then, and not before, it counts as released."""
+        """Write the released sums to disk; from then on, and not before, they count as released."""
         folder.write_json(self.file, self.to_json(made))
 
     def part(self, made: int) -> str:
-        """Return the name of the release after so many."""
+        """Return the name of the release after ``made`` others."""
         return str(made + 1)
 
     @property
     def count(self) -> int:
-        """How many releases there are."""
+        """Number of releases."""
         return len(self.series.releases)
 
 
@@ -82,7 +84,7 @@ def read_records(prepared: PreparedReleases) -> ColumnTable:
     """Return the records of all silos, in the columns that the releases read.
 
     Raises:
-        DataError: what is wrong with the tables.
+        DataError: the tables are missing or do not fit the schema.
     """
     table = prepared.document.data.table
     assert table is not None, "TableDocument asks for it"
@@ -90,10 +92,10 @@ def read_records(prepared: PreparedReleases) -> ColumnTable:
 
 
 def make_releases(prepared: PreparedReleases, parent: Path) -> Path:
-    """Make all releases in a new folder under ``parent``, and return it.
+    """Make all releases in a new folder under ``parent``, and return the folder.
 
     Raises:
-        FedveilError: what is wrong with the tables; a ledger that cannot be written. Nothing more is released then.
+        FedveilError: the tables are wrong, or the ledger cannot be written. Nothing more is released then.
     """
     records = read_records(prepared)
     folder = RunFolder.create(parent, prepared.document)
@@ -102,10 +104,10 @@ def make_releases(prepared: PreparedReleases, parent: Path) -> Path:
 
 
 def resume_releases(prepared: PreparedReleases, path: Path) -> None:
-    """Make the releases that a folder lacks; one that is made is stated again, nothing else.
+    """Make the releases that a folder lacks; if it lacks none, only write the statement again.
 
     Raises:
-        FedveilError: as :func:`make_releases`; a damaged folder.
+        FedveilError: as :func:`make_releases`, or a damaged folder.
     """
     folder = RunFolder(path)
     lacking = len(prepared.read(folder)) < prepared.count
@@ -113,7 +115,13 @@ def resume_releases(prepared: PreparedReleases, path: Path) -> None:
 
 
 def _release(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable | None) -> None:
-    """Make the releases that a folder lacks, of these records; none are needed where it lacks none."""
+    """Make the releases that a folder lacks.
+
+    Args:
+        prepared: the releases of the document.
+        folder: the run folder.
+        records: the records of all silos; None if no release is missing.
+    """
     series, made = prepared.series, prepared.read(folder)
     whole = len(made) == prepared.count
     with series.ledger(folder) as ledger:
@@ -122,43 +130,46 @@ def _release(prepared: PreparedReleases, folder: RunFolder, records: ColumnTable
         while len(made) < prepared.count:
             release = prepared.release(made)
             times = charged[release.number]
+            # For a charge without a stored release: repeatable noise makes the same release, fresh noise another.
             if not times or series.secure:
                 event = series.releases[len(made)].guarantee.event
                 ledger.charge(run=prepared.document.name, round=release.number, attempt=times, event=event)
             assert records is not None
+            # The charge is on disk here, so no crash can leave a release uncharged.
             made = (*made, noisy_sum(release, records, series.privacy.randomness()))
             prepared.write(folder, made)
         conclude(prepared, folder, ledger, again=whole)
 
 
 def conclude(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger, *, again: bool) -> None:
-    """Write the statement of what a ledger has.
+    """Write the statement of the charges in a ledger.
 
     Args:
-        prepared: what was asked for.
+        prepared: the releases of the document.
         folder: the run folder.
-        ledger: its ledger.
-        again: whether nothing was released since the statement that is there, if there is one.
+        ledger: the ledger of the folder.
+        again: whether nothing was released since the folder's statement, if it has one.
 
     Raises:
-        RunFolderError: the document, or what is declared of the tables, is not what was charged and stated: numbers
-            that were released once have one statement.
+        RunFolderError: the document or the declared facts differ from those that were charged and stated. Released
+            numbers have one statement.
     """
     _check_charged(prepared, folder, ledger)
     times = Counter(entry.round for entry in ledger.entries)
     charged = [times[number] for number in range(1, prepared.count + 1)]
     statement = prepared.series.statement(prepared.document.name, charged, prepared.notes)
     found = statement.to_json()
+    # Compare before writing: released numbers must not get another statement from a changed document.
     if again and (folder / STATEMENT).exists() and read_json(folder / STATEMENT, RunFolderError) != found:
         raise _changed(prepared, folder, f"another statement would follow than {STATEMENT} has")
     folder.write_json(STATEMENT, found)
 
 
 def _check_charged(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger) -> None:
-    """Return if every charge is of one of these releases, and pays for it to the last digit.
+    """Check that every charge is of one of these releases, with exactly its event.
 
     Raises:
-        RunFolderError: one is of another, or is the same but for the rounding of another machine.
+        RunFolderError: a charge is of another release, or differs by the rounding of another machine.
     """
     events = {one.number: one.guarantee.event for one in prepared.series.releases}
     others = [entry for entry in ledger.entries if entry.event != events.get(entry.round)]
@@ -177,6 +188,7 @@ def _check_charged(prepared: PreparedReleases, folder: RunFolder, ledger: Ledger
 
 
 def _changed(prepared: PreparedReleases, folder: RunFolder, found: str) -> RunFolderError:
+    """Return the error of a folder whose releases do not follow from the document any more."""
     return RunFolderError(
         f"{folder.path}: {found}: {prepared.document.file} or the schema was changed since, or fedveil is of another "
         "version; put back what the releases were made with, or ask for others in a document of its own"

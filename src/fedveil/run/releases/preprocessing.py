@@ -1,7 +1,7 @@
-"""What is declared, refined by releases before training: planned, charged, made, and written into the run folder.
+"""Refine schema and clip by releases before training: plan, charge, make, and write to the run folder.
 
-    declared schema ─► release of columns ─► preprocessing.json, schema.toml ─► the run is prepared again, on that one
-    declared clip   ─► release of the lengths of updates ─► preprocessing.json ─► prepared again, with that clip
+    declared schema ─► release of columns ─► preprocessing.json, schema.toml ─► prepare the run on that schema
+    declared clip   ─► release of the lengths of updates ─► preprocessing.json ─► prepare the run with that clip
 
 Nothing else is read from records: scaling, encoding and the model's width follow from the refined schema. A resumed
 run, an audit and a bundle read the same files.
@@ -37,18 +37,21 @@ from fedveil.statistics.preprocessing import (
 from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 
 MOST_NOISE: Final = 0.2
-"""Largest predicted noise on a sum of leading bins, as a share of all people: bounds have no tail to go by beyond."""
+"""Largest predicted noise on a cumulative count, as a fraction of all users.
+
+With more noise, the tail of a histogram that decides a bound is not visible.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Preprocessing:
-    """A preprocessing, ready to be made; public numbers alone.
+    """A planned preprocessing that is ready to be released; public numbers only.
 
     Attributes:
-        wanted: what it is of.
-        releases: in their order; the last is of lengths of updates where a clip is asked for.
-        noise: predicted standard deviation of a sum of leading bins, as a share of all people.
-        clip: the bound of an update that was found; None: it is as it was declared.
+        wanted: the requested refinements.
+        releases: the side releases in order; if a clip is requested, the last one counts lengths of updates.
+        noise: predicted standard deviation of a cumulative count, as a fraction of all users.
+        clip: the bound of an update that a release found; None: as declared.
     """
 
     wanted: PreprocessingRequest
@@ -57,18 +60,19 @@ class Preprocessing:
     clip: float | None = None
 
     def release(self, before: NoisySums) -> Release:
-        """Return the release after these."""
+        """Return the release after ``before``."""
         return self.releases[len(before)]
 
     def combine_releases(self, experiment: Experiment, made: NoisySums) -> ReleasedPreprocessing:
-        """Return what follows from the released sums."""
+        """Return the result of the released sums."""
         return ReleasedPreprocessing(run=experiment.name, wanted=self.wanted, made=made)
 
     def check(self, method: Method) -> None:
-        """Refuse to count lengths of updates by person where an update is not one person's.
+        """Check that an update belongs to one user, if lengths of updates are counted by user.
 
         Raises:
-            CompositionError: says what would do.
+            CompositionError: the method's contributions are not (silo, user) pairs; the message says which methods
+                fit.
         """
         if self.wanted.clip is not None and method.contribution.per != "pair":
             raise CompositionError(
@@ -80,11 +84,11 @@ class Preprocessing:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleasedPreprocessing:
-    """What a preprocessing released so far.
+    """The releases of a preprocessing that are made so far.
 
     Attributes:
-        run: its name.
-        wanted: what it is of.
+        run: name of the run.
+        wanted: the requested refinements.
         made: the released sums.
     """
 
@@ -94,14 +98,14 @@ class ReleasedPreprocessing:
 
     @property
     def schema(self) -> Schema:
-        """The refined schema; as declared where no column is looked at."""
+        """The refined schema; the declared one if no column is refined."""
         if self.wanted.numbers or self.wanted.pool:
             return refine_schema(self.wanted, self.made[0].vector, self.made[0].std)
         return self.wanted.schema_
 
     @property
     def clip(self) -> float | None:
-        """The bound of an update that was found; None where none is, or not yet."""
+        """The bound of an update that a release found; None if none is requested or made yet."""
         if self.wanted.clip is None or len(self.made) < len(self.wanted.layouts):
             return None
         return quantile_of_lengths(self.wanted, self.made[-1].vector, self.made[-1].std)
@@ -121,10 +125,10 @@ class ReleasedPreprocessing:
 
     @classmethod
     def from_json(cls, data: Any, origin: object) -> ReleasedPreprocessing:
-        """Return the releases of a document.
+        """Restore the releases from a JSON document.
 
         Raises:
-            RunFolderError: damaged, or another version's.
+            RunFolderError: the document is damaged or of another version.
         """
         with restoring(data, origin):
             wanted = PreprocessingRequest.model_validate(data["wanted"])
@@ -138,15 +142,15 @@ class ReleasedPreprocessing:
 
 
 def _named(place: int) -> str:
-    """Return what the release after so many is called within the run."""
+    """Return the name within the run of the release after ``place`` others."""
     return f"prep/{place + 1}"
 
 
 def read_preprocessed(folder: Path) -> ReleasedPreprocessing | None:
-    """Return what a run's preprocessing released; None where there is nothing of it.
+    """Return the released preprocessing of a run; None if nothing of it is released.
 
     Raises:
-        RunFolderError: a damaged one.
+        RunFolderError: the file is damaged.
     """
     path = folder / PREPROCESSED
     if not path.exists():
@@ -155,10 +159,10 @@ def read_preprocessed(folder: Path) -> ReleasedPreprocessing | None:
 
 
 def wanted_preprocessing(experiment: Experiment, of: DeclaredTables) -> PreprocessingRequest | None:
-    """Return what an experiment wants refined, if it does; no table is opened.
+    """Return the refinements that an experiment requests; None if it requests none. No table is opened.
 
     Raises:
-        ConfigError: a clip that is no number.
+        ConfigError: a clip is requested and ``method.clip`` is not a number.
     """
     section = experiment.preprocessing
     if section is None:
@@ -175,18 +179,20 @@ def wanted_preprocessing(experiment: Experiment, of: DeclaredTables) -> Preproce
 
 
 def plan_preprocessing(experiment: Experiment, of: DeclaredTables) -> Preprocessing | None:
-    """Plan the preprocessing that an experiment asks for, if it does; no table is opened.
+    """Plan the preprocessing of an experiment; return None if it requests none. No table is opened.
 
     Args:
-        experiment: what asks for it.
-        of: what is declared of its tables.
+        experiment: the experiment with its budget.
+        of: declared facts about its tables.
 
     Raises:
-        ConfigError: columns that cannot be refined, or a budget that is too small, with what would do.
+        ConfigError: columns that cannot be refined, or a budget that is too small; the message says which values
+            suffice.
     """
     wanted = wanted_preprocessing(experiment, of)
     if wanted is None:
         return None
+    # The releases share the budget in proportion to their numbers of blocks.
     looked_at = [len(layout.blocks) for layout in wanted.layouts]
     releases = tuple(
         _planned(experiment, wanted, of, place, many / sum(looked_at)) for place, many in enumerate(looked_at)
@@ -205,7 +211,11 @@ def plan_preprocessing(experiment: Experiment, of: DeclaredTables) -> Preprocess
 
 
 def _middle(experiment: Experiment) -> float:
-    """Return the declared clip, around which the grid of lengths lies."""
+    """Return the declared clip, which is the middle of the grid of lengths.
+
+    Raises:
+        ConfigError: the clip is not a number.
+    """
     clip = experiment.method.get("clip")
     if not isinstance(clip, int | float):
         raise ConfigError(
@@ -218,7 +228,7 @@ def _middle(experiment: Experiment) -> float:
 def _planned(
     experiment: Experiment, wanted: PreprocessingRequest, of: DeclaredTables, place: int, share: float
 ) -> Release:
-    """Return one of the releases, which has a share of the preprocessing's budget."""
+    """Return one of the releases, with ``share`` of the preprocessing's budget."""
     layout: Layout = wanted.layouts[place]
     step = LocalStatistic(layout=layout)
     design = design_release(experiment, wanted.silos, step, of, key="preprocessing.silos")
@@ -235,10 +245,13 @@ def _planned(
 
 
 def check_declared(experiment: Experiment, folder: RunFolder) -> None:
-    """Refuse to refine what another run has refined: it is planned on what that run declared, which lies beside it.
+    """Check that the schema is not one that another run refined.
+
+    A preprocessing is planned on declared facts. The schema in another run's folder has that run's declared facts
+    next to it.
 
     Raises:
-        ConfigError: the schema that is named is such a one.
+        ConfigError: another run refined the named schema.
     """
     table = experiment.data.table
     assert table is not None, "Experiment asks for it"
@@ -251,13 +264,14 @@ def check_declared(experiment: Experiment, folder: RunFolder) -> None:
 
 
 def write_preprocessed(folder: RunFolder, found: ReleasedPreprocessing) -> None:
-    """Put a preprocessing on the disk, and the schema that follows from it."""
+    """Write a preprocessing to disk, then the schema that follows from it."""
+    # The release first: after a crash between the two writes `settle_schema` derives the schema from it.
     folder.write_json(PREPROCESSED, found.to_json())
     folder.write(SCHEMA, _schema_text(found))
 
 
 def settle_schema(folder: RunFolder) -> bool:
-    """Write the schema that a folder's releases give, where a crash came before it; return whether one had.
+    """Write the schema of a folder's releases if a crash prevented it; return whether it was missing.
 
     Raises:
         RunFolderError: a damaged folder.
@@ -270,4 +284,5 @@ def settle_schema(folder: RunFolder) -> bool:
 
 
 def _schema_text(found: ReleasedPreprocessing) -> bytes:
+    """Return the refined schema as TOML."""
     return tomlkit.dumps(found.schema.model_dump(mode="json", exclude_none=True)).encode()

@@ -1,7 +1,7 @@
-"""One release of statistics as its parties play it: what they agree on, what a silo gives, and the sum of all.
+"""Play one release of statistics: the public parameters, a silo's input, and the sum of all silos.
 
-A simulation plays all silos in one process (:func:`noisy_sum`); between institutions a silo gives by itself what
-:class:`ReleaseInputs` gives for it here, bit for bit.
+A simulation plays all silos in one process (:func:`noisy_sum`). In a federation a silo computes the same input as
+:class:`ReleaseInputs` computes for it here, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from fedveil.statistics.stored import NoisySum
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Release:
-    """One release of a document or inside of a run; public before anything is released.
+    """One release of a document or within a run; public before anything is released.
 
     Attributes:
         method: the composition of the statistic.
-        step: its local step. Where it depends on an earlier release, one of the same length and norm stands here until
-            that one is made.
-        public: how many silos and people there are, and how many numbers it has.
-        number: which release this is, so that repeatable noise is not that of another one.
-        name: within the run, such as "eval/1"; releases of a document have numbers alone.
-        purpose: what it is for, in words, where no document says it.
-        of_model: whether what it is of follows from a model, which silos are sent.
+        step: its local step. If it depends on an earlier release, this is a placeholder of the same length and norm
+            until that release is made.
+        public: numbers of silos and users, and the length of the release.
+        number: number of the release; repeatable noise derives from it, so releases must have different numbers.
+        name: name within the run, such as "eval/1"; empty for releases of a document.
+        purpose: purpose in words, for statements of runs; empty for releases of a document.
+        of_model: whether the released data follows from a model, which must then be sent to the silos.
     """
 
     method: Method
@@ -62,37 +62,41 @@ class Release:
 
     @property
     def bound(self) -> FixedVector:
-        """What every vector is held to."""
+        """The bound of every user's vector."""
         assert isinstance(self.method.bound, FixedVector), "methods of statistics have this one"
         return self.method.bound
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What it guarantees among these people and silos."""
+        """The guarantee of the release among these users and silos."""
         return derive(self.method, self.public)
 
     @property
     def grid_loss(self) -> float:
-        """What the grid of its noise may change of a log-likelihood ratio."""
+        """Privacy loss by which the grid of the noise may change a log-likelihood ratio."""
         return self.guarantee.grid_loss_after(1, self.step.length)
 
     def std(self, summed: int | None = None) -> float:
-        """Return the standard deviation of the noise on every number of a sum of so many silos; None: of all."""
+        """Return the standard deviation of the noise on every number of a sum.
+
+        Args:
+            summed: number of silos in the sum; None: all.
+        """
         found = self.method.noise_std(self.public.n_silos, summed)
         assert found is not None, "the noise of statistics is public"
         return found
 
     def event_for(self, role: Role) -> Event:
-        """Return the event against a party; a party that has no line is promised nothing."""
+        """Return the event that a role observes; a role without a view has no guarantee."""
         lines = {view.role: view.event for view in self.guarantee.views} | {Role.READER: self.guarantee.event}
         return lines.get(role, NoGuarantee(reason=f"what this party learns from {self.name} is not declared"))
 
     def of_run(self, run: str) -> str:
-        """Return what the ledger calls it, where it is a release of a run."""
+        """Return the name of the release in the ledger of a run."""
         return f"{run}/{self.name}"
 
     def statement_sentence(self, run: str, times: int) -> str:
-        """Return, for a statement, what was released in a run, charged so many times."""
+        """Return the sentence of a statement about this release, which was charged ``times`` times."""
         name, what = self.name or str(self.number), f", {self.purpose}" if self.purpose else ""
         again = f"; charged {times} times, because it was made again" if times > 1 else ""
         at_most = show_at_most(sensitivity(self.method, self.public))
@@ -102,18 +106,21 @@ class Release:
         )
 
     def protocol_spec(self, groups: Groups) -> ProtocolSpec[Any, Any]:
-        """Return what the parties agree on; under private weighting with the counts of these (silo, user) pairs."""
+        """Return the protocol's public parameters.
+
+        Private weighting includes the counts of these (silo, user) pairs.
+        """
         return self.method.protection.make_protocol_spec(self.method, self.public, groups, 1)
 
 
 class ReleaseInputs(ChannelInputs):
-    """What silos give to a release, of the records in a table: those of all silos, or a silo's own.
+    """Inputs of the silos to a release, from a table with the records of all silos or of one silo.
 
     Args:
         release: the release.
         table: the records.
-        privacy: where noise comes from.
-        progress: is told between chunks how far the sums are.
+        privacy: source of noise.
+        progress: called between chunks of the sums.
     """
 
     def __init__(
@@ -144,13 +151,17 @@ class ReleaseInputs(ChannelInputs):
 
     @cached_property
     def _sums(self) -> Float64[np.ndarray, "silos d"]:
+        """Bounded, weighted sums of all silos: (|S|, d) float64."""
         release = self._release
         public = release.public
         weights = release.method.weights.for_groups(self._groups, public.n_silos, public.n_users)
         return silo_sums(release.step, self._table, weights, release.bound, self._progress)
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
-        """Return a silo's people's vectors of weight 1, on the grid: a person's counts stay with the person's silos."""
+        """Return the vectors of a silo's users, each with weight 1, on the grid of the bound.
+
+        A user's record counts stay with the user's silos.
+        """
         step, bound = self._release.step, self._release.bound
         condensed, _, mixed = step.pairs(self._table)
         found = [np.zeros((0, step.length))]
@@ -164,12 +175,12 @@ class ReleaseInputs(ChannelInputs):
 
 
 def noisy_sum(release: Release, table: ColumnTable, privacy: PrivacyRandomness) -> NoisySum:
-    """Return the sum of all silos' messages, as the server learns it under the method's protection.
+    """Return the noisy sum of all silos' messages, as the server learns it under the method's protection.
 
     Args:
         release: the release.
         table: the records of all silos.
-        privacy: where noise and keys come from.
+        privacy: source of noise and keys.
     """
     work = ReleaseInputs(release, table, privacy)
     driver: LocalDriver[Any, Any] = LocalDriver(work.agreed, kinds=release.method.kinds, privacy=privacy)

@@ -1,4 +1,4 @@
-"""A release of statistics before its noise is known, under the protection of the document that asks."""
+"""Compose a release of statistics before its noise is known, under the protection of its document."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ _WEIGHTS: Final[Mapping[str, Weights]] = MappingProxyType(
 
 
 def default_silo_weights(document: Experiment) -> SiloWeights:
-    """Return a person's weights over silos where an experiment does not say them: people, where they can be counted."""
+    """Return an experiment's default weights of a user over silos.
+
+    They are "equal", which counts users, if the protection weighs by hidden counts; else "uniform".
+    """
     return "equal" if document.protection.build().weighs else "uniform"
 
 
 @dataclass(frozen=True, kw_only=True)
 class UncalibratedRelease:
-    """A release of which all but the noise is fixed.
+    """A release with everything fixed except its noise.
 
     Attributes:
         step: the local step.
-        public: how many silos and people there are, and how many numbers it has.
-        weights: of a person's silos.
-        protection: of the document that asks.
-        colluding_silos: that may pool what they know.
+        public: numbers of silos and users, and the length of the release.
+        weights: weights of a user over silos.
+        protection: protection of the requesting document.
+        colluding_silos: number of silos that may pool their knowledge.
     """
 
     step: PersonVector
@@ -48,7 +51,7 @@ class UncalibratedRelease:
     colluding_silos: int
 
     def with_noise(self, noise_multiplier: float) -> Release:
-        """Return the release with this noise."""
+        """Return the release with this noise multiplier."""
         method = statistic(
             local=self.step,
             public=self.public,
@@ -68,22 +71,23 @@ def design_release(
     *,
     key: str,
 ) -> UncalibratedRelease:
-    """Return a release of what a document asks for.
+    """Compose a release that a document requests.
 
     Args:
-        document: what asks for it, under which protection.
-        silos: the weights.
+        document: the request, with its protection.
+        silos: weights of a user over silos.
         step: the local step.
-        of: what is declared of the tables.
-        key: where the weights are asked for, for errors.
+        of: declared facts about the tables.
+        key: key of the weights in the document, for errors.
 
     Raises:
-        ConfigError: weights that would show counts, or a protection of models.
+        ConfigError: weights that would reveal counts, or a protection that works on models only.
     """
     section, facts = document.protection, of.facts(step.length)
     protection, weights = section.build(), _WEIGHTS[silos]
     if silos == "equal" and protection.weighs:
-        protection = section.build(n_max=facts.n_silos)  # every silo counts one record of a person
+        # Under equal weights each silo counts one record per user, so a user has at most |S| in all.
+        protection = section.build(n_max=facts.n_silos)
     if weights.by_records and not protection.weighs:
         raise ConfigError(
             f"{key}: '{silos}' counts people, for which silos must weigh a person by what the "

@@ -1,4 +1,4 @@
-"""The releases of a document, whatever its kind."""
+"""Prepare the releases of a document of any kind, and report its scope."""
 
 from __future__ import annotations
 
@@ -18,21 +18,19 @@ from fedveil.run.releases.statistics import prepare_release
 from fedveil.statistics.compose import compose
 
 # --- request scope -------------------------------------------------------------------------------------------------
-# What a document asks of tables: which figures, of which columns, and how many numbers of them at once.
-#
-# It is known from the document and the schema alone, before any noise is looked for: what that costs grows with the
-# numbers, and this does not.
+# The scope of a document: figures, columns, and the length of its longest release. It follows from document and
+# schema at constant cost. The search for the noise costs more for longer releases, so a silo checks the scope first.
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestScope:
-    """What is asked of tables.
+    """The figures, columns and length that a document requests from tables.
 
     Attributes:
-        figures: what is to be shown, in the words in which a silo's policy allows it.
-        columns: of the schema, that are read for it.
-        numbers: how many its longest release has; of an evaluation that chooses its bins, with the fewest.
-        by_silo: whether figures of single silos are to be shown.
+        figures: names of the requested figures, in the words of a silo's policy.
+        columns: columns of the schema that the releases read.
+        numbers: length of the longest release; for an evaluation that chooses its bins, with the fewest bins.
+        by_silo: whether figures of single silos are requested.
     """
 
     figures: frozenset[str]
@@ -42,7 +40,7 @@ class RequestScope:
 
 
 def statistics_scope(document: ReleaseDocument, of: DeclaredTables) -> RequestScope:
-    """Return what a document of statistics asks.
+    """Return the scope of a document of statistics.
 
     Raises:
         FedveilError: a request that does not fit the schema.
@@ -58,7 +56,7 @@ def statistics_scope(document: ReleaseDocument, of: DeclaredTables) -> RequestSc
 
 
 def regression_scope(document: InferenceDocument, of: DeclaredTables) -> RequestScope:
-    """Return what a document of a regression asks.
+    """Return the scope of a document of a regression.
 
     Raises:
         FedveilError: a request that does not fit the schema.
@@ -73,11 +71,13 @@ def regression_scope(document: InferenceDocument, of: DeclaredTables) -> Request
 
 
 def side_release_scope(experiment: Experiment, of: DeclaredTables) -> RequestScope:
-    """Return what the releases beside an experiment's rounds ask; that of lengths of updates reads no column itself.
+    """Return the scope of an experiment's side releases.
+
+    The release of lengths of updates reads no column itself.
 
     Args:
-        experiment: with a preprocessing, an evaluation, or both.
-        of: what is declared of its tables.
+        experiment: an experiment with a preprocessing, an evaluation, or both.
+        of: declared facts about its tables.
 
     Raises:
         FedveilError: releases that do not fit the schema.
@@ -106,6 +106,7 @@ def side_release_scope(experiment: Experiment, of: DeclaredTables) -> RequestSco
 
 
 def _together(found: Sequence[RequestScope]) -> RequestScope:
+    """Return the union of several scopes."""
     return RequestScope(
         figures=frozenset().union(*(one.figures for one in found)),
         columns=frozenset().union(*(one.columns for one in found)),
@@ -125,14 +126,14 @@ _PREPARE: Final[Mapping[type[TableDocument], Callable[[Any, DeclaredTables | Non
 
 
 def request_scope(document: TableDocument, of: DeclaredTables) -> RequestScope:
-    """Return what a document asks of tables, at no cost that grows with it; no table is opened.
+    """Return the scope of a document at constant cost; no table is opened.
 
     Args:
-        document: what is asked for.
-        of: what is declared of the tables.
+        document: the request.
+        of: declared facts about the tables.
 
     Raises:
-        FedveilError: a request that does not fit the schema, named by its key.
+        FedveilError: a request that does not fit the schema; the message names its key.
     """
     return _ASKED[type(document)](document, of)
 
@@ -141,10 +142,10 @@ def prepare_document(document: TableDocument, of: DeclaredTables | None = None) 
     """Compose the releases of a document and find their noise; no table is opened.
 
     Args:
-        document: what is asked for.
-        of: what is declared of the tables; None: what the files say that the document names.
+        document: the request.
+        of: declared facts about the tables; None: read them from the files that the document names.
 
     Raises:
-        FedveilError: whatever is wrong, or too small a budget for what is asked, named by its key.
+        FedveilError: any mistake, or a budget that is too small for the request; the message names the key.
     """
     return _PREPARE[type(document)](document, of)

@@ -1,4 +1,4 @@
-"""The test metrics of a run: released once, of its last model, or computed exactly where a simulation shows them."""
+"""Compute the test metrics of a run: one release of its last model, or exact values in a simulation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ from fedveil.statistics.evaluation.result import FILE, read_evaluated
 
 
 def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, float | None] | None:
-    """Return every metric of the task on the test table; None where a metric is not defined, as without a record.
+    """Return every metric of the task on the test table; None if test metrics are released instead.
 
-    None altogether where test metrics are released: an exact one beside them would not be covered.
+    A metric is None if it is not defined, for example without a test record. If test metrics are released with
+    noise, exact ones next to them would not be covered by epsilon, so none are computed.
+
+    Args:
+        prepared: the experiment that runs.
+        model: (d,) float32 parameters.
     """
     if prepared.evaluation is not None:
         return None
@@ -35,7 +40,7 @@ def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, floa
 
 
 def evaluated_already(folder: RunFolder) -> str | None:
-    """Return why a run's model may not be trained on; None if it may.
+    """Return the reason why a run may not train on; None if its model is not evaluated yet.
 
     Raises:
         RunFolderError: a damaged evaluation.
@@ -49,13 +54,14 @@ def evaluated_already(folder: RunFolder) -> str | None:
 def release_evaluation(
     prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint, ledger: Ledger
 ) -> str | None:
-    """Charge the evaluation of the last model, make it and write it down, where one is asked for and none is written.
+    """Charge, make and store the evaluation of the last model, if it is requested and not stored yet.
 
-    A run that was killed between charge and file charges it again. Nothing is charged that would exceed the budget,
-    neither again nor for the first time: what was charged before may have taken its room.
+    A run that was killed between charge and file charges the evaluation again. A charge that would exceed the
+    budget is never made, neither again nor for the first time: earlier repeated charges may have used its part of
+    the budget.
 
     Returns:
-        Why none is made; None if one is, or was, or none is asked for.
+        The reason why no evaluation is made; None if it is made or not requested.
     """
     evaluation, experiment = prepared.evaluation, prepared.experiment
     if evaluation is None or read_evaluated(folder.path) is not None:
@@ -67,6 +73,7 @@ def release_evaluation(
             f"the evaluation would bring epsilon to {show_epsilon(needed)}, above the budget of "
             f"{experiment.privacy.budget:g}"
         )
+    # Both releases are charged before the first is made, so that a crash leaves no uncharged release.
     charge_releases(ledger, experiment.name, evaluation.releases, repeats=not prepared.secure)
     model = prepared.method.model_of(checkpoint.model, checkpoint.state)
     outputs = outputs_of(prepared.task, prepared.population, model)

@@ -1,4 +1,4 @@
-"""The preprocessing of a run: each release charged, made, written down, and the run prepared again on what it gives."""
+"""Run the preprocessing of a run: charge, make and store each release, then prepare the run again."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from fedveil.training.trainer import Progress
 
 
 def run_preprocessing(prepared: Prepared, folder: RunFolder) -> Prepared:
-    """Return a run on what its preprocessing gives, which is released first where an experiment asks for it.
+    """Return the run on its refined schema and clip, after making the releases that are missing.
 
-    What is charged and not written yet is charged again, unless its noise is from a seed, and where the budget has room
-    for that beside one round and everything that is still due.
+    A release that was charged but not stored is charged again, unless its noise is from a seed. The budget must
+    allow this charge in addition to one round and everything that is still due.
 
     Raises:
-        ConfigError: the declared schema is one that another run has refined.
-        BudgetError: charging it again would exceed the budget.
-        RunFolderError: training has begun on what an earlier release gave, whose file is lost.
+        ConfigError: another run refined the declared schema.
+        BudgetError: a second charge would exceed the budget.
+        RunFolderError: training began on an earlier release whose file is lost.
     """
     planned, asked, guarantee = prepared.preprocessing, prepared.experiment, prepared.guarantee
     if planned is None:
@@ -56,6 +56,7 @@ def run_preprocessing(prepared: Prepared, folder: RunFolder) -> Prepared:
             due = planned.releases[len(made)]
             _check_budget(prepared, folder, ledger, due)
             _check_untrained(prepared, folder)
+            # Charge before the release; all checks that can refuse come before the charge.
             charge_releases(ledger, asked.name, [due], repeats=not prepared.secure)
             table, privacy = _records(prepared, planned, len(made)), asked.privacy.randomness()
             made = (*made, noisy_sum(planned.release(made), table, privacy))
@@ -65,6 +66,11 @@ def run_preprocessing(prepared: Prepared, folder: RunFolder) -> Prepared:
 
 
 def _check_budget(prepared: Prepared, folder: RunFolder, ledger: Ledger, due: Release) -> None:
+    """Check that the budget allows a release, everything due after it, and one more round.
+
+    Raises:
+        BudgetError: it does not.
+    """
     repeatable = not prepared.secure
     needed = release_over_budget(prepared, folder, ledger, repeatable=repeatable, round_repeatable=repeatable)
     if needed is not None:
@@ -75,10 +81,14 @@ def _check_budget(prepared: Prepared, folder: RunFolder, ledger: Ledger, due: Re
 
 
 def _check_untrained(prepared: Prepared, folder: RunFolder) -> None:
-    """Refuse to release again what training has begun on: fresh noise gives another schema or clip.
+    """Check that no training began on a release that is about to be made again with fresh noise.
 
-    The file that names the records is written once the preprocessing is whole. It would not fit the new schema, and the
-    run would be refused after the charge. Noise from a seed gives the same schema again.
+    The file that names the records is written after the preprocessing is complete. Another release would give
+    another schema or clip, which that file does not fit, and the run would be refused after the charge. Noise from
+    a seed gives the same schema again.
+
+    Raises:
+        RunFolderError: training began.
     """
     if prepared.secure and (folder / RECORDS).exists():
         raise RunFolderError(
@@ -88,7 +98,10 @@ def _check_untrained(prepared: Prepared, folder: RunFolder) -> None:
 
 
 def _records(prepared: Prepared, planned: Preprocessing, made: int) -> ColumnTable:
-    """Return the records that are trained on, as the release after so many reads them; held-out ones have no part."""
+    """Return the training records in the columns of the release after ``made`` others.
+
+    Held-out records are left out.
+    """
     population, table = prepared.population, prepared.experiment.data.table
     if planned.releases[made].of_model:
         return lengths_of_updates(prepared, prepared.task.initial())
@@ -100,7 +113,7 @@ def _records(prepared: Prepared, planned: Preprocessing, made: int) -> ColumnTab
 
 
 def training_rows(population: Population) -> ColumnTable:
-    """Return whose the records are that are trained on, without a column."""
+    """Return the silo and user of every training record, without columns."""
     records = population.train
     return ColumnTable(
         columns={},
@@ -114,14 +127,14 @@ def training_rows(population: Population) -> ColumnTable:
 def lengths_of_updates(
     prepared: Prepared, model: Float32[Tensor, " d"], progress: Progress | None = None
 ) -> ColumnTable:
-    """Return the records that are trained on with the length of the update of each one's (silo, user) pair.
+    """Return the training records with the length of the update of each record's (silo, user) pair.
 
-    The update is that of a first round: a function of the pair's records, of the model and of public things alone. A
-    pair without weight is not trained, and has no length.
+    The update is that of a first round: a function of the pair's records, the model and public facts only. A pair
+    with weight 0 is not trained and has no length.
 
     Args:
-        prepared: what runs.
-        model: that the updates begin with.
+        prepared: the experiment that runs.
+        model: (d,) float32 model from which the updates start.
         progress: called between chunks of local training.
     """
     experiment, setting = prepared.experiment, prepared.setting
@@ -131,7 +144,9 @@ def lengths_of_updates(
     norms, values = np.zeros(len(groups)), np.zeros(len(table))
     job = turn.job(members, setting.method.local_bound)
     norms[members.numpy()] = turn.trainer.sums(job, progress).norms.cpu().numpy()
+    # `groups.order` lists the records by contribution: every record gets the length of its pair's update.
     values[groups.order] = np.repeat(norms, groups.size)
+    # Updates that are not finite count as zero in training; here they count as a missing length.
     counted = np.isfinite(values) & (values > 0)
     state = np.where(counted, State.VALID, State.MISSING).astype(np.int8)
     return replace(table, columns={LENGTH: Numbers(values=np.where(counted, values, 0.0), state=state)})

@@ -1,4 +1,4 @@
-"""What one or several releases from tables guarantee together: one budget, one ledger, one statement."""
+"""Derive the joint guarantee of the releases of one document: one budget, one ledger, one statement."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedveil.run.releases.side_releases import other_documents
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Releases of one document in their order, made under one protection by the same silos.
+    """Releases of one document in order, made under one protection by the same silos.
 
     Attributes:
         privacy: the budget.
-        accountant: who bounds epsilon.
-        releases: in their order; their guarantees have the same unit, adjacency and parties.
+        accountant: bounds epsilon.
+        releases: the releases in order; their guarantees have the same unit, adjacency and parties.
     """
 
     privacy: PrivacySection
@@ -36,25 +36,25 @@ class Series:
 
     @property
     def secure(self) -> bool:
-        """Whether the noise cannot be predicted."""
+        """Whether the noise is unpredictable."""
         return self.privacy.insecure_seed is None
 
     @property
     def loss(self) -> float:
-        """What the grid of the noise may change of a log-likelihood ratio, in all releases together."""
+        """Privacy loss by which the grids of all releases together may change a log-likelihood ratio."""
         return sum(one.grid_loss for one in self.releases)
 
     @property
     def event(self) -> Event:
-        """Everything that is released."""
+        """The composed event of all releases against readers."""
         return self.event_for(Role.READER)
 
     def event_for(self, role: Role) -> Event:
-        """Return all releases as they are against a party or coalition."""
+        """Return the composed event of all releases against a party or coalition."""
         return all_of([one.event_for(role) for one in self.releases])
 
     def epsilon_of(self, event: Event) -> float:
-        """Return the epsilon of an event of all releases, the grids of their noise included."""
+        """Return the epsilon of an event of all releases, including the grids of their noise."""
         return epsilon_on_grid(self.accountant, event, self.privacy.delta, self.loss)
 
     def ledger(self, folder: RunFolder) -> Ledger:
@@ -63,22 +63,26 @@ class Series:
         return Ledger(folder / "ledger.jsonl", unit=first.unit, adjacency=first.adjacency)
 
     def declared_for(self, multiplier: float) -> float:
-        """Return what privacy.epsilon must be for the same share of it to pay releases of this multiplier together."""
+        """Return the privacy.epsilon whose share for this document pays for releases of this multiplier."""
+        # The document may spend share * mu^2, with mu = 1 / z of the one release that spends the whole epsilon.
         whole = GaussianEvent(noise_multiplier=multiplier * math.sqrt(self.privacy.share))
         return self.accountant.epsilon(whole, self.privacy.delta)
 
     def with_charges(self, counts: Sequence[int]) -> Series:
-        """Return the series in which every release happens so many times: what was asked for again is another one."""
+        """Return the series with every release repeated as often as it was charged.
+
+        A release that was made again is a further release.
+        """
         repeated = (one for one, many in zip(self.releases, counts, strict=True) for _ in range(many))
         return replace(self, releases=tuple(repeated))
 
     def statement(self, name: str, times: Sequence[int], notes: tuple[str, ...]) -> Statement:
-        """Return what the releases guarantee: the fold's lines, and what was charged.
+        """Return the privacy statement of the releases, with the charges of the ledger.
 
         Args:
-            name: of the run.
-            times: how often the ledger was charged with each of them.
-            notes: what else a reader should know.
+            name: name of the run.
+            times: number of ledger charges of each release.
+            notes: further sentences for the reader.
         """
         made, guarantees = self.with_charges(times), [one.guarantee for one in self.releases]
         first = guarantees[0]
@@ -120,15 +124,15 @@ class Series:
 def calibrate_releases(
     privacy: PrivacySection, n_users: int, releases: Callable[[float], tuple[Release, ...]]
 ) -> tuple[float, Series]:
-    """Return the least noise multiplier whose releases fit the budget, and what they guarantee.
+    """Find the least noise multiplier whose releases fit the budget; return it and their series.
 
     Args:
         privacy: the budget.
         n_users: |U|, the public number of users.
-        releases: all of them, as a function of the multiplier.
+        releases: all releases as a function of the multiplier.
 
     Raises:
-        ConfigError: a delta of 1 / n_users or more that is not allowed by name.
+        ConfigError: a delta of 1 / n_users or more without ``allow_large_delta``.
         BudgetError: no multiplier fits.
     """
     assert privacy.epsilon is not None
@@ -136,6 +140,7 @@ def calibrate_releases(
     accountant = make_accountant(privacy.accountant)
 
     budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)
+    # The share of other documents is reserved as one Gaussian release; the noise is calibrated to the rest.
     others = other_documents(privacy)
 
     def series(multiplier: float) -> Series:

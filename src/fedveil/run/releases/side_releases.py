@@ -1,10 +1,10 @@
-"""Releases of a run that are no round of training: they spend from the same budget and stand in the same ledger.
+"""Charge releases of a run that are not training rounds; they share its budget and its ledger.
 
     whole run = training of the charged rounds + every side release,    mu^2 = sum of all mu^2
 
-Shares are shares of mu^2 of the one Gaussian release that costs the whole budget; the noise of training is found last,
-so that all of them together cost what was declared. The releases are fixed before the run begins: what they cost
-depends on nothing that is released.
+Shares are shares of mu^2 of the one Gaussian release that costs the whole budget. The noise of training is found
+last, so that training and side releases together cost the declared epsilon. The releases are fixed before the run
+begins, so their cost depends on no released number.
 """
 
 from __future__ import annotations
@@ -25,22 +25,26 @@ from fedveil.run.config.experiment import PrivacySection
 from fedveil.run.releases.release import Release
 
 BESIDE: int = 0
-"""The number that the ledger has in place of a round's."""
+"""Round number of a side release in the ledger."""
 _NAMES: Final = ("eval/1", "eval/2", "prep/1", "prep/2")
-"""Of all releases of a run that are no round."""
+"""Names of all possible side releases of a run; their order fixes the numbers that repeatable noise derives from."""
 
 
 def as_run_release(release: Release, rounds: int, *, name: str, purpose: str, of_model: bool) -> Release:
-    """Return a release as one of a run of so many rounds; repeatable noise is its own, by its name."""
+    """Return a release as a side release of a run with ``rounds`` rounds.
+
+    Its number is unique within the run, so that repeatable noise differs from that of rounds and other releases.
+    """
+    # Rounds have the numbers 1 to T.
     number = rounds + 1 + _NAMES.index(name)
     return replace(release, number=number, name=name, purpose=purpose, of_model=of_model)
 
 
 def check_composable(releases: Sequence[Release], rounds: Guarantee) -> None:
-    """Refuse releases that one ledger cannot have beside the rounds: they must protect the same unit in the same sense.
+    """Check that side releases and rounds protect the same unit under the same adjacency.
 
     Raises:
-        CompositionError: they do not.
+        CompositionError: they do not, so that one ledger cannot hold both.
     """
     for one in releases:
         own = one.guarantee
@@ -53,18 +57,19 @@ def check_composable(releases: Sequence[Release], rounds: Guarantee) -> None:
 
 
 def document_multiplier(privacy: PrivacySection, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> float:
-    """Return the noise multiplier of the one release that spends what a document may: its share of epsilon."""
+    """Return the noise multiplier of the one Gaussian release that spends a document's share of epsilon."""
     return shared_multiplier(privacy.share, _declared(privacy, adjacency))
 
 
 def refuse_shared(privacy: PrivacySection, of_round: Event) -> None:
-    """Refuse a share of an epsilon for rounds that are no Gaussian releases.
+    """Refuse to share one epsilon between documents if the rounds are not Gaussian releases.
 
-    Gaussian releases of mu_i^2 = share_i mu^2 are together one of mu^2. Two documents of sampled rounds are not bounded
-    so, though each of them would spend no more than epsilon beside one Gaussian release: both use up delta.
+    Gaussian releases with mu_i^2 = share_i mu^2 compose to one release with mu^2. For two documents of sampled
+    rounds this bound fails. Each of them may spend at most epsilon when composed with one Gaussian release, but
+    each uses up delta.
 
     Raises:
-        CompositionError: they are of another kind.
+        CompositionError: the rounds are not Gaussian releases.
     """
     if privacy.share != 1 and not isinstance(of_round, GaussianEvent | NoGuarantee):
         raise CompositionError(
@@ -76,7 +81,7 @@ def refuse_shared(privacy: PrivacySection, of_round: Event) -> None:
 def other_documents(
     privacy: PrivacySection, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
 ) -> tuple[Event, ...]:
-    """Return what other documents may release of the same people: one Gaussian release, or nothing."""
+    """Return the releases that other documents may make about the same users: one Gaussian, or none."""
     if privacy.share == 1:
         return ()
     return (
@@ -85,6 +90,7 @@ def other_documents(
 
 
 def _declared(privacy: PrivacySection, adjacency: Adjacency) -> float:
+    """Return the noise multiplier of the one Gaussian release that spends the declared epsilon."""
     assert privacy.epsilon is not None, "documents ask for it"
     accountant = make_accountant(privacy.accountant, adjacency)
     return budget_multiplier(Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant))
@@ -103,7 +109,14 @@ def shared_multiplier(share: float, whole: float) -> float:
 def compose_with_rounds(
     rounds: Event | None, grid_loss: float, beside: Iterable[Release], role: Role
 ) -> tuple[Event, float]:
-    """Return what a party learns of rounds and side releases, as one event, and the loss of all grids."""
+    """Compose rounds and side releases; return the event that a role observes and the loss of all grids.
+
+    Args:
+        rounds: the event of all rounds; None for none.
+        grid_loss: privacy loss of the rounds' grids.
+        beside: side releases, repeated as often as they were charged.
+        role: the observing party.
+    """
     releases = tuple(beside)
     events = (*(() if rounds is None else (rounds,)), *(one.event_for(role) for one in releases))
     loss = grid_loss + math.fsum(one.grid_loss for one in releases)
@@ -112,12 +125,12 @@ def compose_with_rounds(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpentBudget:
-    """What a ledger says that a run has spent.
+    """The spent budget of a run, read from its ledger.
 
     Attributes:
-        charges: of rounds of training.
-        beside: the side releases that were charged, each as often as it was.
-        event: everything together.
+        charges: number of charges of rounds.
+        beside: the charged side releases, repeated as often as they were charged.
+        event: the composed event of all charges.
     """
 
     charges: int
@@ -126,21 +139,21 @@ class SpentBudget:
 
 
 def read_spent_budget(ledger: Ledger, run: str, releases: Sequence[Release]) -> SpentBudget:
-    """Return what a run has spent: its ledger has nothing but its rounds and its side releases."""
+    """Return the spent budget of a run, whose ledger holds its rounds and side releases only."""
     charged = [entry.run for entry in ledger.entries]
     beside = tuple(one for one in releases for _ in range(charged.count(one.of_run(run))))
     return SpentBudget(charges=charged.count(run), beside=beside, event=ledger.spent_event())
 
 
 def charge_releases(ledger: Ledger, run: str, releases: Sequence[Release], *, repeats: bool) -> None:
-    """Charge releases; only then may they be made.
+    """Charge releases to the ledger; only afterwards may they be made.
 
     Args:
-        ledger: of the run.
-        run: its name.
-        releases: those that are made next: none of them is written.
-        repeats: whether one that is made again is the same release, since its noise is from a seed. Fresh noise is
-            charged again, for nothing shows that what was charged and not written was not seen.
+        ledger: the ledger of the run.
+        run: name of the run.
+        releases: the releases that are made next; none of them is stored yet.
+        repeats: whether noise is from a seed, so that a release that is made again is the same one. Fresh noise is
+            charged again, because nothing shows that a charged but unstored release was not seen.
     """
     for one in releases:
         name = one.of_run(run)

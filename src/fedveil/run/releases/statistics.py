@@ -1,7 +1,7 @@
-"""One release of statistics: planned from public numbers; what a release shows is decoded from its file.
+"""Plan one release of statistics from public numbers; find existing releases of the same request.
 
-Everything that can be refused is refused from public numbers, before the tables are read
-(:mod:`fedveil.run.releases.prepared_releases` says in which order a release is made).
+All refusals depend on public numbers and happen before the tables are read.
+:mod:`fedveil.run.releases.prepared_releases` gives the order of the steps of a release.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from fedveil.statistics.stored import NoisySums
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedRelease(PreparedReleases):
-    """A release, ready to be made; public numbers alone.
+    """A release of statistics that is ready to be made; public numbers only.
 
     Attributes:
-        step: its local step.
-        plan: what is predicted of every block.
+        step: the local step of the release.
+        plan: predicted error of every block.
     """
 
     file: ClassVar[str] = FILE
@@ -46,6 +46,11 @@ class PreparedRelease(PreparedReleases):
         return self.series.releases[0]
 
     def read(self, folder: RunFolder) -> NoisySums:
+        """Return the released sum of a folder; empty if nothing is released.
+
+        Raises:
+            RunFolderError: the file is damaged or is a release of another request.
+        """
         if not (folder / FILE).exists():
             return ()
         stored, of = read_released(folder.path), self.declared
@@ -68,7 +73,7 @@ class PreparedRelease(PreparedReleases):
 
 
 def prepare_release(document: ReleaseDocument, of: DeclaredTables | None = None) -> PreparedRelease:
-    """Compose a release and find its noise, from the document and the schema; no table is opened.
+    """Compose a release and find its noise from the document and the schema; no table is opened.
 
     See :func:`fedveil.run.releases.requests.prepare_document`.
     """
@@ -99,7 +104,7 @@ def prepare_release(document: ReleaseDocument, of: DeclaredTables | None = None)
 
 
 def find_release_folder(document: ReleaseDocument, prepared: PreparedRelease, parent: Path) -> Path | None:
-    """Return a folder whose release has every cell that is asked for, of the same tables; None if there is none."""
+    """Return a folder whose release has every requested cell of the same tables; None if there is none."""
     for path in sorted(parent.glob(f"*/{FILE}")):
         before, stored = read_releases(path.parent / STATISTICS, ReleaseDocument), read_released(path.parent)
         of = prepared.declared
@@ -113,6 +118,7 @@ def find_release_folder(document: ReleaseDocument, prepared: PreparedRelease, pa
 
 
 def _counted(silos: SiloWeights, n_silos: int) -> str:
+    """Return the note of a statement on the counting of users over silos."""
     if silos == "uniform" and n_silos > 1:
         return (
             "pairs of a person and a silo are counted: a person counts 1 in each silo that has records of that person, "

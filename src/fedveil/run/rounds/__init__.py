@@ -1,1 +1,1 @@
-"""One round, simulated or between institutions: participants, their contributions, and the server's step."""
+"""One round, simulated or in a federation: participants, contributions, and the server's step."""

@@ -1,8 +1,8 @@
-"""The contributions of a round: sampled and trained for all clients at once, handed out one by one.
+"""Compute the inputs of a round's clients: sample, train in batches, and return them one by one.
 
-A simulation trains the whole cohort as one batch; a silo of a federation trains its own users. A client's message is
-made when its turn in the protocol comes, so that large objects (single contributions, clients' updates) are in memory
-for one client or one block of clients at a time.
+A simulation trains the whole cohort as one batch; a silo of a federation trains its own users. A client's message
+is made at the client's turn in the protocol. Thus large objects (single contributions, clients' updates) are in
+memory for one client or one block of clients at a time.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from fedveil.run.rounds.diagnostics import TrainingDiagnostics
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.training.trainer import Sums
 
-_BLOCK_ELEMENTS: Final = 1 << 24  # numbers of updates that are trained apart at a time: 128 MiB
+_BLOCK_ELEMENTS: Final = 1 << 24  # float64 numbers of single updates in memory at a time: 128 MiB
 
 
 class ChannelInputs(ABC):
-    """What clients give to one sum, of updates or statistics: a protocol's
-    :class:`~fedveil.protocols.protocol.ClientInputs`.
+    """Inputs of all clients to one sum of updates or statistics.
+
+    Implements :class:`~fedveil.protocols.protocol.ClientInputs`.
 
     Attributes:
-        agreed: what the parties agree on.
-        costs: of every message of a channel that counts them.
+        agreed: the protocol's public parameters.
+        costs: cost of every message, if the channel counts costs.
 
     Args:
-        agreed: what the parties agree on.
-        channel: what makes messages of sums.
-        length: d of a message.
+        agreed: the protocol's public parameters.
+        channel: encodes each client's sum as a message.
+        length: d, the length of a message.
     """
 
     def __init__(self, agreed: ProtocolSpec[Any, Any], channel: Channel, length: int) -> None:
@@ -45,24 +46,28 @@ class ChannelInputs(ABC):
         self.costs: list[MessageCost] = []
 
     def begin(self, attempt: int) -> Drawn | None:
-        """Begin an attempt, whose noise is its own; return who was drawn, None for all."""
+        """Begin an attempt with fresh noise.
+
+        Returns:
+            (|U|,) flags of the sampled users; None if nobody is sampled and all take part.
+        """
         self._attempt = attempt
         return None
 
     def client_input(self, client: int) -> Any:
-        """Return what a client contributes to the attempt."""
+        """Return the input of a client to the protocol in this attempt."""
         return self.agreed.client_input(self, client)
 
     @abstractmethod
     def unprotected_sum(self, client: int) -> Float64[np.ndarray, " d"]:
-        """Return a client's bounded, weighted sum before its channel."""
+        """Return a client's bounded, weighted sum before its channel; it carries no noise."""
 
     @abstractmethod
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
-        """Return a client's contributions by themselves, each with weight 1."""
+        """Return a client's contributions as separate rows, each with weight 1."""
 
     def message(self, client: int) -> Float64[np.ndarray, " d"] | bytes:
-        """Return what the channel makes of a client's sum, and note what it costs where that is counted."""
+        """Return the channel's encoding of a client's sum, and record its cost if the channel counts costs."""
         sending = self._sent(self.unprotected_sum(client), client)
         if sending.cost is not None:
             self.costs.append(sending.cost)
@@ -70,35 +75,37 @@ class ChannelInputs(ABC):
 
     def noise_share(self, client: int) -> Float64[np.ndarray, " d"]:
         """Return a client's share of the noise."""
+        # The channel adds a client's share to its sum, so the message of a zero sum is the share alone.
         return self._sent(np.zeros(self._length), client).numbers
 
     def dither_key(self, client: int) -> bytes:
-        """Return the 32-byte key of a client's share of the remainders modulo C."""
+        """Return the 32-byte key of a client's share of the remainders modulo C, fixed for one attempt."""
         at = self._sender(client)
         return at.privacy.stream("dither", at.round, client, at.attempt).uint64(SEED_BYTES // 8).tobytes()
 
     def model_displacement(self) -> Float64[np.ndarray, " d"]:
-        """Return how far the model has moved: by zeros, where the sum is no step of one."""
+        """Return how far the model moved since the first round; zeros if the sum is not a step of a model."""
         return np.zeros(self._length)
 
     @abstractmethod
     def _sender(self, client: int) -> Sender:
-        """Return a client as the channel needs to know it, in this attempt."""
+        """Return the public facts about a client that the channel needs in this attempt."""
 
     def _sent(self, vector: Float64[np.ndarray, " d"], client: int) -> EncodedMessage:
+        """Return the channel's encoding of a vector for a client."""
         return self._channel.send(vector, self._sender(client))
 
 
 class RoundInputs(ChannelInputs):
-    """What the clients of one round contribute.
+    """Inputs of the clients of one round of training.
 
     Attributes:
-        drawn: (|U|,) who takes part in the attempt; None for all.
+        drawn: (|U|,) flags of the users sampled for the attempt; None if all take part.
 
     Args:
-        turn: what the round begins with.
-        agreed: what the parties agree on.
-        initial: (d,) the model before the first round; None: the round is the first.
+        turn: the context of the round.
+        agreed: the protocol's public parameters.
+        initial: (d,) the model before the first round; None: this round is the first.
     """
 
     def __init__(
@@ -110,16 +117,17 @@ class RoundInputs(ChannelInputs):
         self.drawn: Drawn | None = None
 
     def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
-        """Return which clients of a cohort contribute: all, or the drawn ones where each has messages of its own."""
+        """Return the sending clients of a cohort: all, or the sampled ones if each client has its own message."""
         if self._channel.by_clients and self.drawn is not None:
             return tuple(np.flatnonzero(self.drawn).tolist())
         return cohort
 
     @abstractmethod
     def training_diagnostics(self) -> TrainingDiagnostics:
-        """Return what may be shown of the training, once an attempt has come to its end."""
+        """Return the diagnostics of the training, once an attempt is complete."""
 
     def model_displacement(self) -> Float64[np.ndarray, " d"]:
+        """Return the difference between the global model and the model before the first round."""
         moved: np.ndarray = (self.turn.model.cpu().double() - self._initial.cpu().double()).numpy()
         return moved
 
@@ -128,10 +136,10 @@ class RoundInputs(ChannelInputs):
 
 
 class CohortInputs(RoundInputs):
-    """Every silo's work: their sums are trained as one batch, contributions by themselves one silo at a time.
+    """Inputs of all silos: sums are trained as one batch, single contributions one silo at a time.
 
-    An attempt that failed may have released its sum, so the next one has users of its own: two noisy sums over one
-    sample would tell more of it than the two rounds they are charged as.
+    A failed attempt may have released its sum, so the next attempt samples new users. Two noisy sums over one
+    sample would reveal more about it than the two rounds that are charged.
     """
 
     def __init__(
@@ -145,12 +153,13 @@ class CohortInputs(RoundInputs):
         self._norms = torch.full((len(self._members),), torch.nan, dtype=torch.float64)
 
     def begin(self, attempt: int) -> Drawn | None:
-        """Draw and train, at the first attempt and wherever users are drawn anew.
+        """Sample users and train, at the first attempt and whenever users are sampled anew.
 
-        Where silos hand over contributions by themselves, training waits until a silo's turn.
+        If silos send single contributions (private weighting), training waits until a silo's turn.
         """
         super().begin(attempt)
         turn, method = self.turn, self.turn.method
+        # Without sampling a repeated attempt has the same sums; only its noise is fresh.
         if self._begun and not method.sampler.samples:
             return self.drawn
         self._begun, self.drawn = True, turn.draw(attempt)
@@ -158,14 +167,15 @@ class CohortInputs(RoundInputs):
             job = turn.sum_job(self.drawn)
             self._sums = turn.trainer.sums(job, turn.progress).with_clip_marks(job)
             self._members, self._norms = job.members, self._sums.norms
+            # Read the earlier sums before this round's replaces the oldest of them.
             self._past = turn.past.earlier_sums(turn)
             turn.past.keep(turn, self._sums.total)
         return self.drawn
 
     def unprotected_sum(self, client: int) -> Float64[np.ndarray, " d"]:
-        """Return a silo's sum, with those of the rounds before, as the channel sends parts of them.
+        """Return a silo's sum, combined with sums of earlier rounds if noise is correlated over rounds.
 
-        Clients that are added up at once have one sum.
+        If all clients' updates are added in one batch, every client index has the same sum.
         """
         assert self._sums is not None
         place = client if len(self._sums.total) > 1 else 0
@@ -173,10 +183,14 @@ class CohortInputs(RoundInputs):
         return self._channel.encode_sums(every)
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
-        """Return the bounded updates of all users of a silo, ascending: it is not told who was drawn."""
+        """Return the bounded updates of all users of a silo, ascending by user.
+
+        The updates cover users that are not sampled: under private weighting a silo does not learn the sample.
+        """
         turn, cohort = self.turn, self.turn.setting.cohort
         members = torch.from_numpy(np.flatnonzero(cohort.groups.silo == client))
         rows = np.empty((len(members), turn.length))
+        # One user's update has `length` numbers: train blocks of users that fit the memory limit.
         size = max(1, _BLOCK_ELEMENTS // turn.length)
         for first in range(0, len(members), size):
             chunk = members[first : first + size]
@@ -190,14 +204,16 @@ class CohortInputs(RoundInputs):
         return rows
 
     def training_diagnostics(self) -> TrainingDiagnostics:
+        """Return the diagnostics of the last training."""
         nonfinite = int(self._norms.isnan().sum()) if self._sums is None else self._sums.nonfinite
         return TrainingDiagnostics.from_norms(self.turn, self._members, self._norms, nonfinite)
 
 
 class PerClientInputs(RoundInputs):
-    """Every drawn client's work by itself; they are trained in blocks, in the order in which they send.
+    """Inputs of the sampled clients, each with its own message, trained in blocks in sending order.
 
-    A drawn client without records has no contribution, and sends an update of zeros: its message tells nothing.
+    A sampled client without records has no contribution. It sends an update of zeros, so that the presence of its
+    message reveals nothing about its records.
     """
 
     def __init__(
@@ -213,7 +229,7 @@ class PerClientInputs(RoundInputs):
         self._norms: list[Float64[Tensor, " m"]] = []
 
     def begin(self, attempt: int) -> Drawn | None:
-        """Draw who sends; training waits until a client's turn."""
+        """Sample the sending clients; training waits until a client's turn."""
         super().begin(attempt)
         self.drawn = self.turn.draw(attempt)
         assert self.drawn is not None
@@ -222,23 +238,27 @@ class PerClientInputs(RoundInputs):
         return self.drawn
 
     def unprotected_sum(self, client: int) -> Float64[np.ndarray, " d"]:
+        """Return the update of a client, training the next block if it is not trained yet."""
         if client not in self._block:
             self._train_block()
         return self._block.pop(client)
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
-        """Return a client's update as its one contribution."""
+        """Return a client's update as its only contribution."""
         return self.unprotected_sum(client)[None]
 
     def training_diagnostics(self) -> TrainingDiagnostics:
+        """Return the diagnostics of all trained blocks."""
         none = torch.zeros(0)
         members = torch.cat([none.long(), *self._members])
         norms = torch.cat([none.double(), *self._norms])
         return TrainingDiagnostics.from_norms(self.turn, members, norms, int(norms.isnan().sum()))
 
     def _train_block(self) -> None:
-        """Train the next clients whose turn it will be."""
+        """Train the next clients in sending order and store their updates."""
         turn, dimension = self.turn, len(self.turn.model)
+        # Blocks follow the order in which clients send, so each client is trained once and dropped after its
+        # message.
         block = self._order[self._next : self._next + max(1, _BLOCK_ELEMENTS // dimension)]
         present = block[self._member_of[block] >= 0]
         members = torch.from_numpy(self._member_of[present])
@@ -255,11 +275,11 @@ class PerClientInputs(RoundInputs):
 def make_round_inputs(
     turn: RoundContext, agreed: ProtocolSpec[Any, Any], initial: Float32[Tensor, " d"]
 ) -> RoundInputs:
-    """Return what the clients of a round contribute.
+    """Return the inputs of a round's clients.
 
     Args:
-        turn: what the round begins with.
-        agreed: what the parties agree on.
+        turn: the context of the round.
+        agreed: the protocol's public parameters.
         initial: (d,) the model before the first round.
     """
     method = turn.method

@@ -1,4 +1,4 @@
-"""What a simulation may show of a round: computed from private data, and covered by no guarantee."""
+"""Compute a simulation's diagnostics of a round from private data; no guarantee covers them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 def communication_cost(costs: Sequence[MessageCost]) -> Row | None:
-    """Return what the messages of all silos or clients cost in a round, added up; None where there are none.
+    """Return the total cost of all messages of a round; None if no message has a cost.
 
-    It is what a :class:`~fedveil.run.folder.documents.CommunicationCost` reads, a mean over messages where one
-    has a number of its own, and ``ratio``: bits_per_parameter over limit, None where that is 0 or None.
+    The keys are those of :class:`~fedveil.run.folder.documents.CommunicationCost`. ``limit`` and ``acceptance`` are
+    means over the messages that have one. ``ratio`` is bits_per_parameter / limit, and None if the limit is 0 or
+    None.
     """
     if not costs:
         return None
@@ -43,14 +44,15 @@ def communication_cost(costs: Sequence[MessageCost]) -> Row | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingDiagnostics:
-    """What a simulation may show of local training.
+    """Diagnostics of local training in a simulation.
 
     Attributes:
-        participants: users who took part (silos where a contribution is a silo).
-        contributions: contributions that were trained.
-        nonfinite: contributions whose update was not finite and counted as zero.
-        norms: quantiles 0, .1, .25, .5, .75, .9, 1 of the finite updates' l2 norms before clipping.
-        clipped: the fraction of finite updates that the bound shortened.
+        participants: number of users that took part (of silos, if a contribution is a silo).
+        contributions: number of trained contributions.
+        nonfinite: number of contributions whose update was not finite and counted as zero.
+        norms: quantiles 0, .1, .25, .5, .75, .9, 1 of the finite updates' l2 norms before clipping; None without
+            one.
+        clipped: fraction of the finite updates that the bound shortened; None without one.
     """
 
     participants: int
@@ -63,11 +65,19 @@ class TrainingDiagnostics:
     def from_norms(
         cls, turn: RoundContext, members: Int64[Tensor, " m"], lengths: Float64[Tensor, " k"], nonfinite: int
     ) -> TrainingDiagnostics:
-        """Return what may be shown of members whose updates had these l2 norms."""
+        """Return the diagnostics of contributions with these l2 norms.
+
+        Args:
+            turn: the context of the round.
+            members: (m,) indices of the trained contributions.
+            lengths: (k,) float64 l2 norms before clipping; NaN for an update that was not finite.
+            nonfinite: number of updates that were not finite.
+        """
         users = turn.setting.cohort.groups.user[members.numpy()]
         norms = lengths[torch.isfinite(lengths)].cpu()
         clipped = turn.method.local_bound.is_clipped(norms)
         return cls(
+            # A contribution of a whole silo has the user id -1.
             participants=len(np.unique(users)) if (users >= 0).all() else len(users),
             contributions=len(users),
             nonfinite=nonfinite,
@@ -78,14 +88,14 @@ class TrainingDiagnostics:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundDiagnostics(TrainingDiagnostics):
-    """What a simulation may show of a round.
+    """Diagnostics of a round in a simulation.
 
     Attributes:
-        bytes_up: what all silos or clients sent to the server, in all attempts since the run was begun or resumed;
-            None where nobody counts.
-        communication_cost: what the messages of a channel cost beside the same in float32; None where there are none.
-        attempts: how often the round was begun, under a protection.
-        summed: how many silos the sum is over, under a protection.
+        bytes_up: bytes that all silos or clients sent to the server, in all attempts since the run began or was
+            resumed; None if nobody counts them.
+        communication_cost: cost of a channel's messages against float32; None if the channel counts none.
+        attempts: number of attempts at the round, under a protection.
+        summed: number of silos in the sum, under a protection.
     """
 
     bytes_up: int | None = None
@@ -103,14 +113,14 @@ class RoundDiagnostics(TrainingDiagnostics):
         attempts: int,
         summed: int,
     ) -> RoundDiagnostics:
-        """Return what may be shown of a round that has come to its end.
+        """Return the diagnostics of a complete round.
 
         Args:
-            number: of the round.
-            trained: what may be shown of its training.
-            sent: every message of the run under a protection; else what those of the round cost, where that is counted.
-            attempts: how often the round was begun.
-            summed: how many silos the sum is over.
+            number: the round.
+            trained: diagnostics of its training.
+            sent: the transcript of the run under a protection; else the costs of the round's messages, if counted.
+            attempts: number of attempts at the round.
+            summed: number of silos in the sum.
         """
         if isinstance(sent, Transcript):
             return cls(**vars(trained), bytes_up=sent.bytes_up(number), attempts=attempts, summed=summed)

@@ -1,4 +1,4 @@
-"""The end of a round: the sum of the silos' messages becomes the next model.
+"""Turn the sum of the silos' messages into the next global model, at the end of a round.
 
 The coordinator computes it; under partial encryption each silo computes it for itself.
 """
@@ -23,36 +23,40 @@ def next_model(
     summed: int,
     drawn: int | None = None,
 ) -> tuple[Float32[Tensor, " d"], State]:
-    """Return the next model: after a trusted server's noise, the mean, the denoiser and the server's step.
+    """Compute the next model: a trusted server's noise, the mean, the denoiser and the server's step.
 
         y   <- the sum, with the noise of a trusted server             Channel.release
-        y   <- y less what it has of the rounds before                 Method.decoded, where noise is correlated
+        y   <- y minus its terms of earlier rounds                     Method.decode_sum, if noise is correlated
         m   <- y / |S|, or q |U| |S|, in the unit of the clip          Method.divisor
-        m~  <- what lies under the noise of m                          Denoiser.estimate
+        m~  <- estimate of m without its noise                         Denoiser.estimate
         w   <- w + eta_g m~, or another optimiser's step               Optimizer.step
 
     Args:
-        turn: what the round began with; its randomness is the server's own, for the noise of a trusted server.
-        aggregate: (d,) the sum of all silos' messages, with what the bound adds beside the updates.
+        turn: the context of the round; its randomness is the server's, for the noise of a trusted server.
+        aggregate: (d + extra,) float64 sum of all silos' messages: updates, then the numbers that the bound adds.
         n_silos: |S|.
-        summed: how many silos the sum is over; the mean is over those.
-        drawn: how many users or clients were drawn; only a method with the "actual" denominator reads it.
+        summed: number of silos in the sum; the mean is over those.
+        drawn: number of sampled users or clients; only a method with the "actual" denominator reads it.
 
     Returns:
-        (d,) the next model, and the next state of the server's stages.
+        (d,) float32 next model, and the next state of the server's stages.
 
     Raises:
-        ModelError: a sum, a next model or a next state that is not finite; there is nothing to release.
+        ModelError: a sum, a next model or a next state is not finite, so that nothing can be released.
     """
     setting, method = turn.setting, turn.method
     noise = turn.privacy.stream("noise", turn.round_number)
+    # y: release adds noise only for a trusted server; otherwise the senders' messages carry it already.
     aggregate = method.channel.release(aggregate, method.bound.grid, noise)
     aggregate, stream = method.decode_sum(aggregate, turn.model, turn.state)
+    # m = y / divisor: |S|, or q |U| |S|, or the actual number of senders.
     divisor = method.divisor(summed, setting.n_users)
     if method.denominator == "actual":
         assert drawn is not None
+        # An empty sample sums to noise alone; dividing by 1 keeps the step finite.
         divisor = float(max(1, drawn))
     bound, dimension = method.bound, len(turn.model)
+    # The sum is in the bound's unit (see `RoundContext.method`): multiply by `unit` to return to the model's.
     noise_std = (method.noise_std(n_silos, summed) or 0.0) / divisor * bound.unit
     noisy = torch.from_numpy(aggregate[:dimension] / divisor) * bound.unit
     mean = method.denoiser.estimate(noisy, noise_std, setting.shapes)
@@ -60,6 +64,7 @@ def next_model(
     after, server = method.server.step(turn.model, mean, turn.state)
     state = method.next_state(after, server, marks, method.sampler.rate * setting.n_users, turn.state)
     state = {**state, **stream}
+    # Checked before the release, because `RunFolder.read_checkpoint` refuses a model that is not finite.
     if not all(bool(value.isfinite().all()) for value in (after, *state.values())):
         raise ModelError(
             "the next model has a NaN or an infinity: the messages were too long; give the method a clip bound, or "

@@ -1,9 +1,9 @@
-"""Attempts at a round: what a run does when silos vanish in the middle of it.
+"""Repeat a round when silos vanish in the middle of it.
 
-An attempt whose silos vanish before the sum is opened has revealed only masked numbers. It costs no budget and is
-repeated under fresh keys and with fresh noise. A later failure may have released the sum: the attempt is recorded on
-disk and charged before the round is repeated. This holds within one process; a run that ended during an attempt is
-charged again when it is resumed, whether or not the sum was opened.
+If silos vanish before the sum is opened, the attempt has revealed only masked numbers. It costs no budget and is
+repeated under fresh keys and with fresh noise. A later failure may have released the sum: the attempt is recorded
+on disk and charged before the round is repeated. This holds within one process. A run that ended during an attempt
+is charged again when it is resumed, whether or not the sum was opened.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ _T = TypeVar("_T")
 
 
 def _keep_no_record(attempt: int, vanished: SiloVanished) -> None:
-    """The default of a policy without a run folder."""
+    """Record nothing: the default of a policy without a run folder."""
 
 
 def _pay_nothing() -> None:
-    """The default of a policy without a ledger."""
+    """Charge nothing: the default of a policy without a ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropoutSimulation:
-    """Which silos vanish, in a simulation: each in every attempt with a probability, independent of all data.
+    """Simulated dropouts: each silo vanishes in each attempt with a fixed probability.
 
-    Half of them vanish before they send their vector, half after it.
+    The probability is independent of all data. Half of the dropouts vanish before they send their vector, half
+    after it.
 
     Attributes:
         rate: the probability.
-        randomness: of the experiment's seed.
+        randomness: randomness of the experiment's seed.
     """
 
     rate: float
     randomness: ExperimentRandomness
 
     def draw_dropouts(self, round_number: int, attempt: int, cohort: tuple[int, ...]) -> Dropouts:
-        """Return who vanishes of a cohort in an attempt."""
+        """Return the silos of a cohort that vanish in an attempt."""
         random = self.randomness.numpy("absences", round_number, attempt)
         gone = [silo for silo in cohort if random.random() < self.rate]
         early = frozenset(silo for silo in gone if random.random() < 0.5)
@@ -56,17 +57,17 @@ class DropoutSimulation:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """The rule for vanished silos.
+    """Rule for silos that vanish during a round.
 
     Attributes:
-        on_dropout: "end" ends the run; "retry" repeats the round; "recover" has the protocol go on without them, and
-            repeats the round if too few are left.
-        waits: whether a repeated round is played with all silos again, once they are back; else with the rest.
-        least: the fewest silos of a sum.
-        absences: who vanishes, where that is simulated.
-        failed: attempts at the round that failed before the run was resumed.
-        record: told of every attempt that failed, before anything else happens.
-        pay: called before an attempt; refuses one that is not paid for.
+        on_dropout: "end" ends the run; "retry" repeats the round; "recover" lets the protocol proceed without the
+            vanished silos, and repeats the round if too few are left.
+        waits: whether a repeated round waits for all silos; else it proceeds with the remaining ones.
+        least: smallest number of silos in a sum.
+        absences: simulated dropouts; None if none are simulated.
+        failed: number of attempts at the round that failed before the run was resumed.
+        record: called with every failed attempt, before anything else happens.
+        pay: called before an attempt; refuses an attempt that is not paid for.
     """
 
     on_dropout: OnMissing
@@ -83,20 +84,23 @@ class RetryPolicy:
         silos: tuple[int, ...],
         attempt: Callable[[int, tuple[int, ...], Dropouts], _T],
     ) -> tuple[_T, int]:
-        """Return what an attempt at the round gave that came to its end, and how many it took with those that failed.
+        """Play attempts at a round until one completes; return its result and the number of attempts.
+
+        The number includes failed attempts before a resume.
 
         Args:
             round_number: counts from 1.
             silos: all silos.
-            attempt: plays an attempt: its number, who begins it, and who of them vanishes. No two attempts at a round
-                have one number, a resume between them or not: users and noise are drawn by it.
+            attempt: plays an attempt with its number, the silos that begin it, and the simulated dropouts. Attempt
+                numbers of a round are unique, also across a resume: sampling and noise derive from them.
 
         Raises:
             SiloVanished: the rule is to end.
             ProtocolError: too few silos are left, or too many attempts failed.
-            BudgetError: another attempt is beyond the budget.
+            BudgetError: another attempt exceeds the budget.
         """
         cohort = silos
+        # Numbers continue after a resume, because sampling and noise derive from them.
         for number in range(self.failed, self.failed + MOST_ATTEMPTS):
             self.pay()
             absent = (
@@ -105,12 +109,14 @@ class RetryPolicy:
             try:
                 return attempt(number, cohort, absent), number + 1
             except SiloVanished as vanished:
+                # Recorded first: a resumed run must count this attempt as a possible release.
                 self.record(number, vanished)
                 if self.on_dropout == "end":
                     raise
                 if self.waits:
                     continue
                 cohort = tuple(silo for silo in cohort if silo not in vanished.silos)
+                # Fewer silos would add less noise than the guarantee needs: each share is sized for `least` silos.
                 if len(cohort) < self.least:
                     raise ProtocolError(
                         f"round {round_number}: {len(cohort)} silos are left and {self.least} are needed, because the "
@@ -123,4 +129,4 @@ class RetryPolicy:
 
 
 NO_RETRY: Final = RetryPolicy(on_dropout="end", waits=True, least=2)
-"""Every silo is there, or the round ends."""
+"""Policy without retries: every silo answers, or the round ends."""

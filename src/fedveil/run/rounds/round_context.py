@@ -1,4 +1,4 @@
-"""What every party of a round begins with, and the sampling of participants."""
+"""Describe the state at the start of a round, which every party shares, and sample the participants."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from fedveil.training.trainer import Progress, Trainer, TrainJob
 
 @dataclass(frozen=True, kw_only=True)
 class RoundContext:
-    """What a round begins with.
+    """State at the start of a round.
 
     Attributes:
-        setting: the method at work, as it is in round 1.
-        model: (d,) the global model.
-        state: of the server's stages.
+        setting: the method and population, as in round 1.
+        model: (d,) float32 global model.
+        state: state of the server's stages, tensors by name.
         round_number: counts from 1.
-        experiment: of the experiment's seed.
-        privacy: for sampling and noise.
+        experiment: randomness of the experiment's seed.
+        privacy: randomness of sampling and noise.
         progress: called between chunks of local training.
-        measured: whether costs of messages say what these could cost at least, which takes long.
-        past: the silos' own sums of the rounds before, where messages have parts of them.
+        measured: whether message costs include their information limit, which takes long to compute.
+        past: the silos' sums of earlier rounds, for channels whose messages contain parts of them.
     """
 
     setting: TrainingSetup
@@ -54,7 +54,7 @@ class RoundContext:
 
     @property
     def length(self) -> int:
-        """How many numbers a message has: those of an update, and what the bound adds beside it."""
+        """Length of a message in numbers: the update's d, plus the numbers that the bound adds."""
         return len(self.model) + self.method.bound.extra
 
     @property
@@ -65,15 +65,25 @@ class RoundContext:
     def job(
         self, members: Int64[Tensor, " m"], bound: Bound, weights: Float64[Tensor, " m"] | None = None
     ) -> TrainJob:
-        """Return what is asked of local training of these contributions in this round; weights are 1 unless given."""
+        """Return the training job of these contributions in this round.
+
+        Args:
+            members: (m,) indices of the contributions.
+            bound: the bound of each update.
+            weights: (m,) float64 weights in the silos' sums; None: all 1.
+        """
         weights = torch.ones(len(members), dtype=torch.float64) if weights is None else weights
         path = ("round", self.round_number)
         return TrainJob(self.model, self.setting.cohort, members, weights, bound, self.experiment, path)
 
     def members(self, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
-        """Return the indices of the contributions that take part: those of weight of the drawn users, or of all.
+        """Return the indices of the contributions that take part in the round.
 
-        Where users take part by a schedule, those whose turn it is in this round.
+        These have a positive weight and, if users are sampled, belong to a sampled user. If users take part by a
+        schedule, it must be their turn in this round.
+
+        Args:
+            drawn: (|U|,) flags of the sampled users; None: all.
         """
         setting, groups = self.setting, self.setting.cohort.groups
         period, takes_part = self.method.sampler.period, setting.weights.numpy() > 0
@@ -85,16 +95,16 @@ class RoundContext:
         return torch.from_numpy(np.flatnonzero(takes_part))
 
     def sum_job(self, drawn: Bool[np.ndarray, " users"] | None) -> TrainJob:
-        """Return what is asked of local training where every silo's bounded, weighted sum is sent."""
+        """Return the training job whose result is every silo's bounded, weighted sum."""
         members = self.members(drawn)
         return self.job(members, self.method.local_bound, self.setting.weights[members])
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
-        """Draw who takes part in an attempt."""
+        """Sample the participants of an attempt."""
         return draw_users(self.method, self.setting.n_users, self.privacy, self.round_number, attempt)
 
     def sender(self, number: int, attempt: int) -> Sender:
-        """Return a silo or client as its channel needs to know it."""
+        """Return the public facts about a silo or client that its channel needs."""
         setting = self.setting
         return Sender(
             number=number,
@@ -110,8 +120,20 @@ class RoundContext:
 def draw_users(
     method: Method, n_users: int, privacy: PrivacyRandomness, round_number: int, attempt: int = 0
 ) -> Bool[np.ndarray, " users"] | None:
-    """Return which users (or clients) take part in an attempt at a round; None where contributions are whole silos."""
+    """Sample the users (or clients) of an attempt at a round; None if contributions are whole silos.
+
+    Args:
+        method: its sampler draws.
+        n_users: |U|.
+        privacy: source of the sample.
+        round_number: counts from 1.
+        attempt: counts from 0.
+
+    Returns:
+        (|U|,) bool flags.
+    """
     if not method.contribution.by_user:
         return None
+    # The stream's name must be unique per attempt: a repeated attempt needs a fresh sample (see `CohortInputs`).
     path = ("participants", round_number, *(("attempt", attempt) if attempt else ()))
     return method.sampler.draw(n_users, privacy.stream(*path))

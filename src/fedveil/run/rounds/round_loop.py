@@ -1,14 +1,13 @@
-"""One round in the order of its stages: sampler, local training, bound, sum per silo, channel, protection, server.
+"""Play one round in the order of its stages, from the sampler to the server's step.
 
-    population -> local -> bound -> sum per silo      RoundInputs.begin: draws the participants, trains, bounds and adds
-      -> channel -> protection                        LocalDriver.play: takes each sender's message in turn, adds them
-      -> denoiser -> server -> model t+1              next_model: the mean, its estimate without noise, and the step
+    population -> local -> bound -> sum per silo    RoundInputs.begin: samples, trains, bounds and adds
+      -> channel -> protection                      LocalDriver.play: takes each sender's message in turn, adds them
+      -> denoiser -> server -> model t+1            next_model: the mean, its estimate without noise, and the step
 
-A :class:`RoundContext` is what the round begins with: the model and the :class:`~.training_setup.TrainingSetup`,
-which is a method with a population. :class:`SimulatedParties` carry out the method's protocol, and a
-:class:`~.client_inputs.RoundInputs` computes their contributions. The run charges the round's privacy event to the
-ledger before it calls
-:func:`play_round`.
+A :class:`RoundContext` is the state at the start of the round: the model and the
+:class:`~.training_setup.TrainingSetup`, which is a method applied to a population. :class:`SimulatedParties` carry
+out the method's protocol, and a :class:`~.client_inputs.RoundInputs` computes their contributions. The run charges
+the round's privacy event to the ledger before it calls :func:`play_round`.
 """
 
 from __future__ import annotations
@@ -29,12 +28,16 @@ from fedveil.training.server.optimizers import State
 def play_round(
     turn: RoundContext, parties: SimulatedParties | None = None, retry: RetryPolicy = NO_RETRY
 ) -> tuple[Float32[Tensor, " d"], State, RoundDiagnostics]:
-    """Play one round; return the next global model, the optimiser's next state, and what a simulation may show.
+    """Play one round.
 
     Args:
-        turn: what the round begins with.
-        parties: those of the run; None: new ones that send everything in the open, whatever the method's protection.
-        retry: what happens when silos vanish, where a protocol aggregates.
+        turn: the context of the round.
+        parties: the parties of the run; None: new parties that send plaintext sums, even if the method has a
+            protection.
+        retry: rule for silos that vanish during the protocol.
+
+    Returns:
+        (d,) float32 next global model, the next state of the server's stages, and the diagnostics of a simulation.
     """
     setting, number = turn.setting, turn.round_number
     parties = SimulatedParties.in_the_open(setting) if parties is None else parties
@@ -43,6 +46,7 @@ def play_round(
     def attempt(
         tried: int, cohort: tuple[int, ...], absent: Dropouts
     ) -> tuple[Float64[np.ndarray, " d"], int]:
+        # A repeated attempt samples and trains anew here if the method samples users.
         drawn = work.begin(tried)
         result, summed = parties.driver.play(
             (number, tried), work.senders(cohort), drawn, work.client_input, absent

@@ -1,4 +1,4 @@
-"""The parties of a simulated run, all in this process: the driver that plays them, and what they contribute."""
+"""Simulate all parties of a run in this process: the protocol driver and the clients' inputs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedveil.run.rounds.training_setup import TrainingSetup
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SimulatedParties:
-    """All parties of a run; their keys serve no other.
+    """All parties of one run; their keys serve no other run.
 
     Attributes:
-        driver: plays the protocol; it lists every message where the method has a protection.
+        driver: plays the protocol, and lists every message if the method has a protection.
         initial: (d,) the model before the first round.
-        past: the silos' own sums of the rounds before.
+        past: the silos' sums of earlier rounds.
     """
 
     driver: LocalDriver[Any, Any]
@@ -36,23 +36,28 @@ class SimulatedParties:
 
     @property
     def protocol_spec(self) -> ProtocolSpec[Any, Any]:
-        """What they agree on."""
+        """The public parameters that all parties share."""
         return self.driver.agreement
 
     @property
     def transcript(self) -> Transcript | None:
-        """What has passed between the parties; None where everything is in the open or sealed for the server."""
+        """The list of all protocol messages; None for plaintext sums and messages sealed for the server."""
         return self.driver.transcript
 
     def workload(self, turn: RoundContext) -> RoundInputs:
-        """Return what the parties contribute to a round."""
+        """Return the inputs of all parties to a round."""
         return make_round_inputs(replace(turn, past=self.past), self.protocol_spec, self.initial)
 
     @classmethod
     def in_the_open(cls, setting: TrainingSetup) -> SimulatedParties:
-        """Return parties without a protection, whatever the method's: vectors as they are, or a channel's bytes sealed.
+        """Return parties without a protection, even if the method has one.
 
-        Clients without messages of their own send one, the sum of all: exact sums on a grid make it the same bits.
+        They send plaintext vectors, or a channel's bytes sealed for the server. Clients without their own messages
+        send one message, the sum of all clients. Sums on a grid are exact, so the result has the same bits as the
+        protected sum.
+
+        Args:
+            setting: the method and population of the run.
         """
         clients = setting.n_users if setting.method.channel.by_clients else setting.cohort.n_silos
         dimension = sum(math.prod(shape) for shape in setting.shapes)

@@ -1,8 +1,9 @@
-"""The sums of a silo's last rounds, which it sends parts of again where noise is correlated over rounds.
+"""Keep a silo's sums of its last rounds, for channels that correlate noise over rounds.
 
-They are private and carry no noise: they are in memory alone, and in no file. A process that does not have them, since
-a run was resumed, trains them again from the models that these rounds began with, which are released and stand in the
-checkpoint; local training is a function of the model, the records and the experiment's seed, so they are the same bits.
+A message of such a channel contains parts of the sums of earlier rounds. These sums are private and carry no noise,
+so they stay in memory and are never written to a file. After a resume, the process trains them again from the
+models with which those rounds began, which are released and stored in the checkpoint. Local training is a function
+of the model, the records and the experiment's seed, so the sums have the same bits.
 """
 
 from __future__ import annotations
@@ -19,32 +20,34 @@ if TYPE_CHECKING:
 
 
 class SumHistory:
-    """Every silo's sums of the last rounds of one run, by the round's number."""
+    """All silos' sums of the last rounds of one run, by round number."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Float32[Tensor, " d"], Float64[Tensor, "silos length"]]] = {}
 
     def __len__(self) -> int:
-        """Return of how many rounds the sums are known."""
+        """Return the number of rounds whose sums are known."""
         return len(self._kept)
 
     def keep(self, turn: RoundContext, sums: Float64[Tensor, "silos length"]) -> None:
-        """Keep a round's sums with the model that it began with, and forget those that no round needs any more."""
+        """Store a round's sums with its starting model, and drop the sums that no later round needs."""
         memory, number = turn.setting.method.channel.memory, turn.round_number
         self._kept = {one: kept for one, kept in self._kept.items() if number - memory < one < number}
         if memory:
             self._kept[number] = turn.model, sums
 
     def earlier_sums(self, turn: RoundContext) -> list[Float64[Tensor, "silos length"]]:
-        """Return the sums of the rounds before a turn that its messages have parts of, newest first.
+        """Return the sums of earlier rounds that this round's messages contain, newest first.
 
-        Those that are not known are trained again; rounds that follow a schedule draw nobody.
+        Unknown sums are trained again. Rounds that follow a schedule sample no users, so the participants are the
+        same.
         """
         method, stream = turn.setting.method, turn.setting.method.stream_of(turn.state)
         found = []
         for back in range(1, min(method.channel.memory, turn.round_number - 1) + 1):
             number, model = turn.round_number - back, stream["models"][back - 1]
             kept = self._kept.get(number)
+            # A stored sum is reused only if its round began with this very model.
             if kept is None or not torch.equal(kept[0].cpu(), model):
                 played = method.clipped_to(float(stream["units"][back - 1]))
                 setting, start = replace(turn.setting, method=played), model.to(turn.model.device)

@@ -1,4 +1,4 @@
-"""A method applied to a population: everything that stays the same from round to round."""
+"""Hold a method applied to a population: everything that stays the same from round to round."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedveil.training.trainer import Cohort, Trainer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingSetup:
-    """A method at work on a population: what stays the same from round to round.
+    """A method applied to a population, the same for every round.
 
     Attributes:
-        method: the composition.
-        trainer: of its local training.
-        cohort: every contribution, and its records.
-        weights: (m,) of the contributions in their silos' sums.
+        method: the composition, as in round 1.
+        trainer: executes the method's local training.
+        cohort: all contributions with their records.
+        weights: (m,) float64 weights of the contributions in their silos' sums.
         n_users: |U|.
-        shapes: of the model's parameters.
+        shapes: shapes of the model's parameters.
     """
 
     method: Method
