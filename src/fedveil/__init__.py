@@ -1,4 +1,4 @@
-"""Federated learning over data that may not be pooled; every run ends with a privacy statement derived from what ran.
+"""Train models on data that may not be pooled, and derive a privacy statement from every run.
 
 >>> import fedveil as fv
 >>> people = fv.population(features=X, targets=y, user=patient, silo=hospital, n_users=5000, task="classification")
@@ -6,9 +6,9 @@
 >>> result = fv.train(model, people, method=fv.uldp_avg_w(clip=0.5, epochs=5), epsilon=2.0, rounds=50)
 ...                                                             # doctest: +SKIP
 
-``people`` says which user and which silo (a hospital, say) each record belongs to; ``result.statement`` says who is
-protected, against whom, how strongly, and what is not covered. ``help(fv.train)`` explains the arguments, and
-``help(fv.uldp_avg_w)`` those of a method.
+``people`` assigns each record to a user and a silo (a hospital, say). ``result.statement`` names the protected unit,
+the parties against which it is protected, the strength (epsilon, delta), and the exceptions. ``help(fv.train)``
+explains the arguments, and ``help(fv.uldp_avg_w)`` those of a method.
 
 Everything in ``__all__`` is public and documented in docs/reference/python.md; everything else may change. Names are
 imported on first use, so ``import fedveil`` does not load PyTorch.
@@ -53,8 +53,9 @@ if _typing.TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Intel's library rounds a product by where in memory its arrays start, on some processors, unless it is asked not to
-# before its first product: docs/theory/alone-in-a-batch.md. An empty value asks for nothing, like an unset one.
+# On some processors, Intel MKL rounds a matrix product differently depending on the memory address of its arrays.
+# MKL_CBWR=AUTO turns that off. MKL reads the variable once, before its first product, so importing fedveil sets it.
+# An empty value counts as unset. See docs/theory/alone-in-a-batch.md.
 if not _os.environ.get("MKL_CBWR", "").strip():
     _os.environ["MKL_CBWR"] = "AUTO"
 
@@ -77,7 +78,7 @@ _PLACES: _typing.Final = {
     "Yogi": "fedveil.training.server.optimizers:FedYogi",
     "FedveilError": "fedveil.errors",
 }
-"""Of public names; those of the methods are in ``fedveil.api.methods``."""
+"""Module, or ``module:attribute``, of each public name; methods are in ``fedveil.api.methods``."""
 
 __all__ = [
     "Adam",
@@ -131,7 +132,7 @@ def __getattr__(name: str) -> _typing.Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names: rooms that happen to be imported, and what this file uses, are none."""
+    """Return the public names only, without subpackages that happen to be imported."""
     return sorted(
         {*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__", "__spec__", "__version__"}
     )

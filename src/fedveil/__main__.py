@@ -1,4 +1,4 @@
-"""``python -m fedveil`` is the command ``fedveil``."""
+"""Run the command ``fedveil`` as ``python -m fedveil``."""
 
 from fedveil.cli.app import main
 

@@ -1,4 +1,4 @@
-"""What was looked at when something was verified: the outcome of every check, and what no check can show."""
+"""Record the outcome of every check of a verification, and list what no check can show."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _KEY: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at, what came of it, and why: two texts of one line, which nothing in a file moves."""
+    """One check with its outcome and reason; both texts are single lines without control characters."""
 
     name: str
     outcome: Outcome
     detail: str
 
     def __post_init__(self) -> None:
-        """Leave out what a file's text could do where it is shown: lines of its own would pass for other checks."""
+        """Sanitize both texts: a line break from a file's text could pass for a further check."""
         for key, text in (("name", self.name), ("detail", self.detail)):
             object.__setattr__(self, key, one_line(text))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """Everything that was checked of a file or folder, and what was not."""
+    """All checks of a file or folder, including those that could not be made."""
 
     path: Path
     checks: tuple[Check, ...]
 
     def __str__(self) -> str:
-        """One line a check, what fails first."""
+        """Return one line per check, failures first."""
         order = ("fails", "holds", "unchecked")
         found = sorted(self.checks, key=lambda one: order.index(one.outcome))
         return "\n".join(f"{one.outcome:9} {one.name}: {one.detail}" for one in found)
@@ -53,16 +53,16 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing that could be checked fails."""
+        """Whether no check failed; unchecked items do not count."""
         return all(one.outcome != "fails" for one in self.checks)
 
 
 class Unchecked(Exception):
-    """There is nothing to check; says why."""
+    """Signal that there is nothing to check; the message says why."""
 
 
 def run_check(name: str, check: Callable[[], str]) -> Check:
-    """Return what came of a check, which says in words what holds, or raises."""
+    """Run a check and return its outcome: it returns a sentence if it holds, and raises otherwise."""
     try:
         return Check(name=name, outcome="holds", detail=check())
     except Unchecked as why:
@@ -72,15 +72,15 @@ def run_check(name: str, check: Callable[[], str]) -> Check:
 
 
 def not_checkable(limits: Mapping[str, str]) -> tuple[Check, ...]:
-    """Return what no check can show, each by its name."""
+    """Return the facts that no check can show, as unchecked items by name."""
     return tuple(Check(name=name, outcome="unchecked", detail=what) for name, what in limits.items())
 
 
 def check_trusted(keys: Sequence[str]) -> None:
-    """Return if what was given as public keys to trust are some.
+    """Check that the given trusted keys are public keys.
 
     Raises:
-        ConfigError: one is none; nothing was checked yet.
+        ConfigError: a key is malformed; no check has run yet.
     """
     for one in keys:
         if not _KEY.fullmatch(one):
@@ -90,10 +90,10 @@ def check_trusted(keys: Sequence[str]) -> None:
 
 
 def equal_up_to_rounding(found: Any, made: Any) -> bool:
-    """Return whether two JSON documents are the same, but for the rounding of another machine.
+    """Return whether two JSON documents are equal, except for the rounding of another machine.
 
-    Fractions may differ by a millionth of themselves, however small they are (a p-value below 1e-9 is a figure too), or
-    if both are below 1e-300; everything else is equal, and no key is left out. JSON has no NaN.
+    Fractions may differ by a relative 1e-6, however small they are (a p-value below 1e-9 is a figure too), or if both
+    are below 1e-300. Everything else must be equal, and both must have the same keys. JSON has no NaN.
     """
     if isinstance(found, dict) and isinstance(made, dict):
         return found.keys() == made.keys() and all(

@@ -1,7 +1,7 @@
-"""What a field of a stage, or a parameter of a builder, says of itself as a key of an experiment.
+"""Read an experiment's configuration keys from the fields of stages and parameters of builders.
 
-A section of an experiment is the stage that it names: its fields are the keys, and their types, ranges and defaults
-are those of the section. There is no other list of them. What a range says holds for a stage built in Python too
+A section of an experiment names a stage. The stage's fields are the keys of that section; their annotations declare
+types, ranges and defaults. No other list of keys exists. A range also holds for a stage that is built in Python
 (:func:`check_ranges`).
 
 >>> from dataclasses import dataclass
@@ -44,46 +44,46 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 REQUIRED: Final = inspect.Parameter.empty
-"""The default of a key that has none."""
+"""Default of a key without a default value."""
 
 
 @dataclass(frozen=True)
 class ComposedField:
-    """Marks what composition fills in: it is no key."""
+    """Annotation mark of a field that composition fills in; the field is no configuration key."""
 
 
 @dataclass(frozen=True)
 class CalibratedField:
-    """Marks a number that may be given by a word instead, for which composition finds it.
+    """Annotation mark of a number for which a word may stand; calibration then finds the number.
 
     Attributes:
-        words: those that may be given.
+        words: the words that are accepted.
     """
 
     words: tuple[str, ...]
 
 
 def composed_field() -> ComposedField:
-    """Return the mark of what composition fills in, as in ``shares: Annotated[GaussianShares, <mark>]``."""
+    """Return the mark of a field that composition fills in: ``shares: Annotated[GaussianShares, <mark>]``."""
     return ComposedField()
 
 
 def calibrated_field(*words: str) -> CalibratedField:
-    """Return the mark of a number that may be given by a word, as in ``Annotated[float, <mark>]``."""
+    """Return the mark of a number that may be given as a word: ``Annotated[float, <mark>]``."""
     return CalibratedField(words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """One field or parameter as a key.
+    """One field or parameter as a configuration key.
 
     Attributes:
-        name: of the field.
-        type: its type with its ranges.
-        default: :data:`REQUIRED` where there is none.
-        filled: whether composition fills it in, so that it is no key.
-        words: that may be given instead of a number.
-        meaning: in words, from the type or from the docstring.
+        name: name of the field.
+        type: its type with the declared ranges.
+        default: its default; :data:`REQUIRED` without one.
+        filled: whether composition fills the field in, so that it is no configuration key.
+        words: words that are accepted instead of a number.
+        meaning: description from the annotation, or else from the docstring.
     """
 
     name: str
@@ -114,6 +114,7 @@ def keys_of(member: Callable[..., Any]) -> tuple[Key, ...]:
                 default=parameter.default,
                 filled=any(isinstance(mark, ComposedField) for mark in marks),
                 words=words,
+                # The annotation's description wins: a shared key of several builders means the same in all of them.
                 meaning=said[-1] if said else told.get(name, ""),
             )
         )
@@ -121,12 +122,12 @@ def keys_of(member: Callable[..., Any]) -> tuple[Key, ...]:
 
 
 def check_ranges(stage: Any) -> None:
-    """Make every number of a stage Python's own, and return if each is in the range that its field's type declares.
+    """Convert a stage's numbers to plain Python numbers and check them against the ranges of their fields.
 
-    True is no number, and no text is one.
+    True and False are no numbers, and a text is none.
 
     Raises:
-        CompositionError: one is not; names the field and says what would be right.
+        CompositionError: a number is out of range; names the field and the accepted range.
     """
     kind: Any = type(stage)
     make_plain(stage)
@@ -144,10 +145,10 @@ def check_ranges(stage: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a number of numpy, pandas, PyTorch, ``fractions`` or ``decimal`` as Python's own, else the value itself.
+    """Convert a number of numpy, pandas, PyTorch, ``fractions`` or ``decimal`` to a Python number.
 
-    A truth value of numpy or PyTorch becomes True or False, so that it is refused where a number is needed. What is too
-    large for a float becomes an infinity.
+    Any other value is returned unchanged. A truth value of numpy or PyTorch becomes True or False, so that it is
+    refused where a number is needed. A number that is too large for a float becomes an infinity.
 
     >>> from fractions import Fraction
     >>> plain(Fraction(1, 2)), plain("0.5"), plain(True)
@@ -169,7 +170,7 @@ def plain(value: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Return :func:`plain` of a value; a float without a fraction as an int.
+    """Return :func:`plain` of a value; a float without a fraction becomes an int.
 
     >>> whole(20.0), whole(20.5)
     (20, 20.5)
@@ -179,8 +180,9 @@ def whole(value: Any) -> Any:
 
 
 def _real(value: Any) -> float:
-    """Return a real number as a float, or as an int where its type is exact and it has no fraction."""
+    """Convert a real number to a float, or to an int if its type is exact and it has no fraction."""
     try:
+        # Without the limit, int() of a Decimal such as 1e999999 would build a million digits.
         exact = isinstance(value, Rational | Decimal) and abs(value) < _EXACT  # type: ignore[operator]
         if exact and value == int(value):
             return int(value)
@@ -192,7 +194,7 @@ def _real(value: Any) -> float:
 
 
 def plain_inside(value: Any) -> Any:
-    """Return a document with :func:`plain` of all that its tables and lists hold."""
+    """Apply :func:`plain` to all values inside the tables and lists of a document."""
     if isinstance(value, Mapping):
         return {key: plain_inside(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
@@ -201,7 +203,7 @@ def plain_inside(value: Any) -> Any:
 
 
 def make_plain(stage: Any) -> None:
-    """Put Python's own numbers in the place of other libraries' in the fields of a frozen dataclass."""
+    """Replace numbers of other libraries by Python numbers in the fields of a frozen dataclass."""
     for one in fields(stage):
         value = getattr(stage, one.name)
         if value is None or isinstance(value, bool | str):
@@ -212,20 +214,20 @@ def make_plain(stage: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a real number of Python's own; True is none."""
+    """Return whether a value is a Python int or float; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def whole_argument(where: str, value: Any, least: int | None = None) -> int:
-    """Return an argument that is a whole number, of whatever library, as an int; 2.0 is one, as in a document.
+    """Return a whole-number argument as an int; accepts numbers of other libraries and 2.0.
 
     Args:
-        where: names function and argument, for the error.
-        value: what was given.
-        least: the smallest number that is allowed.
+        where: function and argument, for the error message.
+        value: the argument.
+        least: the smallest accepted number.
 
     Raises:
-        ConfigError: it is no whole number, or below ``least``.
+        ConfigError: not a whole number, or below ``least``.
     """
     found = whole(value)
     if isinstance(found, bool) or not isinstance(found, int) or (least is not None and found < least):
@@ -237,11 +239,11 @@ def whole_argument(where: str, value: Any, least: int | None = None) -> int:
 
 _EXACT: Final = 1 << 63
 _TIMES: Final = ("m", "M")
-"""numpy's kinds of durations and dates, which numpy counts as whole numbers."""
+"""Kinds of numpy's durations and dates; numpy registers them as whole numbers."""
 
 
 def limits_of(hint: Any) -> list[str]:
-    """Return the limits that a type declares, in words such as "> 0"."""
+    """Return the limits that a type declares, as words such as "> 0"."""
     return [f"{sign} {bound:g}" for sign, _, bound in _limits(hint)]
 
 
@@ -249,7 +251,7 @@ def limits_of(hint: Any) -> list[str]:
 def _ranges(
     kind: Any,
 ) -> tuple[tuple[str, type, tuple[Callable[[float], bool], ...], str, tuple[type, ...]], ...]:
-    """Return the fields with limits: name, kind of number, what must hold, that in words, and what may stand there."""
+    """Return the fields with limits: name, number type, tests, range in words, other accepted types."""
     found_ranges = []
     for key in keys_of(kind):
         limits = list(_limits(key.type))
@@ -275,11 +277,11 @@ def _limits(hint: Any) -> Iterator[tuple[str, Callable[[float, float], bool], fl
 
 
 _LIMITS: Final = (("gt", ">", lt), ("ge", ">=", le), ("lt", "<", gt), ("le", "<=", ge))
-"""A limit's attribute and sign, and the comparison of bound and value that must hold."""
+"""Attribute and sign of each limit, and the comparison of (bound, value) that must hold."""
 
 
 def _marks(hint: Any) -> list[Any]:
-    """Return what a type is annotated with, at any depth of its alternatives."""
+    """Return the annotations of a type, at any depth of its alternatives."""
     if get_origin(hint) is Annotated:
         inner, *marks = get_args(hint)
         return [*_marks(inner), *marks]
@@ -295,12 +297,12 @@ def _types(hint: Any) -> set[Any]:
 
 
 def _origins(hint: Any) -> set[Any]:
-    """Return what the alternatives of a type are made by, such as ``Literal``."""
+    """Return the generic origins of a type's alternatives, such as ``Literal``."""
     return {get_origin(hint)} | {one for part in get_args(hint) for one in _origins(part)}
 
 
 def _meanings(text: str) -> dict[str, str]:
-    """Return what a docstring says of each field, from its sections Attributes and Args."""
+    """Parse the description of each field from the sections Attributes and Args of a docstring."""
     said: dict[str, str] = {}
     for section in re.findall(r"^(?:Attributes|Args):\n((?:    .*\n?|\n)+)", text, re.MULTILINE):
         for name, meaning in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section, re.MULTILINE):

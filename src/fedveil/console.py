@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a progress bar on a terminal, one line a round elsewhere."""
+"""Show progress and results of a run: a progress bar on a terminal, one line per round elsewhere."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fedveil.errors import FedveilError
 from fedveil.sanitize import sanitize, strip_control_characters
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
+    # Only annotations need these; at run time the import would take seconds.
     from fedveil.privacy.statement import Statement
     from fedveil.run.config.experiment import Experiment
     from fedveil.run.folder.run_folder import Row
@@ -26,17 +27,17 @@ if TYPE_CHECKING:  # what is only named here takes seconds to import
 
 
 _WHOLE: Final = 10_000
-"""Columns where no terminal reads: wider than any table."""
+"""Width in columns when no terminal reads the output: wider than any table."""
 
 
 class Terminal(Console):
-    """Where a command prints. Text is shown as it stands: no markup or emoji names are read, every line is whole.
+    """Console of a command. It prints text verbatim: no markup, no emoji names, no inserted line breaks.
 
-    A terminal breaks long lines by itself and joins them when they are copied. Where no terminal reads, tables are as
+    A terminal breaks long lines itself and joins them again when they are copied. Without a terminal, tables are as
     wide as they need, whatever COLUMNS says.
 
     Args:
-        options: of rich's console.
+        options: options of rich's console.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -45,15 +46,15 @@ class Terminal(Console):
             self.width = _WHOLE
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a text as rich shows it; every line and every cell of a table passes here."""
+        """Render a text without control characters; every line and every table cell passes this method."""
         return super().render_str(strip_control_characters(text), **options)
 
 
 class _Uncut(Table):
-    """A table that rather is wider than a narrow terminal than cut a word."""
+    """Table that becomes wider than a narrow terminal rather than cut a word."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render with every column as wide as its longest word or wider."""
+        """Render the table with every column at least as wide as its longest word."""
         wide = options.update(max_width=_WHOLE)
         for column in self.columns:
             cells = (column.header, *column.cells)
@@ -62,10 +63,10 @@ class _Uncut(Table):
 
 
 class _Advising:
-    """Notes how to go on on what interrupts a run, and says once what its public numbers say.
+    """Base of the observers: adds the resume command to an interruption, and prints each advice once.
 
     Args:
-        resume: the command that goes on; the run's folder follows it.
+        resume: the command that resumes a run; the run's folder is appended.
     """
 
     def __init__(self, resume: str) -> None:
@@ -79,9 +80,11 @@ class _Advising:
             )
 
     def _listen(self, folder: Path, experiment: Experiment) -> str | None:
-        """Begin with a run; return what is to be said if its folder stands beside an earlier one of its name."""
+        """Note that a run started; return a notice if an earlier run has the same name."""
         self._folder = folder
         self._planned, self._heard, self._advised = experiment.rounds, list[Any](), 0
+        # A run folder whose name is taken gets the suffix -2, -3, ...; an earlier run of the same experiment lies
+        # next to it.
         name, _, number = folder.name.rpartition("-")
         if name != experiment.name or not number.isdecimal():
             return None
@@ -99,6 +102,8 @@ class _Advising:
         from fedveil.run.folder.documents import RoundRow
 
         if not self._heard and self._folder is not None:
+            # A resumed run reads the rounds before it from its folder, so that advice does not depend on
+            # interruptions.
             self._heard += heard_before(self._folder, row["round"])
         self._heard.append(RoundRow.model_validate(row))
         said = news(advice(self._heard, self._planned), self._advised)
@@ -107,7 +112,7 @@ class _Advising:
 
 
 class BarObserver(_Advising):
-    """A live bar per run, with the last metric and epsilon beside it."""
+    """Progress bar of a run, with the last metric and epsilon next to it."""
 
     def __init__(self, console: Console, *, resume: str = "fedveil resume") -> None:
         super().__init__(resume)
@@ -131,7 +136,7 @@ class BarObserver(_Advising):
         self._note(error)
 
     def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """Open the bar of a run."""
+        """Start the progress bar of a run."""
         if (said := self._listen(folder, experiment)) is not None:
             self._progress.console.print(said)
         self._task = self._progress.add_task(
@@ -139,12 +144,12 @@ class BarObserver(_Advising):
         )
 
     def training(self, round_number: int, done: int, total: int) -> None:
-        """Move the bar within a round."""
+        """Advance the bar within a round."""
         if self._task is not None and total:
             self._progress.update(self._task, completed=round_number - 1 + done / total)
 
     def on_round_end(self, row: Row) -> None:
-        """Move the bar to the end of the round."""
+        """Advance the bar to the end of the round."""
         if self._task is not None:
             self._progress.update(self._task, completed=row["round"], status=sanitize(headline(row)))
         if (said := self._advice(row)) is not None:
@@ -152,7 +157,7 @@ class BarObserver(_Advising):
 
 
 class LineObserver(_Advising):
-    """One line a round, for logs; silent if ``quiet``."""
+    """One line per round, for logs; silent if ``quiet``."""
 
     def __init__(self, console: Console, *, quiet: bool = False, resume: str = "fedveil resume") -> None:
         super().__init__(resume)
@@ -166,7 +171,7 @@ class LineObserver(_Advising):
         self._note(error)
 
     def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """Say which run begins, and where it is kept."""
+        """Print the run's name, its first round and its folder."""
         self._name = experiment.name
         said = self._listen(folder, experiment)
         if not self._quiet:
@@ -175,7 +180,7 @@ class LineObserver(_Advising):
             self._console.print(f"{self._name}: from round {done} of {self._planned}, kept in {folder}")
 
     def training(self, round_number: int, done: int, total: int) -> None:
-        """Nothing within a round."""
+        """Ignore progress within a round."""
 
     def on_round_end(self, row: Row) -> None:
         """Print the round's line."""
@@ -187,7 +192,7 @@ class LineObserver(_Advising):
 
 
 def observer(console: Console, *, quiet: bool, resume: str = "fedveil resume") -> BarObserver | LineObserver:
-    """Return the observer that fits where the output goes; ``resume`` is the command that goes on with its runs."""
+    """Return the observer that fits the output; ``resume`` is the command that resumes its runs."""
     if console.is_terminal and not quiet:
         return BarObserver(console, resume=resume)
     return LineObserver(console, quiet=quiet, resume=resume)
@@ -204,26 +209,29 @@ def headline(row: Row) -> str:
 
 
 def number(value: float | None, *, none: str = "-") -> str:
-    """Return a number with four significant digits."""
+    """Return a number with four significant digits; ``none`` for None and NaN."""
     if value is None or math.isnan(value):
         return none
     return f"{value:.4g}" if abs(value) < 10000 else f"{value:.3e}"
 
 
 def ends(low: float | None, high: float | None) -> str:
-    """Return the ends of an interval; an end that nothing bounds is open."""
+    """Return the ends of an interval; an unbounded end is shown as "open"."""
     return f"{number(low, none='open')} .. {number(high, none='open')}"
 
 
 def epsilon_text(epsilon: float | None) -> str:
-    """Return an epsilon rounded up, as the statement does; "none" where nothing is guaranteed."""
+    """Return an epsilon rounded up, as in the statement; "none" without a guarantee."""
     from fedveil.privacy.statement import show_epsilon  # takes seconds to import
 
     return "none" if epsilon is None else show_epsilon(epsilon)
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
-    """Return the table a run ends with: metric, epsilon, delta, unit, seconds; last, what a constant answer reaches."""
+    """Return the final table of runs: metric, epsilon, delta, unit and seconds, then constant baselines.
+
+    The last rows show the metric of the best constant prediction (the majority class).
+    """
     from fedveil.run.folder.diagnostics import baseline_of  # with torch, seconds to import
 
     metric = next((name for one in outcomes for name in _metrics(one)), "metric")
@@ -250,7 +258,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def delta_text(delta: float, units: int | None) -> str:
-    """Return delta, and beside one that promises nothing to any one unit the bound that it breaks."""
+    """Return delta; if it is too large to protect a single unit, with the bound 1 / n that it exceeds."""
     from fedveil.privacy.accountant import is_large_delta  # takes seconds to import
 
     large = units is not None and is_large_delta(delta, units)
@@ -258,9 +266,9 @@ def delta_text(delta: float, units: int | None) -> str:
 
 
 def _metrics(outcome: Outcome) -> dict[str, str]:
-    """Return the test metrics of a run: exact ones of a simulation, or those that were released, with intervals.
+    """Return a run's test metrics: exact values of a simulation, or released values with intervals.
 
-    A released figure never stands without its interval: one whose interval has an open end may be far off.
+    A released figure is never shown without its interval: if the interval has an open end, the figure may be far off.
     """
     if outcome.evaluated is None:
         return {name: number(value) for name, value in (outcome.row["test"] or {}).items()}
@@ -278,7 +286,7 @@ def _to_server(statement: Statement) -> str:
 
 
 def transposed_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return the fields of a few rows, one field a line."""
+    """Return a table of a few rows with one line per field."""
     table = _Uncut(show_header=False)
     for key in rows[0]:
         table.add_row(key.replace("_", " "), *(_cell(key, row[key]) for row in rows))
@@ -286,7 +294,7 @@ def transposed_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def rows_table(rows: Iterable[dict[str, Any]], title: str | None = None) -> Table:
-    """Return a table of flat rows; the first row's keys are the columns."""
+    """Return a table of flat rows; the keys of the first row are the columns."""
     rows = list(rows)
     table = _Uncut(title=title)
     for key in rows[0] if rows else ():

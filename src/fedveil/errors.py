@@ -1,6 +1,6 @@
-"""Every error a user can cause, so that the command line can answer with one line and the exit code of its kind.
+"""Define the errors that a user can cause; the command line shows each as one line with its exit code.
 
-An error names the file, key, silo or row, says what was found and what would be right, and never repeats a private
+A message names the file, key, silo or row, states the value found and the accepted value, and never repeats a private
 value.
 """
 
@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from typing import Final
 
 _SHORTEST: Final = 3
-"""Characters of a beginning that is taken for a name."""
+"""Fewest characters for which a name's beginning counts as that name."""
 
 
 def did_you_mean(asked: str, known: Iterable[str]) -> str:
-    """Return the end of an error about a name that nothing has: which name was meant, empty where none is near."""
+    """Return the end of an error about an unknown name: a suggestion, or "" if no known name is near."""
     lowered = {one.lower(): one for one in reversed(list(known))}
     begun = [one for one in lowered if len(asked) >= _SHORTEST and one.startswith(asked.lower())]
     near = begun or get_close_matches(asked.lower(), lowered, n=1)
@@ -21,25 +21,25 @@ def did_you_mean(asked: str, known: Iterable[str]) -> str:
 
 
 class FedveilError(Exception):
-    """Base of every error that a user can cause and can mend."""
+    """Base of every error that a user can cause and can correct."""
 
     exit_code = 2
 
 
 class ConfigError(FedveilError):
-    """An experiment asks for something that does not exist or cannot be; names the key's path."""
+    """Experiment that requests something nonexistent or impossible; names the key's path."""
 
 
 class CompositionError(ConfigError):
-    """Stages that cannot go together in one method; gives the reason."""
+    """Stages that cannot be combined in one method; gives the reason."""
 
 
 class DataError(FedveilError):
-    """A table, a schema or a download is not what it claims to be; names the file, the column or the row."""
+    """Table, schema or download with unexpected content; names the file, the column or the row."""
 
 
 class ModelError(FedveilError):
-    """A model, loss or metric that cannot be trained as asked (a layer that mixes records, for instance)."""
+    """Model, loss or metric that cannot be trained as requested (for instance, a layer mixes records)."""
 
 
 class PrivacyError(FedveilError):
@@ -47,44 +47,44 @@ class PrivacyError(FedveilError):
 
 
 class BudgetError(PrivacyError):
-    """The privacy budget does not allow what was asked."""
+    """Request that exceeds the privacy budget."""
 
     exit_code = 4
 
 
 class UserCodeError(FedveilError):
-    """Code of a user's own has raised: names function, file, line and the kind of exception, and no value."""
+    """Exception in the user's own code; names function, file, line and kind of exception, and no value."""
 
 
 class RunFolderError(FedveilError):
-    """A run folder that is missing, damaged, locked or of another version."""
+    """Run folder that is missing, damaged, locked or of another version."""
 
 
 class RefusedRunError(FedveilError):
-    """A run between institutions that ended before its first round; says why."""
+    """Run between institutions that ended before its first round; gives the reason."""
 
     exit_code = 3
 
 
 class SilentSiloError(FedveilError):
-    """A run between institutions that ended because silos did not answer; names them, and says how to go on."""
+    """Run between institutions that ended because silos did not answer; names them, and how to resume."""
 
     exit_code = 5
 
 
 class CoordinatorGoneError(RunFolderError):
-    """The coordinator's process ended before the run that it played; says how to go on."""
+    """Coordinator process that ended before its run did; says how to resume the run."""
 
     exit_code = 6
 
 
 class BusyError(ConfigError):
-    """What is asked for is not there at the moment (not served yet, in use): asked again later it may be."""
+    """Resource that is not available now (not served yet, or in use); a later attempt may succeed."""
 
     exit_code = 75
 
 
 class IntegrityError(RunFolderError):
-    """What a party keeps is not what it was: lines of a ledger are missing, a signature or a digest does not fit."""
+    """Stored data that was changed: ledger lines are missing, or a signature or digest does not match."""
 
     exit_code = 7

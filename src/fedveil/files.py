@@ -1,8 +1,8 @@
-"""Files: read within limits, replaced whole and durably, or not at all, and added to durably.
+"""Read files within limits; replace and append files so that a crash leaves no half-written content.
 
-Claim: whatever stands in a file that is read here, in its place or under its name (a folder, a queue, a device), what
-follows is a value or one error of this project that names the file: no document is read without end, none is nested or
-numbered beyond what any of ours is, and what a reader makes of it fails with the same error (:func:`reading`).
+Claim: for any file content, and for any object under the file's name (a folder, a queue, a device), reading yields a
+value or one fedveil error that names the file. No read is unbounded. No document is nested deeper, and no number is
+longer, than in files that fedveil writes. Errors while decoding become the same error (:func:`reading`).
 ``tests/test_files.py`` mutates every kind of file.
 """
 
@@ -25,35 +25,39 @@ from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.sanitize import sanitize
 
 LARGEST_DOCUMENT: Final = 1 << 26
-"""Bytes of a document that is read at once: settings, a schema, a statement, a key."""
+"""Most bytes of a document that is read at once: settings, a schema, a statement, a key."""
 
 LARGEST_FILE: Final = 1 << 32
-"""Bytes of any other file: a model, or lines of one run after another."""
+"""Most bytes of any other file: a model, or the lines of one run."""
 
 CLOSED_IN_CHILDREN: Final = getattr(os, "O_CLOEXEC", 0)
-"""Flag of a descriptor that no child process inherits; Windows passes none on by itself."""
+"""Flag for a descriptor that no child process inherits; 0 on Windows, which passes none on."""
 
+# O_NONBLOCK: opening a named pipe without a writer would block forever. O_NOCTTY: opening a terminal device would
+# make it the controlling terminal. O_BINARY: Windows would translate line ends.
 _NEVER_WAITED_FOR: Final = (
     getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 )
 
 DEEPEST: Final = 64
-"""How far the tables and lists of a document may be nested; ours are below 16."""
+"""Deepest nesting of tables and lists in a document that is read; documents of fedveil stay below 16."""
 
 _PART: Final = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP_KEY: Final = re.compile(
     rf"(?<![A-Za-z0-9_.-])(?<!\.[ \t]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{DEEPEST}}}"
 )
-"""A key of so many parts that reading it alone would take the square of its length."""
+"""Dotted TOML key of more than ``DEEPEST`` parts; ``tomllib`` reads one in quadratic time."""
 
 _BYTE_ORDER_MARK: Final = "\ufeff"
-"""What some editors begin a UTF-8 file with."""
+"""Character with which some editors begin a UTF-8 file."""
 
 _LONGEST_INTEGER: Final = 128
 _SHOWN: Final = 8
 _GROWN: Final = 1 << 16
 _MALFORMED: Final = (
-    ValueError,  # with what is no UTF-8, no number, no document
+    # Every error that a decoder (struct, zlib, json, tomllib, numpy) may raise for damaged content. MemoryError: a
+    # damaged length field asks for more memory than the host has.
+    ValueError,  # includes the errors of UTF-8, JSON and TOML decoding
     LookupError,
     TypeError,
     AttributeError,
@@ -68,14 +72,14 @@ _MALFORMED: Final = (
 
 
 def as_path(given: Any, what: str) -> Path:
-    """Return a path that was given as text or as a path object.
+    """Return a path argument as a :class:`~pathlib.Path`.
 
     Args:
-        given: the argument.
-        what: names function and argument, for the error.
+        given: the argument: text or a path object.
+        what: function and argument, for the error.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: neither text nor a path object.
     """
     if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
         raise ConfigError(
@@ -86,14 +90,15 @@ def as_path(given: Any, what: str) -> Path:
 
 @contextmanager
 def reading(place: object, error: type[FedveilError]) -> Iterator[None]:
-    """Have everything that fails for what a file holds fail with one error, which names the file and no content.
+    """Turn every error from a file's content into one error that names the file and shows no content.
 
     Args:
-        place: what to call it: its path, mostly.
-        error: its class.
+        place: name of the file in the error, mostly its path.
+        error: class of the error.
     """
     try:
         yield
+    # "from None": the cause of the error may quote the file's content, which may be private.
     except OSError as problem:
         known = "no such file" if isinstance(problem, FileNotFoundError) else problem.strerror
         raise error(f"{place} cannot be read: {known or type(problem).__name__}") from None
@@ -103,12 +108,12 @@ def reading(place: object, error: type[FedveilError]) -> Iterator[None]:
 
 @contextmanager
 def writing(place: object, error: type[FedveilError], so: str = "") -> Iterator[None]:
-    """Have what a disk refuses fail with one error, which names the file.
+    """Turn every error of the file system into one error that names the file.
 
     Args:
-        place: what to call it: its path, mostly.
-        error: its class.
-        so: what follows from it, as in "; nothing was sent".
+        place: name of the file in the error, mostly its path.
+        error: class of the error.
+        so: consequence, appended to the message, as in "; nothing was sent".
     """
     try:
         yield
@@ -120,16 +125,16 @@ def writing(place: object, error: type[FedveilError], so: str = "") -> Iterator[
 def read_content(
     path: Path, error: type[FedveilError], *, largest: int = LARGEST_DOCUMENT, private: bool = False
 ) -> bytes:
-    """Return the bytes of a regular file: all of them, also of one that grows meanwhile or has more than it says.
+    """Return all bytes of a regular file, also of one that grows meanwhile or reports a wrong size.
 
     Args:
         path: the file.
-        error: the class of what is raised.
-        largest: bytes beyond which it is not read.
-        private: refuse a file that others than its owner may read.
+        error: class of the error.
+        largest: most bytes of a file that is read.
+        private: refuse a file that other users may read.
 
     Raises:
-        FedveilError: of class ``error``: missing, no file, too long, or open to others; names it.
+        FedveilError: of class ``error``: the file is missing, no regular file, too long, or open to others.
     """
     with reading(path, error), _opened(path, error, largest) as stream:
         facts = os.fstat(stream.fileno())
@@ -138,7 +143,8 @@ def read_content(
             raise error(
                 f"{path} has mode {mode:04o}, so others may have read it; make a new key, or chmod 600 it"
             )
-        # room is made for as many bytes as are asked for: somewhat more than there are said to be
+        # BinaryIO.read(n) allocates n bytes in advance. So this asks for slightly more than the reported size, not
+        # for ``largest``, and reads on if the file has grown.
         parts, left, room = [], largest + 1, facts.st_size + _GROWN
         while left and (part := stream.read(min(left, room))):
             parts.append(part)
@@ -149,10 +155,10 @@ def read_content(
 
 
 def check_file(path: Path, error: type[FedveilError]) -> None:
-    """Return if there is a regular file that a library may open by its name: nothing that it would wait for.
+    """Check that a path is a regular file within the size limit, so that a library may open it.
 
     Raises:
-        FedveilError: of class ``error``: missing, no file, or longer than any; names it.
+        FedveilError: of class ``error``: missing, no regular file, or too long; names the file.
     """
     with reading(path, error), _opened(path, error, LARGEST_FILE):
         pass
@@ -161,6 +167,7 @@ def check_file(path: Path, error: type[FedveilError]) -> None:
 @contextmanager
 def _opened(path: Path, error: type[FedveilError], largest: int) -> Iterator[BinaryIO]:
     descriptor = os.open(path, os.O_RDONLY | CLOSED_IN_CHILDREN | _NEVER_WAITED_FOR)
+    # The type is checked on the open descriptor, not on the path, so that nobody can exchange the file in between.
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
         os.close(descriptor)
@@ -176,7 +183,7 @@ def _too_long(path: Path, error: type[FedveilError], largest: int) -> FedveilErr
 
 
 def read_text(path: Path, error: type[FedveilError], *, largest: int = LARGEST_DOCUMENT) -> str:
-    """Return the text of a file, which must be UTF-8.
+    """Return the text of a UTF-8 file.
 
     Raises:
         FedveilError: of class ``error``, as :func:`read_content`, or another encoding: names the byte.
@@ -185,10 +192,10 @@ def read_text(path: Path, error: type[FedveilError], *, largest: int = LARGEST_D
 
 
 def as_text(content: bytes, place: object, error: type[FedveilError]) -> str:
-    """Return the text of bytes.
+    """Decode UTF-8 bytes.
 
     Raises:
-        FedveilError: of class ``error``: they are not UTF-8.
+        FedveilError: of class ``error``: the bytes are not UTF-8.
     """
     try:
         return content.decode()
@@ -197,10 +204,11 @@ def as_text(content: bytes, place: object, error: type[FedveilError]) -> str:
 
 
 def parse_toml(text: str, place: object, error: type[FedveilError]) -> dict[str, Any]:
-    """Return the tables of a TOML document.
+    """Parse a TOML document.
 
     Raises:
-        FedveilError: of class ``error``: no TOML (names the line), nested too deep, or a number without end.
+        FedveilError: of class ``error``: no TOML (names the line), too deeply nested, or a number with too many
+            digits.
     """
     with reading(place, error):
         if _DEEP_KEY.search(text):
@@ -214,18 +222,21 @@ def parse_toml(text: str, place: object, error: type[FedveilError]) -> dict[str,
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; an unreadable one is a :class:`ConfigError` that names file and line."""
+    """Read a TOML file; an unreadable one raises :class:`ConfigError` with file and line."""
     return parse_toml(read_text(path, ConfigError), path, ConfigError)
 
 
 def parse_json(content: bytes | str, place: object, error: type[FedveilError]) -> Any:
-    """Return the value of a JSON document, in UTF-8 where it is bytes: no NaN, no infinity, no half character.
+    """Parse a JSON document, in UTF-8 if it is bytes; refuses NaN, infinities and lone surrogates.
 
     Raises:
-        FedveilError: of class ``error``: no JSON, a key that stands twice, nested too deep, or a number without end.
+        FedveilError: of class ``error``: no JSON, a duplicate key, too deeply nested, or a number with too many
+            digits.
     """
     text = as_text(content, place, error) if isinstance(content, bytes) else content
 
+    # Parsers differ in which of two equal keys they keep, so a signed document with a duplicate key could mean two
+    # things.
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
@@ -244,15 +255,15 @@ def parse_json(content: bytes | str, place: object, error: type[FedveilError]) -
 
 
 def read_json(path: Path, error: type[FedveilError]) -> Any:
-    """Return the JSON document of a file; fails as :func:`read_text` and :func:`parse_json` do."""
+    """Read the JSON document of a file; raises as :func:`read_text` and :func:`parse_json` do."""
     return parse_json(read_text(path, error), path, error)
 
 
 def check_schema_version(value: object, place: object, version: int) -> dict[str, Any]:
-    """Return what a document holds: an object of this schema version.
+    """Check that a document is an object of this schema version, and return it.
 
     Raises:
-        RunFolderError: it holds something else; names the place.
+        RunFolderError: no object, or another version; names the place.
     """
     if not isinstance(value, dict):
         raise RunFolderError(f"{place} is damaged: it should hold a JSON object")
@@ -269,12 +280,13 @@ def _no_number(text: str) -> float:
 
 
 def _check(document: Any, place: object, error: type[FedveilError], *, finite: bool = False) -> None:
-    """Return if a document is nested, numbered and spelt as one of ours may be."""
+    """Check a document's nesting depth, numbers and text, level by level without recursion."""
     level: list[Any] = [document]
     for _ in range(DEEPEST):
         inner: list[Any] = []
         for value in level:
             if isinstance(value, str):  # most of them
+                # raises UnicodeEncodeError (a ValueError) for a lone surrogate, which JSON can spell but UTF-8 cannot
                 value.encode()
             elif isinstance(value, dict):
                 inner += [*value.keys(), *value.values()]
@@ -295,19 +307,20 @@ def _too_deep(place: object, error: type[FedveilError]) -> FedveilError:
 
 
 def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Replace a file by writing a temporary neighbour, flushing it to the disk and renaming it.
+    """Replace a file atomically: write a temporary file next to it, flush it to the disk, and rename it.
 
-    Readers see the old or the new content, never half of one; after the return the new one survives a crash. The
-    neighbour is always a new file: what lay in its place, from a crash or by another user of a folder that is shared,
-    is neither followed nor written to, and nobody else holds what is written open.
+    Readers see the old or the new content, never a mixture. After the return, the new content survives a crash. The
+    temporary file is always created anew (O_EXCL). A file that lies under its name after a crash, or that another
+    user of a shared folder placed there, is removed. It is neither followed as a link nor written to, and no other
+    process holds the new file open.
 
     Args:
         target: the file.
-        content: what it shall hold.
+        content: its new content.
         mode: permissions, before the umask.
 
     Raises:
-        OSError: it could not be written; the old content is as it was.
+        OSError: the file could not be written; the old content is unchanged.
     """
     temporary = target.with_name(f".{target.name}.tmp")
     try:
@@ -316,19 +329,21 @@ def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
             stream.flush()
+            # before the rename: otherwise a crash could leave the new name with an empty file
             os.fsync(stream.fileno())
         os.replace(temporary, target)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+    # The rename itself is durable only after the folder is flushed.
     sync_folder(target.parent)
 
 
 def append_file(target: Path, content: bytes, *, flush: bool = True) -> None:
-    """Add to the end of a file by its name, as :func:`append` does; a file that it makes keeps its name too.
+    """Append to a file by name, as :func:`append` does; flush the name of a file that it creates.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the file could not be written.
     """
     exists = target.exists()
     with target.open("ab", buffering=0) as stream:
@@ -338,28 +353,30 @@ def append_file(target: Path, content: bytes, *, flush: bool = True) -> None:
 
 
 def append(descriptor: int, content: bytes, *, flush: bool = True) -> None:
-    """Add to the end of a file, which ends as before where that fails.
+    """Append to an open file; after an error, the file ends as before.
 
-    Claim: after the return the file is what it was and the content, and survives a crash of the host. After an error
-    (a full disk) it is what it was, in this process and for whoever reads it. After a crash of the host before the
-    return, or after an error, or where not even taking back succeeds, it is what it was and any part of the content:
-    readers of lines take a last one without its end for none.
+    Claim: after the return, the file is the old content plus ``content``, and this survives a crash of the host.
+    After an error (a full disk), the file has its old content, in this process and for every reader. In three cases
+    the file may be the old content plus any part of ``content``: a crash of the host before the return, a crash after
+    an error, or an error whose truncation fails as well. Readers of lines therefore ignore a last line without its
+    end.
 
-    Conditions: nobody else writes the file, and the disk keeps what was fsynced.
+    Conditions: no other process writes the file, and the disk keeps flushed data.
 
     Args:
-        descriptor: of the file, opened for appending.
-        content: what is added.
-        flush: False leaves it to the system when the content reaches the disk: it survives the end of this process, and
-            whoever needs more flushes the file before it acts on that.
+        descriptor: the file, opened for appending.
+        content: the bytes to append.
+        flush: False leaves the time of the write to the operating system. The content then survives the end of this
+            process only; a caller that needs more flushes the file before it acts on the content.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the file could not be written.
     """
     length = os.fstat(descriptor).st_size
     try:
         left = memoryview(content)
         while left:
+            # os.write may write fewer bytes than given, for example on a nearly full disk
             left = left[os.write(descriptor, left) :]
         if flush:
             os.fsync(descriptor)
@@ -370,11 +387,11 @@ def append(descriptor: int, content: bytes, *, flush: bool = True) -> None:
 
 
 def folders_with(folder: Path, *names: str) -> str:
-    """Return the end of an error about a folder that lacks a file: which folders in it have one, empty where none has.
+    """Return the end of an error about a folder without a file: its subfolders that have the file.
 
     Args:
-        folder: what was asked for.
-        names: of files, one of which would do.
+        folder: the folder that was given.
+        names: file names, any of which would do.
     """
     found = sorted({path.parent.name for name in names for path in folder.glob(f"*/{name}")})
     more = ", ..." if len(found) > _SHOWN else ""
@@ -382,7 +399,7 @@ def folders_with(folder: Path, *names: str) -> str:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's names to the disk; Windows opens no folder, and keeps names in its journal."""
+    """Flush a folder's entries to the disk; does nothing on Windows, which journals names itself."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,15 +1,15 @@
-"""The three kinds of randomness, as three types that cannot be mistaken for one another.
+"""Provide the three kinds of randomness as three types that cannot be confused.
 
 ===========  ======================  ==========================================================================
 kind         type                    used for
 ===========  ======================  ==========================================================================
 experiment   ExperimentRandomness    initial model, batches, allocation, dropout: seeded, repeatable, not secret
 privacy      PrivacyRandomness       noise, samples, DP-SGD's batches and masks: the system's cryptographic source
-shared       KeyedStream             what two parties must draw alike from one secret key
+shared       KeyedStream             numbers that two parties derive alike from one secret key
 ===========  ======================  ==========================================================================
 
-A guarantee of differential privacy holds only if the noise and the sample of participants are unpredictable. A seed is
-therefore possible for privacy randomness only under the name :meth:`PrivacyRandomness.insecure`, and every privacy
+A guarantee of differential privacy holds only if the noise and the sample of participants are unpredictable. Privacy
+randomness therefore accepts a seed only under the name :meth:`PrivacyRandomness.insecure`, and every privacy
 statement repeats that name.
 """
 
@@ -31,18 +31,22 @@ def _digest(*path: str | int) -> bytes:
     """Hash a path of names and numbers to 32 bytes; distinct paths never collide by concatenation."""
     state = hashlib.sha256()
     for part in path:
+        # The length prefix and the type name make the encoding injective: ("ab", "c") differs from ("a", "bc"), 1
+        # from "1".
         encoded = f"{type(part).__name__}:{part}".encode()
         state.update(len(encoded).to_bytes(8, "big") + encoded)
     return state.digest()
 
 
 def key_of(name: str) -> int:
-    """Return 63 bits that depend on a name alone, and that no two names share but by chance."""
+    """Return 63 bits that depend on a name alone; two names share them only by chance."""
     return int.from_bytes(_digest("name", name)[:8], "big") >> 1
 
 
 class ExperimentRandomness:
-    """Seeded randomness for everything that is not secret; sub-streams are named, so their order does not matter.
+    """Seeded randomness for everything that is not secret.
+
+    Sub-streams are named by paths, so the order in which they are used does not matter.
 
     >>> a = ExperimentRandomness(0)
     >>> bool(a.numpy("batches", 3).random() == ExperimentRandomness(0).numpy("batches", 3).random())
@@ -50,10 +54,11 @@ class ExperimentRandomness:
     """
 
     def __init__(self, seed: int) -> None:
+        # Paths hash the type with the value: a numpy integer would give other streams than the same Python int.
         self.seed: int = whole(seed)  # streams are named by the seed and its type
 
     def integer(self, *path: str | int) -> int:
-        """Return a 63-bit integer that depends on the seed and the path alone (a seed for another library)."""
+        """Return a 63-bit integer that depends on the seed and the path alone, as a seed for another library."""
         return int.from_bytes(_digest("experiment", self.seed, *path)[:8], "big") >> 1
 
     def numpy(self, *path: str | int) -> np.random.Generator:
@@ -64,22 +69,23 @@ class ExperimentRandomness:
 
 @runtime_checkable
 class BitSource(Protocol):
-    """What an exact sampler needs: independent uniform 64-bit words."""
+    """Source of independent uniform 64-bit words, the input of exact samplers."""
 
     def uint64(self, count: int) -> np.ndarray:
-        """Return ``count`` independent words, uniform on 0 .. 2^64 - 1."""
+        """Return ``count`` independent words, uniform on 0 .. 2^64 - 1, as (count,) uint64."""
         ...
 
 
 class KeyedStream:
-    """ChaCha20 keystream under a 32-byte key: both holders of the key draw the same words.
+    """ChaCha20 keystream under a 32-byte key: both holders of the key generate the same words.
 
-    A stream must never be used for two different purposes: derive one key per purpose.
+    A key must never serve two purposes: derive one key per purpose.
     """
 
     def __init__(self, key: bytes) -> None:
         if len(key) != 32:
             raise ValueError(f"a stream key has 32 bytes, got {len(key)}")
+        # A zero nonce is safe because a key is used for one stream only.
         self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def bytes(self, count: int) -> bytes:
@@ -87,7 +93,7 @@ class KeyedStream:
         return self._encryptor.update(bytes(count))
 
     def uint64(self, count: int) -> np.ndarray:
-        """Return the next ``count`` words, uniform on 0 .. 2^64 - 1."""
+        """Return the next ``count`` words, uniform on 0 .. 2^64 - 1, as (count,) uint64."""
         return np.frombuffer(self.bytes(8 * count), dtype=_WORD)
 
 
@@ -97,11 +103,11 @@ class _SystemSource:
 
 
 class PrivacyRandomness:
-    """The secret randomness a guarantee rests on: noise, and who takes part.
+    """Secret randomness on which a guarantee rests: noise, and the sample of participants.
 
-    ``PrivacyRandomness.system()`` draws every word from the operating system. ``PrivacyRandomness.insecure(seed)``
-    derives it from a seed, for tests and exact repetition: whoever knows the seed can subtract the noise, so a
-    statement made under it says so.
+    ``PrivacyRandomness.system()`` reads every word from the operating system. ``PrivacyRandomness.insecure(seed)``
+    derives the words from a seed, for tests and exact repetition. Anyone with the seed can subtract the noise, so a
+    statement made with it says so.
     """
 
     def __init__(self, insecure_seed: int | None) -> None:
@@ -109,12 +115,12 @@ class PrivacyRandomness:
 
     @classmethod
     def system(cls) -> PrivacyRandomness:
-        """Randomness of the operating system's cryptographic generator."""
+        """Return randomness of the operating system's cryptographic generator."""
         return cls(None)
 
     @classmethod
     def insecure(cls, seed: int) -> PrivacyRandomness:
-        """Repeatable randomness that protects nobody."""
+        """Return repeatable randomness that protects nobody."""
         return cls(seed)
 
     @property

@@ -1,4 +1,4 @@
-"""The reference of all registered members, generated: names, keys, defaults, and the package that brings each.
+"""Generate the reference page of all registered members: names, keys, defaults and packages.
 
 ``python -m fedveil.reference`` prints the page docs/reference/stages.md; a test compares the two.
 """
@@ -29,18 +29,18 @@ SECTIONS: Final = {
     "averages": ("[server.average]", "Which model the run releases: post-processing of its models."),
     "data_sets": ("[data]", "`data.name`; allocation and numbers are keys of `[data]` itself."),
 }
-"""The table of an experiment that names a member of each kind, and what it decides."""
+"""For each kind: the experiment's table that names a member, and what the member decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is told of a member.
+    """Description of a member.
 
     Attributes:
-        name: of the member.
-        package: that brings it.
-        summary: what it does, in a line, or why it cannot be loaded.
-        keys: that a document may give.
+        name: name of the member.
+        package: the package that provides it.
+        summary: its purpose in one line, or why it cannot be loaded.
+        keys: its configuration keys.
     """
 
     name: str
@@ -50,19 +50,19 @@ class Entry:
 
 
 def entries(kind: str) -> list[Entry]:
-    """Return what is told of every member of a kind; one that cannot be loaded says why."""
+    """Describe every member of a kind; a member that cannot be loaded has the reason as its summary."""
     return [_entry(member) for member in members(kind)]
 
 
 def summary(member: Any) -> str:
-    """Return the first paragraph of what a member says of itself, or the title of a data set."""
+    """Return the first paragraph of a member's docstring, or the title of a data set."""
     titled = getattr(member, "title", None)
     text = titled if isinstance(titled, str) else (inspect.getdoc(member) or "").partition("\n\n")[0]
     return " ".join(text.split())
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the whole page as Markdown."""
     return "\n".join(_page()) + "\n"
 
 
@@ -93,7 +93,7 @@ def _page() -> Iterator[str]:
 
 
 def _keys(found: list[Entry], table: str) -> Iterator[str]:
-    """Yield the keys of a kind: one row where all members that have a key mean the same by it."""
+    """Yield the rows of a kind's keys; members that give a key the same meaning share a row."""
     rows: dict[str, dict[tuple[str, str, str], list[str]]] = {}
     for one in found:
         for key in one.keys:
@@ -124,7 +124,7 @@ def _default(key: Key) -> str:
 
 
 def _type(key: Key) -> str:
-    """Return a key's type in words: what may be given."""
+    """Return the accepted values of a key in words."""
     words = [f'`"{word}"`' for word in key.words]
     return ", ".join(dict.fromkeys([*_alternatives(key.type), *words])) + _range(key)
 

@@ -1,13 +1,14 @@
-"""Members by name: stages, methods and data sets, the house's own and those that installed packages bring.
+"""Find stages, methods and data sets by name: built-in ones and those of installed packages.
 
-A package brings a member by an entry point in one of the groups ``fedveil.methods``, ``fedveil.channels``,
+A package provides a member by an entry point in one of the groups ``fedveil.methods``, ``fedveil.channels``,
 ``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.averages``, ``fedveil.data_sets``.
-The house's own are in :data:`BUILTINS` and have no entry points: metadata of an editable installation is that of the
-day on which it was installed.
+The built-in members are in :data:`BUILTINS` and have no entry points, because the metadata of an editable
+installation stays that of the day of its installation.
 
-Listing runs no code of a package. :meth:`Member.load` does: between institutions a silo's policy is asked first
-(:func:`third_party`, :meth:`fedveil.federation.policy.Policy.check_packages`). A name that two packages bring is
-nobody's: it is refused, so that no package takes the place of another's member.
+Listing members runs no code of a package; :meth:`Member.load` does. In a run between institutions, a silo checks its
+policy before it loads a member of another package (:func:`third_party`,
+:meth:`fedveil.federation.policy.Policy.check_packages`). A name that two packages provide is refused, so that no
+package can replace another's member.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ KINDS: Final = {
     "averages": "average",
     "data_sets": "data set",
 }
-"""The kinds of members, each with what one of them is called."""
+"""Kinds of members, each with the name of one member in messages."""
 
 PACKAGE: Final = "fedveil"
 
 
 def is_own(kind: type[Any]) -> bool:
-    """Return whether a class is defined in fedveil itself, or built into Python, and not in another package."""
+    """Return whether a class belongs to fedveil or to Python itself, and not to another package."""
     return kind.__module__.partition(".")[0] in _OWN
 
 
@@ -110,18 +111,18 @@ BUILTINS: Final[dict[str, dict[str, str]]] = {
         "tcga_brca": "fedveil.data.catalogue.tcga_brca:TCGA_BRCA",
     },
 }
-"""The house's own members: kind, name, and where it is."""
+"""Built-in members: for each kind, the place ``package.module:object`` by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One registered member, not loaded.
+    """Registered member whose code is not loaded.
 
     Attributes:
-        kind: of :data:`KINDS`.
-        name: by which an experiment asks for it.
+        kind: a key of :data:`KINDS`.
+        name: name of the member in an experiment.
         place: ``package.module:object``.
-        package: the distribution that brings it.
+        package: the distribution that provides it.
     """
 
     kind: str
@@ -131,17 +132,18 @@ class Member:
 
     @property
     def version(self) -> str:
-        """Of the package, as it is installed."""
+        """Installed version of the package."""
         return version(self.package)
 
     def load(self) -> Any:
-        """Return the object; its module's code runs.
+        """Import the module of the member and return its object; this runs the module's code.
 
         Raises:
             ConfigError: the module cannot be imported or lacks the object; names both and the package.
         """
         try:
             return EntryPoint(name=self.name, value=self.place, group=_group(self.kind)).load()
+        # A module of another package may fail in any way at import, even by calling sys.exit().
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"{KINDS[self.kind]} '{sanitize(self.name)}' of the package {sanitize(self.package)} cannot be loaded "
@@ -151,12 +153,13 @@ class Member:
 
 @cache
 def members(kind: str) -> tuple[Member, ...]:
-    """Return the members of a kind: the house's own in its order, then the others by package and name."""
+    """Return the members of a kind: built-in ones in their order, then the others by package and name."""
     own = [Member(kind=kind, name=name, place=at, package=PACKAGE) for name, at in BUILTINS[kind].items()]
     brought = [
         Member(kind=kind, name=one.name, place=one.value, package=one.dist.name if one.dist else "unknown")
         for one in entry_points(group=_group(kind))
     ]
+    # Entry points of fedveil itself, for example from stale metadata, never hide or duplicate a built-in member.
     others = {one for one in brought if one.package != PACKAGE}
     return (*own, *sorted(others, key=lambda one: (one.package, one.name, one.place)))
 
@@ -165,7 +168,7 @@ def find(kind: str, name: str) -> Member:
     """Return the one member of this name, not loaded.
 
     Raises:
-        ConfigError: there is none, or more than one; says which there are, and where each comes from.
+        ConfigError: no member or more than one has the name; lists the members and their packages.
     """
     found = [one for one in members(kind) if one.name == name]
     if len(found) == 1:
@@ -183,7 +186,7 @@ def find(kind: str, name: str) -> Member:
 
 
 def describe_names(kind: str) -> str:
-    """Return the names of a kind, and where each comes from, in words."""
+    """Return the names of a kind in words, grouped by the package that provides them."""
     packages = dict.fromkeys(one.package for one in members(kind))
     return "; ".join(
         f"{', '.join(sanitize(one.name) for one in members(kind) if one.package == package)} (of {sanitize(package)})"
@@ -192,15 +195,15 @@ def describe_names(kind: str) -> str:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Return the names of the house's own members of a kind."""
+    """Return the names of the built-in members of a kind."""
     return tuple(BUILTINS[kind])
 
 
 def third_party(asked: dict[str, tuple[str, str]]) -> dict[str, Member]:
-    """Return those of the members asked for that other packages bring, by key, none of them loaded.
+    """Return the requested members that other packages provide, by key; none of them is loaded.
 
     Args:
-        asked: (kind, name) by the key that asks, for instance ``{"method.name": ("methods", "fedavg")}``.
+        asked: (kind, name) by configuration key, for instance ``{"method.name": ("methods", "fedavg")}``.
 
     Raises:
         ConfigError: an unknown or ambiguous name.

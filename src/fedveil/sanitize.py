@@ -1,10 +1,11 @@
-"""Text from outside: a letter, a file, a host name, another party. It is data, wherever it is shown.
+"""Make text from outside safe to show: messages, files, host names, other parties' texts.
 
-Claim: a string that passed :func:`sanitize` shows as one line of at most 200 characters and moves no cursor, opens no
-link, changes no colour, and hides or turns round no other text. Enforced by leaving out every character that Unicode
-does not count as printable (controls, escapes, bidi marks, surrogates, private use) but the space. The terminal
-(:class:`fedveil.console.Terminal`), pages (``report.document.escape``) and logs (:func:`quiet_log`) let nothing else
-through either, so that a place that forgets shows a long text and not a hostile one. ``tests/test_sanitize.py``.
+Claim: a string that passed :func:`sanitize` shows as one line of at most 200 characters. It moves no cursor, opens no
+link, changes no colour, and neither hides nor reverses other text. To enforce this, every character that Unicode does
+not count as printable is replaced (controls, escapes, bidi marks, surrogates, private use), except the space. The
+terminal (:class:`fedveil.console.Terminal`), pages (``report.document.escape``) and logs (:func:`quiet_log`) apply
+the same filter. So a caller that forgets :func:`sanitize` shows a long text and not a hostile one.
+``tests/test_foreign.py``.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from enum import StrEnum
 from typing import Final
 
 LONGEST: Final = 200
-"""Characters of a foreign text that are shown."""
+"""Most characters of a foreign text that are shown."""
 
 _CUT: Final = "..."
 _UNSEEN: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 def sanitize(text: str) -> str:
-    """Return a text from outside as it may be shown: one line, printable, at most 200 characters."""
+    """Return a text from outside as one printable line of at most 200 characters."""
+    # Cutting first bounds the work for a text of any length.
     shown = one_line(text[: LONGEST + 1])
     return shown if len(shown) <= LONGEST else shown[: LONGEST - len(_CUT)] + _CUT
 
 
 def one_line(text: str) -> str:
-    """Return a text of any length as one printable line, so that none of it passes for a line beside it."""
+    """Return a text of any length as one printable line, so that no part of it passes for another line."""
     return strip_control_characters(text).replace("\n", " ").replace("\t", " ")
 
 
 def strip_control_characters(text: str) -> str:
-    """Return a text of any length without characters that do something; lines stay lines."""
+    """Replace the non-printable characters of a text of any length; line breaks and tabs stay."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -43,21 +45,22 @@ def strip_control_characters(text: str) -> str:
 
 
 class _Quiet(logging.Filter):
-    """Makes what a record says, and the error that it tells of, inert before any handler has it."""
+    """Filter that sanitizes a log record's message and error before any handler formats them."""
 
     _formatter = logging.Formatter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let a record through, inert."""
+        """Sanitize the record in place, and let it pass."""
         record.msg, record.args = strip_control_characters(record.getMessage()).replace("\n", " "), None
         if record.exc_info:
             record.exc_text = strip_control_characters(self._formatter.formatException(record.exc_info))
+            # A formatter may format exc_info itself, which would bypass this filter.
             record.exc_info = None
         return True
 
 
 class LogLevel(StrEnum):
-    """From which level on a log is shown."""
+    """Lowest level of the records that a log shows."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -66,14 +69,14 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """What a line of a log is."""
+    """Format of a log's lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class _JsonLines(logging.Formatter):
-    """One JSON object a line, in ASCII, so that no text of a record is read as another record."""
+    """Formatter of one ASCII JSON object per line, so that no text passes for another record."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -86,7 +89,7 @@ class _JsonLines(logging.Formatter):
 
 
 def show_log(level: LogLevel, layout: LogFormat = LogFormat.TEXT) -> None:
-    """Show this program's log on standard error, inert, from a level on; asked again, it changes level and layout."""
+    """Show this program's log on standard error, sanitized; a second call changes level and format."""
     log = logging.getLogger("fedveil")
     log.setLevel(level.upper())
     shown = [one for one in log.handlers if isinstance(one, logging.StreamHandler)]
@@ -99,7 +102,7 @@ def show_log(level: LogLevel, layout: LogFormat = LogFormat.TEXT) -> None:
 
 
 def quiet_log(name: str) -> logging.Logger:
-    """Return a log whose records move no cursor and forge no line, whatever is logged."""
+    """Return a logger whose records move no cursor and forge no line, whatever is logged."""
     log = logging.getLogger(name)
     if not any(isinstance(one, _Quiet) for one in log.filters):
         log.addFilter(_Quiet())

@@ -1,4 +1,9 @@
-"""What a stage of a method must declare: its privacy claims, what it cannot be combined with, and its description."""
+"""Define the interface of a method's stages: privacy claims, refusals and statement sentences.
+
+A method (:class:`fedveil.methods.method.Method`) is a composition of stages: sampler, local training, bound, weights,
+channel, protection, denoiser and server optimiser. This module holds their base classes, the sensitivity that noise
+is compared with, and the checks of stages that other packages define.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +21,33 @@ from fedveil.registry import is_own
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """How far one unit moves what a round sends, and the noise that is on it; l2 unless the bound is another.
+    """Sensitivity of a round: how far one unit changes the sum and the messages, and their noise.
+
+    All lengths are in the unit of the update, in the norm of ``bound`` (l2 unless the bound is l1). One unit is one
+    user or one client; adding or removing it, or replacing it, makes neighbouring data.
 
     Attributes:
-        unit: who is protected as a whole.
-        total: of the sum over all senders; infinite where contributions are not bounded.
-        messages: of all senders' messages together, one by one.
-        even: whether every sender carries the same share of it at most, so that the rest moves by less without one.
-        reweighs: whether what a unit holds at one sender changes the weight of what it holds at the others.
-        reach: how far a message moves when it goes from anywhere to anywhere in its ball, counted once where
-            accountants double what is replaced.
-        largest: the largest l2 norm of a message before its noise; 0 where contributions are not bounded.
-        ballots: how many ballots one unit can change, given the model.
-        n_senders: how many messages a round has.
-        n_silos: how many silos there are, of which those may be some.
-        noise: standard deviation of the noise of one message; 0 for none, or where it is not Gaussian.
-        bound: of one contribution; its grid is that of the messages.
-        group: how many contributions are one unit's, where that is limited.
-        records: of every sender, where the noise depends on them.
-        weight: of a contribution in its sender's sum, as a formula for people.
-        together: how many senders pool what they know, where a line is about senders; the noise is sized for them.
-        divided: whether a message travels in two parts, each with a bound and noise of its own, or without.
+        unit: the protected unit.
+        total: sensitivity of the sum over all senders; infinite if contributions are not bounded.
+        messages: sensitivity of the messages of all senders, taken as one long vector.
+        even: whether every sender carries at most the same share of a unit's change. Then the sum without one sender
+            has a proportionally smaller sensitivity.
+        reweighs: whether the records that a unit has at one sender change the weights of its contributions at others.
+        reach: distance that one message can change inside its ball: 2 times ``largest`` under add-or-remove
+            adjacency. Under replace-one adjacency it is ``largest``, because accountants double the sensitivity of a
+            replacement.
+        largest: the largest l2 norm of a message before its noise; 0 if contributions are not bounded.
+        ballots: number of ballots (votes of partial encryption) that one unit can change, given the model.
+        n_senders: number of messages in a round.
+        n_silos: number of silos; the senders of a round may be only some of them.
+        noise: standard deviation of the noise of one message; 0 without noise, or if the noise is not Gaussian.
+        bound: bound of one contribution; its grid is the grid of the messages.
+        group: largest number of contributions of one unit, if the method limits it.
+        records: number of records of every sender; needed only if the noise depends on them.
+        weight: weight of a contribution in its sender's sum, as a formula for people.
+        together: number of senders in the coalition that a statement about senders assumes; the noise is sized for
+            it.
+        divided: whether a message has two parts, each with its own bound and noise or with neither.
     """
 
     unit: Literal["user", "client"]
@@ -59,29 +70,44 @@ class Sensitivity:
 
     @property
     def norm(self) -> float:
-        """The bound of one contribution; 0 where there is none."""
+        """Bound of one contribution; 0 without a bound."""
         return self.bound.norm if self.bound.bounded else 0.0
 
     def pooled_sensitivity(self, unknown: int, known: int, of_all: int) -> float:
-        """Return how far a unit moves the sum over all senders but ``known`` of them, over the noise left there.
+        """Return the sensitivity of the sum against a coalition of senders, relative to one share of noise.
 
-        In multiples of one message's noise, for senders who know of their own noise: ``unknown`` shares are left.
-        What is guaranteed to a unit is what it holds elsewhere, a share 1 - known / n of the whole where every sender
-        carries the same. Where weights depend on what a unit holds everywhere, it may stay with the known senders and
-        weigh more there without the rest: the sum moves from one end of its ball to the other, by twice the whole. It
-        is never less than the whole over all ``of_all`` shares: who knows more is not promised more.
+        Divided by the standard deviation of one share, the result is 1/z of the coalition's view:
+
+            max( f total / sqrt(unknown), total / sqrt(of_all) )
+
+        The ``known`` senders of the coalition subtract their own messages and noise from the sum, so ``unknown``
+        shares of the noise are left. The guarantee covers the data that the unit has at the other senders, the
+        fraction f of the whole:
+
+        - f = 1 - known / n if every sender carries the same share.
+        - f = 2 if weights depend on all records of a unit. The unit may then stay at the known senders and weigh more
+          there without its other records, so that the sum moves from one end of its ball to the other.
+        - f = 1 otherwise: all data may be elsewhere.
+
+        The second term is the sensitivity without any knowledge: a party that knows more gets no stronger promise.
+
+        Args:
+            unknown: number of noise shares that the coalition does not know.
+            known: number of senders in the coalition.
+            of_all: number of shares for which the noise is sized.
         """
+        # f of the docstring: the part of a unit's change that the coalition does not know
         share = 1 - known / self.n_senders if self.even else 2.0 if self.reweighs else 1.0
         return self.total * max(share / math.sqrt(unknown), 1 / math.sqrt(of_all))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A figure in the literature that the derivation does not support.
+    """Figure in the literature that the derivation does not support.
 
     Attributes:
-        name: where it stands.
-        gap: what its theory misses.
+        name: the theorem or table that states the figure.
+        gap: the assumption or step that its theory misses.
         epsilon: the figure as a function of (rounds, delta).
     """
 
@@ -92,19 +118,19 @@ class Published:
 
 @runtime_checkable
 class ClosedForm(Protocol):
-    """A published theorem that says how much noise is enough, in units of what the noise is measured in."""
+    """Published theorem that states a sufficient noise, as a noise multiplier."""
 
     @property
     def name(self) -> str:
-        """Which theorem."""
+        """Name of the theorem."""
         ...
 
     def noise_multiplier(self, rounds: int, epsilon: float, delta: float) -> float:
-        """Return the noise that is enough for so many rounds."""
+        """Return the noise multiplier that the theorem asks for ``rounds`` rounds at (epsilon, delta)."""
         ...
 
     def epsilon(self, rounds: int, noise_multiplier: float, delta: float) -> float:
-        """Return what it shows for so much noise; infinite outside its domain."""
+        """Return the epsilon that the theorem shows for a noise multiplier; infinite outside its domain."""
         ...
 
 
@@ -113,12 +139,12 @@ _DUTY: Final = "__duty__"
 
 
 def everyone_adds(sender: str, tolerated: int) -> str:
-    """Return what a statement about the senders' own noise takes on trust, for a "Not covered" line.
+    """Return a "Not covered" sentence: epsilon trusts the senders to clip and to add noise.
 
     Args:
-        sender: what those who add noise are called.
-        tolerated: how many of them may fail to add theirs, because the others' shares are sized for that. What they
-            contribute is bounded by nobody else, so that the bound is taken on trust of all.
+        sender: name of a sender in the sentence ("silo" or "client").
+        tolerated: number of senders that may fail to add their noise, because the shares of the others are sized for
+            that. The bound is trusted for every sender: no other party bounds a sender's contribution.
     """
     some = f"bounded contributions from every {sender}, and on noise from all but {tolerated} of them"
     relied = some if tolerated else f"noise and bounded contributions from every {sender}"
@@ -126,13 +152,13 @@ def everyone_adds(sender: str, tolerated: int) -> str:
 
 
 def duty(default: _Answer) -> _Answer:
-    """Mark a default that is no answer: a method refuses a stage whose class does not define this itself."""
+    """Mark a default method as abstract: a method refuses a stage whose class does not override it."""
     setattr(default, _DUTY, True)
     return default
 
 
 def answers(stage: Any, name: str) -> bool:
-    """Return whether the class of a stage defines a method of this name, and not by a default that is no answer."""
+    """Return whether a stage's class overrides a method, instead of inheriting a :func:`duty` default."""
     return _defines(type(stage), name)
 
 
@@ -145,29 +171,32 @@ def _defines(kind: type[Any], name: str) -> bool:
 
 
 def redefined(stage: Any, *names: str) -> tuple[str, ...]:
-    """Return those of the names that a class of another package defines for a stage, in place of fedveil's own."""
+    """Return those of the names that a class of another package overrides for a stage."""
     assert all(hasattr(type(stage), name) for name in names), f"{type(stage).__name__} lacks one of {names}"
     return tuple(name for name in names if not _is_ours(type(stage), name))
 
 
 def ignored(stage: Any, duties: Iterable[str], words: Iterable[str] = ()) -> str:
-    """Return why members that another package's class adds to a stage of fedveil would never be used; "" where not.
+    """Return why a run would ignore members that another package's class adds; "" if it uses them.
 
-    A stage is used through the attributes of its fedveil class. A class that is derived from a complete stage, adds
-    members and redefines no such attribute acts as the stage that it is derived from, under a name of its own. So does
-    a member that another base class hides.
+    A run uses a stage through the attributes of its fedveil class. A derived class that adds members and overrides
+    none of these attributes behaves like its parent, under a name of its own. A member that another base class hides
+    has no effect either.
 
     Args:
         stage: the stage.
-        duties: what a class must define to be complete.
-        words: attributes that change nothing but what a stage says, besides those of every stage.
+        duties: names of the methods that a complete class must define.
+        words: names of further attributes that change only the stage's description, in addition to ``_WORDS``.
     """
     kinds = type(stage).__mro__
+    # The first fedveil class in the MRO is the class through which a run uses the stage. An incomplete base class has
+    # nothing to fall back on, so a class derived from it cannot silently act as its parent.
     own = next(kind for kind in kinds if is_own(kind))
     if own in _ROOTS or isabstract(own) or not all(_defines(own, name) for name in duties):
         return ""
     known = {*dir(own), *(name for kind in own.__mro__ for name in _members(kind))}
     given = {name for kind in kinds if not is_own(kind) for name in _members(kind)}
+    # A mixin that stands after the fedveil class in the MRO loses: Python finds fedveil's member first.
     hidden = sorted(name for name in given if _is_ours(type(stage), name))
     if hidden:
         return f"takes {', '.join(hidden)} from another base class, and {own.__name__} hides that"
@@ -180,59 +209,63 @@ def ignored(stage: Any, duties: Iterable[str], words: Iterable[str] = ()) -> str
 
 
 def _members(kind: type[Any]) -> set[str]:
-    """Return the fields, methods and attributes that a class itself defines."""
+    """Return the fields, methods and attributes that a class body itself defines."""
     named = {*vars(kind), *get_annotations(kind)}
     return {name for name in named if name == "__call__" or not name.startswith("__")} - {"_abc_impl"}
 
 
 def _is_ours(kind: type[Any], name: str) -> bool:
-    """Return whether fedveil's own code defines an attribute of a class, or nobody does."""
+    """Return whether fedveil or Python defines an attribute of a class, or no class does."""
     return next((is_own(one) for one in kind.__mro__ if name in _members(one)), True)
 
 
 class Stage:
-    """A stage of a method: a frozen value that answers for itself, with what most stages have to say: nothing.
+    """Base class of the stages of a method: a frozen value with neutral defaults.
 
-    Its fields are the keys of its section in an experiment, with the types, ranges and defaults that they declare
-    (:mod:`fedveil.config_keys`); the ranges hold wherever a stage is built.
+    The fields of a stage are the keys of its section in an experiment. Their annotations declare types, ranges and
+    defaults (:mod:`fedveil.config_keys`). The ranges are checked wherever a stage is built.
     """
 
     def __post_init__(self) -> None:
-        """Refuse a number outside the range of its field; a stage that has more to check calls this first."""
+        """Refuse a number outside the range of its field; subclasses with further checks call this first."""
         check_ranges(self)
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Return the reasons why the stage has no place in a method; it asks other stages for facts, not types."""
+        """Return the reasons why the stage cannot be part of a method.
+
+        Implementations ask the other stages for facts (properties), never for their types, so that stages of other
+        packages combine.
+        """
         return ()
 
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
-        """Return what the stage does for privacy in a round, in words, with its parameters."""
+        """Return the stage's privacy mechanism in one round, as sentences with its parameters."""
         return ()
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return what the stage lets depend on private data although no event accounts for it."""
+        """Return sentences on outputs that depend on private data although no privacy event accounts for them."""
         return ()
 
     def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
-        """Return the figures in the literature for what the stage does, where the derivation does not support them."""
+        """Return figures in the literature on this stage that the derivation does not support."""
         return ()
 
 
 class Source(Stage):
-    """A stage that may draw noise, and claims events for it; what claims nothing guarantees nothing."""
+    """Stage that may add noise and claims privacy events for it; without claims it guarantees nothing."""
 
     @property
     def content(self) -> Reveals:
-        """What a message tells whoever reads it; a stage that does not say tells UNDECLARED."""
+        """Information that a message reveals to its reader; UNDECLARED unless the stage says otherwise."""
         return Reveals.UNDECLARED
 
     @duty
     def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Return what one round does to one unit, for each thing that may be known."""
+        """Return the claims of one round about one unit, one for each set of knowledge that a party may have."""
         return ()
 
     def grid_loss(self, sensitivity: Sensitivity) -> float:
-        """Return what a round costs in epsilon, per coordinate, because its noise lies on a grid."""
+        """Return the additional epsilon of a round, per coordinate, because the noise lies on a grid."""
         return 0.0
 
 
@@ -240,4 +273,4 @@ _ROOTS: Final = (object, Stage, Source)
 _WORDS: Final = frozenset(
     {"refuses", "mechanisms", "uncovered_facts", "published_figures", "description", "name"}
 )
-"""What a stage says: attributes that do not change what it does."""
+"""Attributes of every stage that change only its description, not its behaviour."""

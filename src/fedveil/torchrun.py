@@ -1,8 +1,8 @@
-"""The command of a run over several processes that ``torchrun`` starts, on one machine or several.
+"""Run experiments over several processes that ``torchrun`` starts, on one machine or several.
 
     torchrun --nproc-per-node 4 -m fedveil.torchrun PRESET_OR_TOML --runs runs
 
-Every process loads the same experiment; process 0 runs it and keeps the run folder, the others train shares of every
+Every process loads the same experiment. Process 0 runs it and writes the run folder; the others train shares of every
 round (:mod:`fedveil.training.distributed`). docs/how-to/several-processes.md.
 """
 
@@ -27,11 +27,14 @@ from fedveil.training.distributed import DistributedTrainer
 
 
 def run_together(prepared: Prepared, parent: Path, observer: Observer) -> Outcome | None:
-    """Run a prepared experiment over the processes of the default group; the outcome, or None but in process 0.
+    """Run a prepared experiment over the processes of the default group.
+
+    Returns:
+        The outcome in process 0; None in the others.
 
     Raises:
-        ConfigError: an experiment that would start processes of its own, or whose training cannot be dealt out (DP-SGD
-            in silos).
+        ConfigError: the experiment would start processes of its own, or its training cannot be partitioned (DP-SGD in
+            silos).
     """
     if prepared.experiment.trainer.processes > 1:
         raise ConfigError("trainer.processes: torchrun starts the processes here; leave the key out")
@@ -43,6 +46,7 @@ def run_together(prepared: Prepared, parent: Path, observer: Observer) -> Outcom
     try:
         return run(replace(prepared, setting=replace(setting, trainer=spread)), parent, observer)
     finally:
+        # Also after an error: the other processes wait for a broadcast and would hang otherwise.
         spread.stop(setting.cohort)
 
 
@@ -59,7 +63,9 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    # gloo carries CPU tensors, nccl carries GPU tensors.
     distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    # Only process 0 prints; otherwise every line would appear once per process.
     first = distributed.get_rank() == 0
     try:
         study = load_study(arguments.source)

@@ -1,9 +1,9 @@
-"""Code of a user's own (a loss, a metric, a model, a stage of a package): where it failed, in one line.
+"""Report where the user's own code failed (a loss, a metric, a model, a plugin stage), in one line.
 
-Claim: the line names the function, its file and line and the kind of exception, and not the exception's message, which
-may quote values of private records. The message and the whole traceback are for whoever asks for them: the log shows
-them from the level ``debug`` on. A frame is a user's where its module is none of this package, of Python or of a
-package that this one depends on. ``tests/test_user_code.py``.
+Claim: the line names the function, its file and line, and the kind of exception. It omits the exception's message,
+which may quote values of private records. The log shows the message and the whole traceback from level ``debug`` on.
+A frame counts as user code if its module belongs neither to fedveil nor to Python nor to a package that fedveil
+depends on. ``tests/test_users_code.py``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LOG: Final = quiet_log(_PACKAGE)
 
 @contextmanager
 def name_user_code() -> Iterator[None]:
-    """Have code of a user's own that fails inside fail with one error that names it; all other errors are as they were.
+    """Turn an exception in the user's own code into one error that names it; pass all other errors on.
 
     Raises:
-        UserCodeError: a function that is not this package's has raised.
+        UserCodeError: a function outside of fedveil and its dependencies raised.
     """
     try:
         yield
@@ -50,8 +50,9 @@ def name_user_code() -> Iterator[None]:
 
 
 def failed_at(error: BaseException) -> str | None:
-    """Return the innermost function of a user's own that an error passed through, with file and line; None: none."""
+    """Return the innermost user function that an error passed through, with file and line; None if none."""
     frames = list(traceback.walk_tb(error.__traceback__))
+    # A user's function may fail inside a library call: the innermost user frame is the one to look at.
     for frame, line in reversed(frames):
         if _is_users(frame):
             code = frame.f_code
@@ -69,7 +70,7 @@ def _is_users(frame: FrameType) -> bool:
 
 @cache
 def _needed() -> frozenset[str]:
-    """Return the installed distributions that this one depends on, itself among them, at any depth."""
+    """Return the installed distributions that fedveil depends on, itself included, at any depth."""
     found, left = set[str](), [_PACKAGE]
     while left:
         name = left.pop()
@@ -77,6 +78,7 @@ def _needed() -> frozenset[str]:
             continue
         found.add(name)
         try:
+            # Includes the requirements of optional extras: their code is a library's too.
             asked = requires(name) or ()
         except PackageNotFoundError:
             continue
@@ -85,6 +87,6 @@ def _needed() -> frozenset[str]:
 
 
 def _plain(requirement: str) -> str:
-    """Return the name of a requirement as names are compared."""
+    """Return the normalised name of a requirement (PEP 503)."""
     name = re.match(r"[\w.-]+", requirement)
     return re.sub(r"[-_.]+", "-", name[0] if name else "").lower()

@@ -1,4 +1,8 @@
-"""Plain words for what a document's validation refuses: what would be right, and what is there instead."""
+"""Explain validation errors of documents in plain words: the accepted value, and the value found.
+
+Pydantic reports errors by its own paths and terms. This module translates them to the paths and keys of the TOML or
+JSON document, and makes validation stricter than pydantic where it would convert true or text to a number.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ _LIMITS: Final = {
 
 
 def _plain(problem: Mapping[str, Any]) -> str:
-    """Return one of ``ValidationError.errors()`` in words; the path of its key is the caller's."""
+    """Describe one entry of ``ValidationError.errors()`` in words, without the path of its key."""
     kind, context, given = problem["type"], problem.get("ctx", {}), _shown(problem["input"])
     if kind in ("missing", "union_tag_not_found"):
         return "is required"
@@ -63,11 +67,11 @@ def _plain(problem: Mapping[str, Any]) -> str:
 
 
 class WrongSectionError(ValueError):
-    """What is wrong inside of a section that validates itself, so that it is told with the paths of the document.
+    """Errors inside a section that validates itself, to be reported with the document's paths.
 
     Attributes:
-        problems: as ``ValidationError.errors()`` has them, with paths inside of the section.
-        section: the type that the section was read as.
+        problems: entries as in ``ValidationError.errors()``, with paths relative to the section.
+        section: the type as which the section was read.
     """
 
     def __init__(self, problems: Sequence[Any], section: Any) -> None:
@@ -76,10 +80,11 @@ class WrongSectionError(ValueError):
 
 
 class DocumentTable(BaseModel):
-    """A table of a document, in which true, false and text are no numbers, and numbers and text not true or false.
+    """Base class of all tables of a document; keeps booleans, numbers and text apart.
 
-    Whatever a key of a document is read as, it is read here: every table of the house derives from this one. What a
-    table does not know is refused, and its values are fixed once read, unless it says otherwise.
+    Pydantic alone would read true as 1 and the text "3" as 3. Every table of fedveil derives from this class, so no
+    key of a document is converted like that. Unknown keys are refused, and values are fixed once read, unless a
+    subclass says otherwise.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,9 +92,9 @@ class DocumentTable(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _apart(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        """Refuse what was read as true or false and is none, and what was read as a number and is none.
+        """Refuse a boolean read from another type and a number read from another type.
 
-        Numbers of numpy, PyTorch and other libraries are read as Python's own.
+        Numbers of numpy, PyTorch and other libraries are converted to Python numbers first.
         """
         given = plain_inside(given) if isinstance(given, Mapping) else given
         made = read(given)
@@ -100,7 +105,7 @@ class DocumentTable(BaseModel):
 
 
 def _mistaken(given: Any, made: Any, path: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
-    """Give the problems of what is a number, or true or false, as it was read, and not as it stands in a document."""
+    """Yield errors for values that pydantic converted to a number or a boolean from another type."""
     if isinstance(given, Mapping):
         for key, value in given.items():
             inside = made.get(key) if isinstance(made, Mapping) else getattr(made, str(key), None)
@@ -118,10 +123,16 @@ def _mistaken(given: Any, made: Any, path: tuple[str | int, ...]) -> Iterator[di
 def validate_document(
     kind: type[ModelT], document: object, place: object, error: type[FedveilError] = ConfigError
 ) -> ModelT:
-    """Return a document as one of its kind.
+    """Validate a document as a table of the given kind.
+
+    Args:
+        kind: the table's class.
+        document: the parsed document.
+        place: name of the document in errors, mostly its path.
+        error: class of the error to raise.
 
     Raises:
-        FedveilError: of the type ``error``: a key that is missing, unknown or wrong; names the place and the key.
+        FedveilError: of the class ``error``: a key is missing, unknown or wrong; names the place and the key.
     """
     try:
         return kind.model_validate(document)
@@ -130,11 +141,11 @@ def validate_document(
 
 
 def explain_errors(error: ValidationError | WrongSectionError, document: Any) -> str:
-    """Return what is wrong with a document, key by key, in the paths that its author knows.
+    """Describe all errors of a document, key by key, with the paths that its author knows.
 
     Args:
-        error: what its validation raised.
-        document: the type that it was read as: a pydantic model or a dataclass.
+        error: the error that validation raised.
+        document: the type as which the document was read: a pydantic model or a dataclass.
     """
     problems = error.problems if isinstance(error, WrongSectionError) else error.errors(include_url=False)
     found = list(_told(problems, document, (), {}))
@@ -143,8 +154,9 @@ def explain_errors(error: ValidationError | WrongSectionError, document: Any) ->
     told = (
         f"{place}: {said}" if place else said
         for place, kind, said in found
-        # of a value that fits one of several types, but not its range, the other types say nothing of use; and of a
-        # list's entries that are refused pydantic says besides that they are not there
+        # For a union type, pydantic reports one error per alternative. If the value fits one alternative but not its
+        # range, the type errors of the others are noise. If entries of a list are refused, pydantic also reports the
+        # list as too short.
         if not (kind.endswith("_type") and place in ranged) and not (kind == "too_short" and place in inside)
     )
     return "; ".join(dict.fromkeys(told))
@@ -153,7 +165,10 @@ def explain_errors(error: ValidationError | WrongSectionError, document: Any) ->
 def _told(
     problems: Sequence[Any], document: Any, above: tuple[str, ...], listed: dict[Any, str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Give the path, the kind and the words of every problem; ``listed`` is where the keys of a table were told."""
+    """Yield the path, the kind and the description of every error.
+
+    ``listed`` remembers which tables already had their known keys listed, so that a list appears once.
+    """
     for problem in problems:
         path, known, here = _place(document, problem["loc"])
         context = problem.get("ctx", {})
@@ -180,9 +195,10 @@ def _told(
 
 
 def _place(document: Any, found: Sequence[str | int]) -> tuple[tuple[str, ...], list[str], Any]:
-    """Return the path of a problem as the document has it, the keys of the table that it lies in, and its type.
+    """Return an error's path in the document, the known keys of its table, and its type.
 
-    Where a value may be of several types, pydantic puts which of them into the path, and the document does not.
+    For a union type, pydantic inserts the name of the alternative into the path. The document has no such level, so
+    this function drops it.
     """
     path, known, here = list[str](), list[str](), _bare(document)
     for part in found:
@@ -199,7 +215,7 @@ def _place(document: Any, found: Sequence[str | int]) -> tuple[tuple[str, ...], 
 
 
 def _bare(hint: Any) -> Any:
-    """Return a type without its annotations, and without the None that it may be."""
+    """Return a type without its annotations and without None among its alternatives."""
     if get_origin(hint) is Annotated:
         return _bare(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType) and type(None) in get_args(hint):
@@ -209,7 +225,7 @@ def _bare(hint: Any) -> Any:
 
 
 def _keys(table: Any) -> dict[str, Any] | None:
-    """Return the keys of a table with their types; None for what is no table."""
+    """Return the keys of a table with their types; None if the type is no table."""
     fields: dict[str, FieldInfo] | None = getattr(table, "__pydantic_fields__", None)
     if fields is not None:
         return {name: one.annotation for name, one in fields.items()}
@@ -217,14 +233,14 @@ def _keys(table: Any) -> dict[str, Any] | None:
 
 
 def _is_called(arm: Any, part: str | int) -> bool:
-    """Return whether one of several types is what a path calls so: by its tag, or by the word that tells it apart."""
+    """Return whether an error path's element names this alternative, by its tag or by a Literal field."""
     marks = get_args(arm)[1:] if get_origin(arm) is Annotated else ()
     words = [get_args(one) for one in (_keys(_bare(arm)) or {}).values() if get_origin(one) is Literal]
     return any(isinstance(one, Tag) and one.tag == part for one in marks) or any(part in one for one in words)
 
 
 def _shown(value: Any) -> str:
-    """Return a value as the document has it; a table or list by its kind alone."""
+    """Return a value as it appears in a document; a table or list is shown by its kind alone."""
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list | tuple):

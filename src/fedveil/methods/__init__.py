@@ -1,13 +1,13 @@
-"""Methods: published systems and their baselines, each a composition of stages.
+"""Compose the methods of the published systems and their baselines from stages.
 
-A method is a function that returns a :class:`Method`; its keyword arguments are the keys of the table ``[method]`` of
-an experiment. :mod:`fedveil.registry` lists the names.
+A method is built by a function that returns a :class:`Method`. The function's keyword arguments are the keys of the
+table ``[method]`` of an experiment. :mod:`fedveil.registry` lists the names.
 
     published systems       ``uldp`` (ULDP-FL), ``dp_fed_ls`` (DP-Fed-LS), ``paraaegis``, ``cepam``; baseline ``fedavg``
     stages                  ``contributions``, ``weights``, channels (``gaussian_shares``, ``central_gaussian``,
                             ``layered_shares``, ``client_messages``, ``correlated``), protections (``no_protection``,
                             ``secure_aggregation``, ``private_weighting``, ``partial_encryption``)
-    composition             ``method``: stages in one value; ``derive``: what this value guarantees, and against whom
+    composition             ``method``: stages in one value; ``derive``: the guarantee of this value, per party
 """
 
 from fedveil.methods.method import Method

@@ -1,4 +1,4 @@
-"""The channel of a server that is trusted with every update and adds noise to their sum, once."""
+"""Add Gaussian noise to the sum once, by a server that is trusted with every update."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedveil.stage import Published, Sensitivity
 
 @dataclass(frozen=True, kw_only=True)
 class CentralGaussian(Channel):
-    """A server that is trusted with every update adds noise to their sum, once: std = noise_multiplier * scale.
+    """Noise that a trusted server adds once to the sum of all updates: std = noise_multiplier * scale.
 
     Attributes:
         noise_multiplier: sigma, in units of scale.
-        scale: what the noise is measured in, same unit as the update: the bound of one contribution.
+        scale: unit of the noise, same unit as the update: the bound of one contribution.
     """
 
     by_server: ClassVar[bool] = True
@@ -49,9 +49,10 @@ class CentralGaussian(Channel):
         return self.noise_multiplier * self.scale
 
     def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Claim the noise for whoever sees the sum after it, and nothing against the server, which adds it."""
+        """Claim the noise against readers of the noisy sum, and nothing against the server, which adds it."""
         if self.noise_multiplier == 0:
             return (no_guarantee(NO_NOISE),)
+        # Multiplier of the Gaussian mechanism: standard deviation over l2 sensitivity, z = sigma * scale / Delta_2.
         event = GaussianEvent(noise_multiplier=self.std / sensitivity.total)
         return (
             Claim(covered_knowledge(Reveals.SUM, Reveals.OWN), event),
@@ -60,6 +61,7 @@ class CentralGaussian(Channel):
 
     def grid_loss(self, sensitivity: Sensitivity) -> float:
         return (
+            # Factor 2: the grid distorts the density in the numerator and in the denominator of the likelihood ratio.
             2 * grid_law(self.std, sensitivity.bound.grid).log_ratio_to_gaussian
             if self.noise_multiplier
             else 0.0
@@ -77,7 +79,7 @@ class CentralGaussian(Channel):
         )
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return what the guarantee takes on trust of the server."""
+        """Return the trust in the server on which the guarantee rests."""
         if self.noise_multiplier == 0:
             return ()
         return (
@@ -86,9 +88,10 @@ class CentralGaussian(Channel):
         )
 
     def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
-        """Return the budget that Tables 3 and 6 of DP-Fed-LS print, if clients are drawn as they were there."""
+        """Return the budget of Tables 3 and 6 of DP-Fed-LS, if clients are sampled as in the paper."""
         if self.noise_multiplier == 0 or method.sampler.adjacency is not Adjacency.REPLACE_ONE:
             return ()
+        # The tables take z = nu / L, although replacing a client moves the sum by 2 L (Theorem 1).
         rate, multiplier = method.sampler.rate, self.std / method.bound.norm
 
         def tables(rounds: int, delta: float) -> float:

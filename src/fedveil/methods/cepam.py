@@ -1,8 +1,8 @@
-"""CEPAM and its baselines: federated averaging whose compression error is its privacy noise.
+"""Compose CEPAM and its baselines: federated averaging whose compression error is its privacy noise.
 
 Ling, Wu, Sun, Li, Song and Xu: "Communication-Efficient and Privacy-Adaptable Mechanism for Federated Learning",
-Algorithms 1 to 3. K clients (a client is a silo that holds one user), W: model, tau: local steps, s: what an update is
-measured in, gamma: how far it is stretched. In a round
+Algorithms 1 to 3. A client is a silo that holds one user. K: number of clients, W: model, tau: local steps, s: scale
+of an update, gamma: stretching factor. In a round
 
     X_k  <- W_k - W after tau local steps of client k                             (Algorithm 1, lines 7 to 11)
     X~_k <- X_k gamma / s                                                         (Algorithm 2, line 3)
@@ -10,10 +10,11 @@ measured in, gamma: how far it is stretched. In a round
     Y_k  <- decode(M_k) s / gamma = X_k + Z_k                                     (Algorithm 3)
     W    <- W + eta_g sum_k p_k Y_k,   p_k = 1/K                                  (Algorithm 1, line 20; its eta_g is 1)
 
-``noise_multiplier`` is sigma / gamma for Gaussian noise, b / gamma for Laplace: one client's noise, in units of s.
-With ``scale = "clip"`` s is a constant C, to which every update is clipped (l2 for Gaussian, l1 for Laplace), and the
-rounds compose to a guarantee for clients. With ``scale = "norm"`` s = ||X_k||_2, as published, and nothing is
-guaranteed. The baselines add the same noise as numbers, and may quantise what comes of it (SDQ). docs/theory/cepam.md.
+``noise_multiplier`` is sigma / gamma for Gaussian noise and b / gamma for Laplace noise: the noise of one client, in
+units of s. With ``scale = "clip"``, s is a constant C, to which every update is clipped (l2 for Gaussian, l1 for
+Laplace), and the rounds compose to a guarantee for clients. With ``scale = "norm"``, s = ||X_k||_2 as published, and
+nothing is guaranteed. The baselines add the same noise as numbers, and some quantise the result (SDQ).
+docs/theory/cepam.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _SMALLEST_COUNTED = (
 
 
 def fl(*, local: Local, n_users: Users, learning_rate: ServerRate = 1.0) -> Method:
-    """FL: updates as they are, at 32 bits a parameter."""
+    """FL: clients send their updates unchanged, at 32 bits per parameter. No privacy guarantee."""
     sent = _messages(n_users, None, 0.0, Unbounded(), Numbers())
     return _clients("fl", local, Unbounded(), sent, learning_rate)
 
@@ -59,7 +60,7 @@ def fl_sdq(
     clip: ClipNorm | None = None,
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """FL+SDQ: updates quantised with subtractive dither, step in units of s. No noise, no guarantee."""
+    """FL+SDQ: updates are quantised with subtractive dither, step in units of s. No noise, no guarantee."""
     bound = _bound(scale, clip, None)
     sent = _messages(n_users, None, 0.0, bound, Dithered(step=step))
     return _clients("fl-sdq", local, bound, sent, learning_rate)
@@ -77,7 +78,7 @@ class _Noisy:
     learning_rate: ServerRate = 1.0
 
     def sending(self, name: str, noise: NoiseName, form: Form) -> Method:
-        """Return the method in which they send noise of a law in a form."""
+        """Return the method in which the clients send noise of one law in one form."""
         bound = _bound(self.scale, self.clip, noise)
         sent = _messages(self.n_users, noise, self.noise_multiplier, bound, form)
         return _clients(name, self.local, bound, sent, self.learning_rate)
@@ -85,52 +86,54 @@ class _Noisy:
 
 @variant_of(_Noisy)
 def fl_gaussian(clients: _Noisy) -> Method:
-    """FL+Gaussian: updates of l2 norm at most C, with noise N(0, (noise_multiplier s)^2 I), sent as numbers."""
+    """FL+Gaussian: updates of l2 norm at most C with noise N(0, (noise_multiplier s)^2 I), as numbers."""
     return clients.sending("fl-gaussian", "gaussian", Numbers())
 
 
 @variant_of(_Noisy)
 def fl_laplace(clients: _Noisy) -> Method:
-    """FL+Laplace: updates of l1 norm at most C, with Laplace(noise_multiplier s) noise on every coordinate."""
+    """FL+Laplace: updates of l1 norm at most C with Laplace(noise_multiplier s) noise per coordinate."""
     return clients.sending("fl-laplace", "laplace", Numbers())
 
 
 @variant_of(_Noisy)
 def cepam_gaussian(clients: _Noisy, *, lattice: Lattice | None = None) -> Method:
-    """CEPAM-Gaussian: the error of each client's quantiser is N(0, (noise_multiplier s)^2 I), on any lattice.
+    """CEPAM-Gaussian: each client's quantiser has the error N(0, (noise_multiplier s)^2 I), any lattice.
 
-    With scale = "clip", readers of the models have a Gaussian mechanism of multiplier sqrt(K) ``noise_multiplier``
-    for one client in each round. Nothing is guaranteed against the server, which has the keys of the messages.
+    Guarantee with scale = "clip": in each round, readers of the models see one client through a Gaussian mechanism of
+    multiplier sqrt(K) ``noise_multiplier``. Not claimed: any guarantee against the server, which has the keys of the
+    messages.
     """
     return clients.sending("cepam-gaussian", "gaussian", Layered(lattice=lattice))
 
 
 @variant_of(_Noisy)
 def cepam_laplace(clients: _Noisy) -> Method:
-    """CEPAM-Laplace: the error of each client's quantiser is Laplace(noise_multiplier s) on every coordinate.
+    """CEPAM-Laplace: each client's quantiser has the error Laplace(noise_multiplier s) per coordinate.
 
-    With scale = "clip", readers of the models have a Laplace mechanism of multiplier ``noise_multiplier`` for one
-    client in each round. Nothing is guaranteed against the server, which has the keys of the messages.
+    Guarantee with scale = "clip": in each round, readers of the models see one client through a Laplace mechanism of
+    multiplier ``noise_multiplier``. Not claimed: any guarantee against the server, which has the keys of the
+    messages.
     """
     return clients.sending("cepam-laplace", "laplace", Layered())
 
 
 @variant_of(_Noisy)
 def fl_gaussian_sdq(clients: _Noisy, *, step: Step) -> Method:
-    """FL+Gaussian+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's std."""
+    """FL+Gaussian+SDQ: Gaussian noise, then a dithered quantiser; step in units of the noise's std."""
     return clients.sending("fl-gaussian-sdq", "gaussian", Dithered(step=step))
 
 
 @variant_of(_Noisy)
 def fl_laplace_sdq(clients: _Noisy, *, step: Step) -> Method:
-    """FL+Laplace+SDQ: noise, then a quantiser whose error comes on top; step in units of the noise's b."""
+    """FL+Laplace+SDQ: Laplace noise, then a dithered quantiser; step in units of the noise's b."""
     return clients.sending("fl-laplace-sdq", "laplace", Dithered(step=step))
 
 
 def _messages(
     n_users: int, noise: NoiseName | None, noise_multiplier: float, bound: Bound, form: Form
 ) -> ClientMessages:
-    """Return what K = n_users clients send in every round; their noise is measured in the bound, if there is one."""
+    """Return the channel of K = n_users clients that all send; noise is in units of the bound."""
     return ClientMessages(
         senders=n_users,
         noise=noise,
@@ -141,7 +144,8 @@ def _messages(
 
 
 def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages, learning_rate: float) -> Method:
-    """Compose clients that all send a message in every round."""
+    """Compose the method of clients that all send a message in every round."""
+    # With s = ||X_k||, the statement cites the theorems of CEPAM, which depend on the smallest client's records.
     by_norm = not bound.bounded and (sent.noise is not None or sent.sends_bytes)
     return Method(
         name=name,
@@ -157,7 +161,7 @@ def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages, lea
 
 
 def _bound(scale: Scale, clip: float | None, noise: NoiseName | None) -> Bound:
-    """Return ||X_k||_1 <= C under Laplace noise, otherwise ||X_k||_2 <= C; none where its own norm is the scale."""
+    """Return ||X_k||_1 <= C for Laplace noise, else ||X_k||_2 <= C; Unbounded for scale = "norm"."""
     if scale == "norm":
         if clip is not None:
             raise CompositionError("method.scale = 'norm' clips nothing; remove clip, or take scale = 'clip'")

@@ -1,4 +1,4 @@
-"""The one-round privacy profiles that the CEPAM paper states for its messages, as figures that we do not support."""
+"""State the one-round privacy profiles of the CEPAM paper, as figures that fedveil does not support."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ def one_round(
         noise_multiplier: sigma / gamma, or b / gamma.
         clients: K.
         local: the local steps.
-        records: of every client.
+        records: number of records of every client.
     """
     if getattr(local, "batch_size", None) != 1 or not records or min(records) < 2:
         return ()
+    # The client with the fewest records has the largest sampling rate per step, hence the weakest profile.
     steps, fewest = local.count(min(records)), min(records)
     if noise == "laplace":
+        # Theorem 13 gives delta = 0 only if epsilon~ >= 2 tau gamma / b.
         base = max(_LAPLACE_BASE, 2 * steps / noise_multiplier)
         profile = laplace_profile(
             steps=steps, records=fewest, b=noise_multiplier, gamma=1.0, base_epsilon=base

@@ -1,17 +1,17 @@
-"""Every client sends its update as a message of its own: noise, compression, or one quantiser that is both (CEPAM).
+"""Send every client's update as a message of its own: with noise, compressed, or both at once (CEPAM).
 
 A message holds a client's bounded update plus noise, in one of three forms:
 
 ==========  =====================================================================================================
-form        what the server decodes
+form        decoded by the server
 ==========  =====================================================================================================
 Numbers     update + noise, at 4 bytes a parameter
 Dithered    update + noise + the error of a subtractively dithered quantiser (SDQ), uniform on its step
 Layered     update + noise, the noise being the error of a layered quantiser (LRSUQ, docs/theory/lrsuq.md)
 ==========  =====================================================================================================
 
-Clients are public and fixed in number: one without records sends a message too, of noise around zero. So a client's
-records may come or go, and the noise of the sum stays what it is.
+The set of clients is public and fixed. A client without records sends a message too: noise around zero. So a client's
+records may come or go, and the noise of the sum keeps its size.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Numbers:
-    """The update travels as numbers."""
+    """Form that sends the update as numbers."""
 
     carries: ClassVar[str] = "drawn exactly, on a grid"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dithered:
-    """The update, noise included, is quantised on step · Z with subtractive dither.
+    """Form that quantises the update, noise included, on step · Z with subtractive dither.
 
     Attributes:
-        step: in units of the noise's scale; without noise, of what the noise would be measured in.
+        step: in units of the noise's scale; without noise, in units of s.
     """
 
     carries: ClassVar[str] = "drawn exactly, on a grid, and added before the message is quantised (SDQ)"
@@ -84,10 +84,10 @@ class Dithered:
 
 @dataclass(frozen=True, kw_only=True)
 class Layered:
-    """The noise is the compression error of a layered quantiser.
+    """Form whose noise is the compression error of a layered quantiser.
 
     Attributes:
-        lattice: of the quantiser; None sends Gaussian noise block by block in the cheapest way.
+        lattice: lattice of the quantiser; None sends Gaussian noise block by block in the cheapest way.
     """
 
     carries: ClassVar[str] = "the compression error of the message (LRSUQ)"
@@ -105,21 +105,21 @@ Form: TypeAlias = Numbers | Dithered | Layered
 
 @dataclass(frozen=True, kw_only=True)
 class ClientMessages(Channel):
-    """The channel of clients that send one message each.
+    """Channel of clients that send one message each.
 
-    With X the client's bounded update and s = ``bound`` (or, where it is None, ||X||_2), the noise of a message has the
-    scale noise_multiplier · s: the standard deviation of a Gaussian, the b of a Laplace law. In CEPAM's symbols
-    noise_multiplier is sigma / gamma, or b / gamma: X gamma / s is quantised, and what is decoded is multiplied by
-    s / gamma.
+    X is the client's bounded update, and s = ``bound`` (||X||_2 if the bound is None). The noise of a message has the
+    scale noise_multiplier · s: the standard deviation of a Gaussian, or the b of a Laplace law. In CEPAM's symbols
+    noise_multiplier is sigma / gamma or b / gamma: X gamma / s is quantised, and the decoded value is multiplied by s
+    / gamma.
 
     Attributes:
-        senders: how many clients send in a round, a public number.
-        noise: law of the noise, None for none.
-        noise_multiplier: its scale, in units of s; 0 without noise.
-        bound: s, same unit as the update: the bound C of an update, l2 for Gaussian and l1 for Laplace noise. None
-            takes each update's own norm, as CEPAM does: then the noise depends on private data, and no guarantee
+        senders: number of clients that send in a round, a public number.
+        noise: law of the noise; None for none.
+        noise_multiplier: scale of the noise, in units of s; 0 without noise.
+        bound: s, in the unit of the update: the bound C of an update, l2 for Gaussian and l1 for Laplace noise. None
+            takes each update's own norm, as CEPAM does. Then the noise depends on private data, and no guarantee
             follows.
-        form: how an update is coded.
+        form: encoding of an update.
     """
 
     by_clients: ClassVar[bool] = True
@@ -145,10 +145,11 @@ class ClientMessages(Channel):
                     "the quantiser's error is the noise: noise_multiplier = 0 leaves it nothing to compress with; "
                     "give a noise_multiplier above 0, or send the updates as numbers"
                 )
+            # Building the codec refuses an unknown lattice now rather than in the first round.
             self._codec(1.0, self.form)
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse messages from anyone but a fixed number of clients, and noise measured in another bound."""
+        """Refuse senders other than a fixed number of clients, and noise measured in another bound."""
         yield from self.refuses_decay(method)
         if method.contribution.per != "client":
             yield "only clients send messages of their own (ClientContribution); silos send sums"
@@ -177,7 +178,7 @@ class ClientMessages(Channel):
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     def check_fine(self, n_silos: int, grid: float) -> None:
-        """Return if the grid of a message's noise is the finest."""
+        """Check that the grid of a message's noise is the finest."""
         law = (
             self.additive(self.bound, grid)
             if self.supports_noise_decay and self.noisy and self.bound
@@ -191,7 +192,7 @@ class ClientMessages(Channel):
 
     @property
     def content(self) -> Reveals:
-        """What a message tells whoever reads it: a layered quantiser's key shows more than its value."""
+        """Information that a message reveals; a layered quantiser's key reveals more than its value."""
         if not self.noisy:
             return Reveals.EXACT
         return Reveals.KEYED if isinstance(self.form, Layered) else Reveals.MESSAGE
@@ -201,19 +202,20 @@ class ClientMessages(Channel):
         return not isinstance(self.form, Numbers)
 
     def n_senders(self, n_silos: int) -> int:
-        """Return K."""
+        """Return K, the number of clients."""
         return self.senders
 
     def message_std(self, n: int) -> float:
-        """Return the standard deviation of one message's noise, where it is Gaussian; 0 otherwise."""
+        """Return the standard deviation of one message's Gaussian noise; 0 for other noise or none."""
         return self.noise_multiplier * (self.bound or 0.0) if self.noise == "gaussian" else 0.0
 
     def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Claim the noise of all messages for their sum, one's own for itself, the others' against a client.
+        """Claim all messages' noise for their sum, one message's for itself, and the others' against a client.
 
-        Neighbours differ in the records of one client. It sends a message whatever it holds, so of all messages one
-        moves, by at most C. K messages carry N(0, (z C)^2 I) each, their sum N(0, K (z C)^2 I): multiplier sqrt(K) z.
-        Of Laplace noise its own alone counts: multiplier z in l1. docs/theory/cepam.md has the argument.
+        Neighbouring data differs in the records of one client. The client sends a message in both cases, so exactly
+        one message changes, by at most C. Each of K messages carries N(0, (z C)^2 I), so their sum carries N(0, K (z
+        C)^2 I): multiplier sqrt(K) z. Of Laplace noise only the client's own counts, because a sum of Laplace
+        variables is not a Laplace variable: multiplier z in l1. docs/theory/cepam.md has the argument.
         """
         if not self.noisy:
             return (no_guarantee("clients send their updates without noise"),)
@@ -231,15 +233,17 @@ class ClientMessages(Channel):
         )
 
     def _singly(self) -> Claim:
-        """Return the claim of one message's noise, also for a server with a client, where there are other clients.
+        """Return the claim for readers of single messages, also for the server together with one client.
 
-        What is quantised has its noise already, so the length of what the quantiser makes is post-processing.
+        A message contains its noise before it is quantised, so the length of the quantised message is
+        post-processing.
         """
+        # With a single client, a coalition that contains it knows all noise.
         own = (Reveals.OWN,) if self.senders > 1 else ()
         return Claim(covered_knowledge(Reveals.SUM, Reveals.MESSAGE, Reveals.LENGTH, *own), self._against(1))
 
     def _against(self, unknown: int) -> Event:
-        """Return the event of the mean for whoever knows all shares of noise but those of ``unknown`` clients."""
+        """Return the event of the mean for a party that knows all noise except that of ``unknown`` clients."""
         if unknown < 1:
             return NoGuarantee(reason="no share of the noise is left")
         if self.noise == "laplace":
@@ -247,11 +251,12 @@ class ClientMessages(Channel):
         return GaussianEvent(noise_multiplier=self.noise_multiplier * math.sqrt(unknown))
 
     def grid_loss(self, sensitivity: Sensitivity) -> float:
-        """Return what noise on a grid, rather than of real numbers, costs a coordinate of a round."""
+        """Return the epsilon of a round, per coordinate, because the noise lies on a grid."""
         if isinstance(self.form, Layered) or self.bound is None or not self.noisy:
             return 0.0
         law = self.additive(self.bound, sensitivity.bound.grid)
         if isinstance(law, DiscreteGaussian):
+            # The sum carries one grid error per message; only one message's Laplace noise is claimed.
             return 2 * self.senders * law.log_ratio_to_gaussian
         return 2 * law.log_ratio_to_laplace
 
@@ -272,14 +277,14 @@ class ClientMessages(Channel):
         )
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return what no epsilon over a quantiser covers, and what epsilon takes on trust of the clients."""
+        """Return the quantisers' numerical assumptions and the trust in the clients, which no epsilon covers."""
         if not self.noisy or self.bound is None:
             return ()
         dithers = OF_DITHERS if isinstance(self.form, Dithered) and self.noise == "gaussian" else ()
         return (*(OF_LAYERS if isinstance(self.form, Layered) else dithers), everyone_adds("client", 0))
 
     def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
-        """Return the one-round profile of CEPAM, where its noise is scaled as there."""
+        """Return the one-round profile of CEPAM, if the noise is scaled as in the paper."""
         if not self.noisy or self.bound is not None:
             return ()
         return one_round(
@@ -297,33 +302,40 @@ class ClientMessages(Channel):
 
     @property
     def is_additive(self) -> bool:
-        """Whether messages are numbers with Gaussian noise of a known size, or without: sums need no decoder."""
+        """Whether messages are numbers with known Gaussian noise or none, so that sums need no decoder."""
         known = self.noise == "gaussian" and self.bound is not None
         return isinstance(self.form, Numbers) and (known or not self.noisy)
 
     @property
     def noise_known(self) -> bool:
-        """Whether there is a bound that noise and quantiser are measured in, or neither of them."""
+        """Whether noise and quantiser are measured in a public bound, or absent."""
         return self.bound is not None or not (self.noisy or isinstance(self.form, Dithered))
 
     def noise_std(self, n: int, summed: int) -> float | None:
-        """Return the standard deviation of the sum's error per coordinate, the quantiser's included.
+        """Return the standard deviation of the sum's error per coordinate, including the quantiser's error.
 
-        It is None where it is private. All :attr:`senders` send, so ``n`` and ``summed`` say nothing.
+        It is None if it is private. All :attr:`senders` send, so ``n`` and ``summed`` have no effect.
         """
         if self.bound is None:
             return 0.0 if self.noise_known else None
         scale = self.noise_multiplier * self.bound
+        # A Laplace law of scale b has the variance 2 b^2; a uniform error on a step has step^2 / 12.
         variance = 2 * scale**2 if self.noise == "laplace" else scale**2
         if isinstance(self.form, Dithered):
             variance += self._step(self.bound, self.form) ** 2 / 12
         return math.sqrt(self.senders * variance)
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
-        """Return a client's bounded update as its message; zeros for a client without records."""
+        """Return a client's bounded update as its message; zeros for a client without records.
+
+        Args:
+            total: (d,) float64, the bounded update.
+            at: the client, round and attempt.
+        """
         size = len(total)
         scale = float(np.linalg.norm(total)) if self.bound is None else self.bound
         own = scale if self.bound is None else None
+        # An update of zeros has no norm as its scale, and a quantiser of scale 0 does not exist.
         if scale == 0 and not isinstance(self.form, Numbers):
             nothing = CodedMessage(key=bytes(32), message=b"", scale=0.0)
             return EncodedMessage(cost=MessageCost(parameters=size, bytes=0), values=total, coded=nothing)
@@ -332,6 +344,7 @@ class ClientMessages(Channel):
         noisy, source = total, at.source("channel")
         if self.noisy and scale > 0:
             at_most = None if self.bound is None else at.grid
+            # The exact noise is added before quantisation, so the guarantee does not rest on the quantiser's dither.
             noisy = total + self.additive(scale, at_most).sample((size,), source)
         if isinstance(self.form, Numbers):
             return EncodedMessage(cost=MessageCost(parameters=size, bytes=FLOAT32_BYTES * size), values=noisy)
@@ -344,11 +357,13 @@ class ClientMessages(Channel):
 
         Raises:
             CompositionError: messages of this form are no bytes, or their scale is the sender's secret.
-            ChannelError: another channel's message, another length, a scale that is none, or bytes that were altered.
+            ChannelError: another channel's message, another length, an invalid scale, or altered bytes.
         """
         scale = coded.scale if self.bound is None else self.bound
         if isinstance(self.form, Numbers) or scale is None:
             raise CompositionError("messages are decoded where they are bytes in a scale that is public")
+        # The client chooses this scale: NaN or infinity would destroy the sum of all clients. NaN fails the
+        # comparison.
         if not 0 <= scale < math.inf:
             raise ChannelError(
                 f"a message has the scale {scale}; a finite one is needed, 0 for an update of zeros"
@@ -358,9 +373,9 @@ class ClientMessages(Channel):
         return self._codec(scale, self.form).decode(coded.message, KeyedStreams(coded.key), length=length)
 
     def additive(self, scale: float, grid: float | None) -> DiscreteGaussian | DiscreteLaplace:
-        """Return the exact law of noise that is added as numbers, on a grid that divides the updates'.
+        """Return the exact law of noise that is added as numbers, on a grid that divides the updates' grid.
 
-        Gaussian noise of all messages is counted for their sum, so its grid is one on which that is exact in float64.
+        The Gaussian claim counts the noise of all messages in their sum, so the grid keeps that sum exact in float64.
         """
         spread = self.noise_multiplier * scale
         if self.noise == "laplace":
@@ -370,17 +385,18 @@ class ClientMessages(Channel):
         return grid_law(spread, grid, finest_grid(grid, float(self.senders)))
 
     def _law(self, scale: float) -> GaussianLaw | LaplaceLaw:
-        """Return the law of a message's noise, as real numbers."""
+        """Return the continuous law of a message's noise."""
         spread = self.noise_multiplier * scale
         return LaplaceLaw(b=spread) if self.noise == "laplace" else GaussianLaw(std=spread)
 
     def _codec(self, scale: float, form: Layered | Dithered) -> Codec:
-        """Return the quantiser whose error is the noise, or the subtractively dithered one."""
+        """Return the quantiser whose error is the noise, or the subtractively dithered quantiser."""
         if isinstance(form, Layered):
             return layered_codec(self._law(scale), form.lattice)
+        # SDQ is a layered quantiser with a single layer: a uniform error on one cell of step · Z.
         cell = CellLaw(inner_radius=self._step(scale, form) / 2)
         return Codec(quantizer=LayeredQuantizer(law=cell, lattice=Z1))
 
     def _step(self, scale: float, form: Dithered) -> float:
-        """Return SDQ's step, same unit as the update."""
+        """Return the step of SDQ, in the unit of the update."""
         return form.step * scale * (self.noise_multiplier if self.noisy else 1.0)

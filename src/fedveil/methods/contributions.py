@@ -1,4 +1,4 @@
-"""Contributions: what is trained and bounded, and how far one unit moves what its senders send."""
+"""Define contributions, the unit of training and clipping, and the sensitivity of a round to one unit."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedveil.stage import Published, Sensitivity, Stage, duty
 
 
 class Contribution(Stage):
-    """What is trained and bounded, and how far one unit moves what its senders send; l2, in the unit of the update.
+    """Unit of training and clipping; derives the l2 sensitivity of a round, in the unit of the update.
 
     Attributes:
-        per: what makes one contribution: a silo, a (silo, user) pair, a client or a record.
-        unit: who is protected as a whole.
-        drawn_alone: whether a sender stands for one unit, and so is told its own draw alone.
+        per: extent of one contribution: a silo, a (silo, user) pair, a client or a record.
+        unit: the protected unit.
+        drawn_alone: whether a sender stands for one unit, so that it receives only its own sampling flag.
     """
 
     per: ClassVar[Literal["silo", "pair", "client", "record"]]
@@ -36,16 +36,16 @@ class Contribution(Stage):
 
     @property
     def by_user(self) -> bool:
-        """Whether a contribution is one user's, who may be drawn or not."""
+        """Whether a contribution belongs to one user or client, who may be sampled."""
         return self.per in ("pair", "client")
 
     @property
     def has_single_contribution(self) -> bool:
-        """Whether a sender's message holds one contribution."""
+        """Whether a sender's message holds a single contribution."""
         return self.per in ("silo", "client")
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse means over who took part where nobody is counted, and records without DP-SGD or DP-SGD without."""
+        """Refuse a divisor "actual" without clients, and records unless they are contributions of DP-SGD."""
         if method.denominator == "actual" and self.per != "client":
             yield "only a mean over clients can be divided by how many took part"
         if self.per == "record" and method.channel.sends_bytes:
@@ -54,14 +54,14 @@ class Contribution(Stage):
             yield "records are contributions of DP-SGD, and of DP-SGD only (LocalDpSgd)"
 
     def sensitivity(self, method: Any, public: Any) -> Sensitivity:
-        """Return how far one unit moves the sum, and all messages one by one.
+        """Return the sensitivity of the sum, and of all messages taken together.
 
         Args:
             method: the composition.
             public: the federation's public facts.
 
         Raises:
-            PrivacyError: users are drawn from another number of them than there are.
+            PrivacyError: the sampler assumes another number of users than the federation has.
         """
         n, norm = self.n_senders(method, public), method.bound.norm
         method.sampler.check_among(public.n_users)
@@ -75,6 +75,8 @@ class Contribution(Stage):
             even=self.spread_evenly(method.weights),
             reweighs=method.weights.by_records,
             weight=method.weights.description,
+            # A message moves from one end of its ball to the other: 2 B. Accountants double a replace-one sensitivity
+            # already.
             reach=largest * (1 if replaced else 2),
             largest=largest,
             ballots=self.ballots(n),
@@ -90,47 +92,47 @@ class Contribution(Stage):
 
     @property
     def group(self) -> int:
-        """How many contributions are one unit's, where that is limited."""
+        """Largest number of contributions of one unit, if the method limits it."""
         return 1
 
     def n_senders(self, method: Any, public: Any) -> int:
-        """Return how many messages a round has."""
+        """Return the number of messages in a round."""
         found: int = method.channel.n_senders(public.n_silos)
         return found
 
     @duty
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
-        """Return the l2 moves of the sum, and of all messages together."""
+        """Return the l2 sensitivities of the sum, and of all messages together."""
         return math.inf, math.inf
 
     def limit_weights(
         self, found: Float[Tensor, " m"], groups: Groups, n_silos: int, weights: Weights
     ) -> Float64[Tensor, " m"]:
-        """Return weights for which :meth:`lengths` holds, whatever their class computed: here w in [0, 1].
+        """Return weights for which :meth:`lengths` holds, whatever their class computed; here w in [0, 1].
 
-        Weights that are so already come back bit by bit. What is no number counts as 0. A weight too large is cut and
-        never refused: whether a run goes on would tell of records.
+        Valid weights are returned bit by bit. NaN counts as 0. A weight that is too large is cut and never refused,
+        because a refusal would depend on private records.
 
         Args:
-            found: of each contribution.
+            found: (m,) weights of the contributions.
             groups: the contributions.
             n_silos: |S|.
-            weights: that computed them.
+            weights: the stage that computed them.
         """
         return found.double().nan_to_num(nan=0.0).clamp(0.0, 1.0)
 
     def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
-        """Return what the sum is divided by: how many contributions of weight 1 are expected; here |S|.
+        """Return the divisor of the sum: the expected number of contributions of weight 1; here |S|.
 
         Args:
-            rate: the probability that a user takes part.
-            n_silos: |S|, those that are there.
+            rate: probability that a user takes part.
+            n_silos: |S|, the silos that are present.
             n_users: |U|.
         """
         return float(n_silos)
 
     def spread_evenly(self, weights: Weights) -> bool:
-        """Return whether no sender carries more of one unit than another may."""
+        """Return whether every sender carries at most the same share of one unit's change."""
         return False
 
     def largest_message(self, norm: float, n: int, n_users: int, weights: Weights) -> float:
@@ -138,26 +140,27 @@ class Contribution(Stage):
         return norm
 
     def ballots(self, n: int) -> int:
-        """Return how many senders' ballots one unit can change."""
+        """Return the number of senders whose ballots one unit can change."""
         return n
 
 
 @dataclass(frozen=True)
 class SiloContribution(Contribution):
-    """A silo's whole table is one contribution: adding or removing a user changes it, but it never goes away.
+    """Contribution of a silo's whole table; removing a user changes it but does not remove it.
 
-    Every silo's update may move from anywhere to anywhere in the ball of radius C: the sum moves by 2 C |S|. (Theorem
-    1 of ULDP-FL counts C |S|, as if a silo's update were absent without the user.)
+    The update of every silo may change from any point to any other in the ball of radius C. So the sum changes by up
+    to 2 C |S|. Theorem 1 of ULDP-FL counts C |S|, as if a silo's update were absent without the user.
     """
 
     per: ClassVar[Literal["silo"]] = "silo"
 
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
         """Return (2 C |S|, 2 C sqrt(|S|))."""
+        # n changes of length 2 C: parallel in the sum, orthogonal (one block each) in the vector of all messages.
         return 2.0 * norm * n, 2.0 * norm * math.sqrt(n)
 
     def spread_evenly(self, weights: Weights) -> bool:
-        """Return True: every silo's update may move by 2 C and no further."""
+        """Return True: the update of every silo changes by at most 2 C."""
         return True
 
     def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
@@ -176,11 +179,11 @@ class SiloContribution(Contribution):
 
 @dataclass(frozen=True)
 class SiloUserContribution(Contribution):
-    """Each (silo, user) pair is one contribution: adding or removing a user adds or removes it.
+    """Contribution of one (silo, user) pair; adding or removing a user adds or removes its pairs.
 
-    The weights of a user sum to at most 1 over the silos, so the sum moves by at most C. :meth:`limit_weights` sees
-    to it where the weights of all silos are in one process; between institutions each silo limits its own share
-    alone.
+    The weights of a user sum to at most 1 over the silos, so the sum changes by at most C (ULDP-FL, Theorem 3).
+    :meth:`limit_weights` enforces this if the weights of all silos are in one process. Between institutions, each
+    silo limits only its own weights.
     """
 
     per: ClassVar[Literal["pair"]] = "pair"
@@ -191,16 +194,20 @@ class SiloUserContribution(Contribution):
 
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
         """Return (C, C), or (C, C / sqrt(|S|)) where every silo has the weight 1/|S|."""
+        # With w = 1/|S|, the |S| messages change by C/|S| each: together by sqrt(|S|) C/|S|. Other weights may put
+        # all into one message.
         return norm, norm / math.sqrt(n) if weights.uniform else norm
 
     def limit_weights(
         self, found: Float[Tensor, " m"], groups: Groups, n_silos: int, weights: Weights
     ) -> Float64[Tensor, " m"]:
-        """Return weights in [0, 1], or [0, 1/|S|] where all are to have that, of which a user's sum to at most 1.
+        """Return weights in [0, 1], or [0, 1/|S|] if uniform, that sum to at most 1 for each user.
 
-        To 1 + |S| 2^-52 in float64, as weights by records do. Weights of a user that sum to more are divided by their
-        sum; nobody else's change.
+        The sums may exceed 1 by |S| 2^-52 in float64, as those of weights by records do. If the weights of a user sum
+        to more, they are divided by their sum. No other user's weights change.
         """
+        # The margin |S| 2^-52 covers the rounding of |S| float64 divisions and additions, so valid weights pass
+        # unchanged.
         kept = super().limit_weights(found, groups, n_silos, weights)
         if weights.uniform:
             kept = kept.clamp(max=1.0 / n_silos)
@@ -219,10 +226,11 @@ class SiloUserContribution(Contribution):
 
 @dataclass(frozen=True)
 class ClientContribution(Contribution):
-    """Each client, a silo that holds one user, is one contribution: cross-device learning.
+    """Contribution of one client, a silo that holds one user: cross-device learning.
 
-    Clients are many, so their updates go into one sum; what a silo would send alone is not kept. One clipped update
-    comes or goes: C. (Replacing it moves the sum by 2 C, which accountants count.)
+    Clients are many, so their updates are added to one sum, and single updates are not kept. Adding or removing a
+    client changes the sum by one clipped update: C. Replacing it changes the sum by 2 C; accountants count that
+    factor.
     """
 
     per: ClassVar[Literal["client"]] = "client"
@@ -230,10 +238,11 @@ class ClientContribution(Contribution):
     drawn_alone: ClassVar[bool] = True
 
     def n_senders(self, method: Any, public: Any) -> int:
-        """Return how many messages a round has: one of every client that is drawn.
+        """Return the number of messages in a round: one per sampled client.
 
         Raises:
-            CompositionError: clients add noise of their own, and the channel counts that of others.
+            CompositionError: clients add their own noise, and the channel counts the noise of another number of
+                clients.
         """
         found, drawn = super().n_senders(method, public), method.sampler.size
         there = public.n_users if drawn is None else drawn
@@ -245,7 +254,7 @@ class ClientContribution(Contribution):
         return found
 
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
-        """Return (C, C): of all messages one moves."""
+        """Return (C, C): a single message changes."""
         return norm, norm
 
     def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
@@ -253,23 +262,23 @@ class ClientContribution(Contribution):
         return rate * n_users
 
     def ballots(self, n: int) -> int:
-        """Return 1: a client's own."""
+        """Return 1: a client's own ballot."""
         return 1
 
 
 @dataclass(frozen=True)
 class RecordContribution(Contribution):
-    """Each record is one contribution inside DP-SGD; a user keeps at most ``per_user`` records over all silos."""
+    """Contribution of one record inside DP-SGD; a user keeps at most ``per_user`` records over all silos."""
 
     per: ClassVar[Literal["record"]] = "record"
 
     per_user: Count
 
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
-        """Return (C, C): what one record moves a step of DP-SGD, whose noise claims for all of them."""
+        """Return (C, C): the sensitivity of one DP-SGD step to one record, to which that step's noise refers."""
         return norm, norm
 
     @property
     def group(self) -> int:
-        """How many records are one user's."""
+        """Largest number of records of one user."""
         return self.per_user

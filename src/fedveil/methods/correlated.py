@@ -1,6 +1,7 @@
-"""Silos whose messages are encoded over rounds, so that the noise of the rounds cancels in the model.
+"""Encode silos' messages over rounds, so that the noise of different rounds cancels in the model.
 
-The theory is in :mod:`fedveil.privacy.correlated`: what is sent, how far a user moves it, what a round is charged.
+:mod:`fedveil.privacy.correlated` has the theory: the messages, their sensitivity to a user, and the charge of a
+round.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _UNIT: Final = 2.0**-BITS
 
 @dataclass(frozen=True, kw_only=True)
 class CorrelatedNoise:
-    """A stream of rounds in which every user takes part once in ``period`` rounds, with noise that cancels over rounds.
+    """Schedule in which a user takes part once in ``period`` rounds, with noise that cancels over rounds.
 
     Args:
-        period: b, a user takes part in a silo in every b-th round, by a public schedule.
-        bands: k, over how many rounds the noise is correlated, at most b; 0: b; 1: independent noise.
+        period: b; a user takes part in a silo in every b-th round, by a public schedule.
+        bands: k, the number of rounds over which noise is correlated, at most b. 0 takes b; 1 is independent noise.
 
     Raises:
         CompositionError: a number outside its range, or more bands than the period.
@@ -47,7 +48,7 @@ class CorrelatedNoise:
     bands: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that do not go together."""
+        """Refuse numbers outside their range, and more bands than the period."""
         check_ranges(self)
         if self.bands > self.period:
             raise CompositionError(
@@ -58,23 +59,24 @@ class CorrelatedNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class CorrelatedShares(GaussianShares):
-    """Every silo adds parts of its sums of the rounds before to its sum, and then a fresh share of the noise.
+    """Shares of noise on an encoded message: each silo adds parts of its earlier sums, then a fresh share.
 
-    Claims are those of the shares for a round of strength 1; rounds compose by their :attr:`strengths`.
+    y_t = sum_{j<k} c_j g_{t-j} + Z_t. The claims are those of the shares for a round of strength 1; rounds compose by
+    their :attr:`strengths`.
 
     Attributes:
         coefficients: 1 = c_0 >= c_1 >= ... >= 0, the bands; multiples of 2^-6.
-        period: b, a user takes part in a silo in every b-th round.
+        period: b; a user takes part in a silo in every b-th round.
     """
 
-    supports_noise_decay: ClassVar[bool] = False  # what is charged depends on the round already
-    noise_known: ClassVar[bool] = False  # that of what is decoded is correlated over rounds
+    supports_noise_decay: ClassVar[bool] = False  # the charge depends on the round already
+    noise_known: ClassVar[bool] = False  # the noise of decoded sums is correlated over rounds
 
     coefficients: tuple[float, ...]
     period: int
 
     def __post_init__(self) -> None:
-        """Refuse coefficients for which the sensitivity is not known."""
+        """Refuse coefficients for which the sensitivity is unknown."""
         super().__post_init__()
         try:
             check_coefficients(self.coefficients, self.period)
@@ -83,25 +85,26 @@ class CorrelatedShares(GaussianShares):
 
     @property
     def memory(self) -> int:
-        """Return k - 1."""
+        """Number of earlier sums in a message: k - 1."""
         return len(self.coefficients) - 1
 
     @property
     def gain(self) -> float:
+        """Largest ratio of the norms of a message and its sums: sum_j c_j."""
         return sum(self.coefficients)
 
     @property
     def lengthening(self) -> float:
-        """The gain, on a grid 2^-6 times as fine."""
+        """The gain, counted in steps of a grid whose step is 2^-6 times that of the sums."""
         return self.gain / _UNIT
 
     @property
     def strengths(self) -> tuple[float, ...]:
-        """Return s_t^2 - s_{t-1}^2 of the rounds of a period."""
+        """Strengths s_t^2 - s_{t-1}^2 of the rounds of a period."""
         return strengths(self.coefficients, self.period)
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse streams whose rows are not b apart, whose weights may change, or that nobody can decode."""
+        """Refuse rounds of a user less than b apart, weights that may change, and sums that nobody can decode."""
         if method.contribution.per != "pair":
             yield (
                 "correlated noise is for (silo, user) pairs on a schedule; take uldp-avg, uldp-avg-w, uldp-sgd or "
@@ -135,7 +138,7 @@ class CorrelatedShares(GaussianShares):
         yield from super().refuses(method)
 
     def message_grid(self, grid: float, n_silos: int) -> float:
-        """Return the step of what a silo sends: parts of sums lie on one that is 2^-6 times theirs."""
+        """Return the grid step of a silo's message; parts of sums lie on a grid 2^-6 times the sums'."""
         return super().message_grid(grid * _UNIT, n_silos)
 
     def grid_loss(self, sensitivity: Sensitivity) -> float:
@@ -158,18 +161,22 @@ class CorrelatedShares(GaussianShares):
         )
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
-        """Return a silo's encoded sum with its share of the noise, on a grid 2^-6 times that of the contributions."""
+        """Return a silo's encoded sum with its share of the noise, on a grid 2^-6 times the contributions'."""
         return super().send(total, replace(at, grid=at.grid * _UNIT))
 
     def encode_sums(self, sums: Sequence[Float64[np.ndarray, " d"]]) -> Float64[np.ndarray, " d"]:
-        """Return sum_j c_j g_{t-j} of a silo's sums, this round's first; exact, all are multiples of one grid."""
+        """Return sum_j c_j g_{t-j} of a silo's sums, this round's first.
+
+        The result is exact: all terms are multiples of one grid. ``strict=False``: in the first rounds fewer than k
+        sums exist.
+        """
         found: np.ndarray = sum(
             (c * g for c, g in zip(self.coefficients, sums, strict=False)), start=np.zeros_like(sums[0])
         )
         return found
 
     def init(self, model: Float32[Tensor, " d"], length: int) -> Mapping[str, Tensor]:
-        """Return nothing decoded yet, and no models before the first."""
+        """Return the reader's state before the first round: zeros for the decoded sums, models and units."""
         if not self.memory:
             return {}
         return {
@@ -185,12 +192,14 @@ class CorrelatedShares(GaussianShares):
         model: Float32[Tensor, " d"],
         unit: float,
     ) -> tuple[Float64[np.ndarray, " length"], Mapping[str, Tensor]]:
-        """Return x_t = y_t - sum_j c_j x_{t-j}; what is remembered are released numbers alone.
+        """Return x_t = y_t - sum_{j>=1} c_j x_{t-j}, and the reader's next state.
 
-        The models and units of the last rounds are kept too: from them a silo trains again what it has lost.
+        The state consists of released numbers only. It also keeps the models and units of the last rounds: a silo
+        that has lost its earlier sums trains them again from these.
         """
         if not self.memory:
             return total, {}
+        # x_t = y_t - sum_{j>=1} c_j x_{t-j}: row j - 1 of state["decoded"] is x_{t-j}, newest first.
         back = torch.tensor(self.coefficients[1:], dtype=torch.float64)
         found = torch.from_numpy(total) - back @ state["decoded"]
         newest = {
@@ -203,15 +212,15 @@ class CorrelatedShares(GaussianShares):
 
 
 def with_correlated_noise(method: Method, correlated: CorrelatedNoise | None, rounds: int | None) -> Method:
-    """Return a method of pairs with noise that is correlated over its rounds; itself where that is not asked for.
+    """Return a method of (silo, user) pairs with noise correlated over its rounds, if requested.
 
     Args:
-        method: with shares of Gaussian noise.
-        correlated: how; None: not at all.
-        rounds: T, for which the coefficients are found; None: for no number of rounds.
+        method: a method with shares of Gaussian noise.
+        correlated: schedule and bands; None for independent noise.
+        rounds: T, for which the coefficients are optimised; None for no particular number.
 
     Raises:
-        CompositionError: the method draws users, or is otherwise none that can be encoded.
+        CompositionError: the method samples users, or cannot be encoded for another reason.
     """
     if correlated is None:
         return method
@@ -227,6 +236,7 @@ def with_correlated_noise(method: Method, correlated: CorrelatedNoise | None, ro
         )
     shares: Any = method.channel  # methods of pairs send shares of Gaussian noise
     period = correlated.period
+    # No bands were chosen (0): as many as the period, the most for which a user's rounds do not overlap.
     coefficients = best_coefficients(rounds, period, correlated.bands or period)
     channel = CorrelatedShares(**vars(shares), coefficients=coefficients, period=period)
     return replace(method, sampler=Scheduled(period=period), channel=channel)

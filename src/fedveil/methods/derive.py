@@ -1,18 +1,18 @@
-"""What a composition guarantees: claims of its stages, folded over what its messages tell each party.
+"""Derive a composition's guarantee from its stages' claims and its messages' readers.
 
 =====================  ===========================================================================================
-stage                  what it answers
+stage                  its part of the derivation
 =====================  ===========================================================================================
-contribution, weights  how far one unit moves the sum, and every message
-channel                what its noise claims for a sum, a message, and a sum of which some shares are known
-local (DP-SGD only)    the same, of the noise of every local step
-protection             what is sent to whom; claims about parts of messages; the rounding of the sum
-sampler                adjacency, and amplification for whoever does not learn who was drawn
-denoiser, server       nothing but words: they read no record (post-processing)
+contribution, weights  sensitivity of the sum, and of every message
+channel                claims of its noise for a sum, a message, and a sum of which some shares are known
+local (DP-SGD only)    the same, for the noise of every local step
+protection             messages and their readers; claims about parts of messages; the rounding of the sum
+sampler                adjacency, and amplification against parties that do not learn the sample
+denoiser, server       sentences only: they read no record (post-processing)
 =====================  ===========================================================================================
 
-A line of the statement is the event of the least claim that covers what a party learns (:mod:`fedveil.privacy.claims`).
-Readers of the models are a party like any other; theirs is the event that ledgers are charged.
+A line of the statement is the event of the least claim that covers a party's knowledge
+(:mod:`fedveil.privacy.claims`). Readers of the models are a party like any other; their event is charged to ledgers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from fedveil.stage import Sensitivity, Source
 
 
 def derive(method: Method, public: PublicFacts) -> Guarantee:
-    """Return what one round of the method guarantees in this federation.
+    """Return the guarantee of one round of the method in this federation.
 
     Raises:
-        PrivacyError: a public fact that the guarantee depends on is missing.
+        PrivacyError: a public fact on which the guarantee depends is missing.
     """
     moves, source = compute_sensitivity(method, public), noise_source(method)
     claims = compute_claims(method, moves)
     sends, content = method.sends(), source.content
+    # event(party) = the event of the least claim that covers knowledge(party). An undeclared field is covered by no
+    # claim, so a missing declaration weakens the statement and never strengthens it.
     readers = least_covering_claim(knowledge(Role.READER, sends, content), claims)
     known = {role: knowledge(role, sends, content) for role in method.parties}
     lines = {role: (what, least_covering_claim(what, claims)) for role, what in known.items()}
@@ -82,32 +84,33 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
 
 
 def noise_source(method: Method) -> Source:
-    """Return the stage whose noise claims: the local steps where they have their own, otherwise the channel."""
+    """Return the stage whose noise is claimed: local steps with their own noise, otherwise the channel."""
     return method.local if method.local.own_noise else method.channel
 
 
 def compute_claims(method: Method, sensitivity: Sensitivity) -> tuple[Claim, ...]:
-    """Return what one round claims, for each thing that may be known of it."""
+    """Return the claims of one round, one per set of knowledge."""
+    # Amplification comes last: subsampling amplifies the whole round, including the protection's rounding.
     return method.sampler.amplify(
         method.protection.claims(noise_source(method).claims(sensitivity), sensitivity)
     )
 
 
 def compute_sensitivity(method: Method, public: PublicFacts) -> Sensitivity:
-    """Return how far one unit moves the sum and the messages of a round."""
+    """Return the sensitivity of the sum and of the messages of a round to one unit."""
     moves = method.contribution.sensitivity(method, public)
     return method.protection.adjust_sensitivity(moves, method, public)
 
 
 def sensitivity(method: Method, public: PublicFacts) -> float:
-    """Return the l2 sensitivity of the sum over all silos to adding or removing one unit, in the unit of the update."""
+    """Return the l2 sensitivity of the sum to adding or removing one unit, in the unit of the update."""
     return compute_sensitivity(method, public).total
 
 
 def _not_covered(
     method: Method, moves: Sensitivity, lines: dict[Role, tuple[frozenset[Reveals], Claim]]
 ) -> tuple[str, ...]:
-    """Return what parties learn besides, named once with all who learn it."""
+    """Return sentences on knowledge that no claim covers, each once, with all parties that have it."""
     who: dict[str, list[Role]] = {}
     for role, (_, claim) in lines.items():
         for but in claim.but:
@@ -115,7 +118,7 @@ def _not_covered(
     return tuple(_learned(but, roles, method, moves) for but, roles in who.items())
 
 
-# --- in words, for people alone: no code reads them -----------------------------------------------------------
+# --- sentences for people; no code parses them ----------------------------------------------------------------
 
 
 def _party(role: Role, method: Method, moves: Sensitivity) -> str:
@@ -145,7 +148,7 @@ def _knows(what: Reveals, method: Method) -> str:
 
 
 def _sees(role: Role, known: frozenset[Reveals], method: Method, moves: Sensitivity) -> str:
-    """Return what a party knows, in the order in which it is declared; for a sender, whose data its line is about."""
+    """Return a party's knowledge in declaration order; for a sender, add whose data its line is about."""
     seen = "; ".join(
         _knows(what, method)
         for what in Reveals

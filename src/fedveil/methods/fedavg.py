@@ -1,4 +1,4 @@
-"""Federated averaging with two learning rates (the DEFAULT of ULDP-FL): the baseline without privacy.
+"""Compose federated averaging with two learning rates (DEFAULT of ULDP-FL), without privacy.
 
 McMahan et al., AISTATS 2017; the server's learning rate after Yang et al., ICLR 2021.
 """
@@ -16,7 +16,10 @@ from fedveil.training.server.optimizers import ServerSgd
 
 
 def fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:
-    """Each silo trains on its whole table; x <- x + eta_g (1/|S|) sum_s Delta_s. No privacy guarantee."""
+    """FedAvg: each silo trains on its whole table, and the server steps by the mean. No privacy guarantee.
+
+    x <- x + eta_g (1/|S|) sum_s Delta_s.
+    """
     return Method(
         name="fedavg",
         contribution=SiloContribution(),

@@ -1,6 +1,6 @@
-"""Shares of one Gaussian noise: every silo adds its own to its sum before it leaves.
+"""Add to each silo's sum its share of one Gaussian noise, before the sum leaves the silo.
 
-Additive noise ties the exact noise laws of ``privacy`` to the grid on which contributions are summed.
+This module ties the exact noise laws of ``privacy`` to the grid on which contributions are summed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ from fedveil.stage import Sensitivity, everyone_adds
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianShares(Channel):
-    """Every silo adds its share of one Gaussian noise to its sum (ULDP-FL, Algorithms 1 and 3).
+    """Shares of one Gaussian noise, one added by every silo to its sum (ULDP-FL, Algorithms 1 and 3).
 
-    The shares of the silos that are left without those have standard deviation ``noise_multiplier * scale`` together:
-    share std = noise_multiplier * scale / sqrt(|S| - colluding_silos - max_dropouts). Against silos that pool what
-    they know of their own shares, and in a sum that lacks some, the shares of the others still add up to it.
+    n = |S| - ``colluding_silos`` - ``max_dropouts`` shares together have the standard deviation ``noise_multiplier *
+    scale``. So one share has the standard deviation noise_multiplier * scale / sqrt(n). The noise keeps this size in
+    a sum that lacks up to ``max_dropouts`` shares, and against silos that pool their own shares.
 
     Attributes:
         noise_multiplier: sigma, in units of scale.
-        scale: what the noise is measured in, same unit as the update (C for ULDP-AVG, |S| C for ULDP-NAIVE).
-        colluding_silos: how many silos may pool their knowledge without weakening the noise against them.
-        max_dropouts: how many silos may be missing from a sum, with their shares, without weakening it.
-        users: |U|, for a grid of the noise on which sums over them are exact in float64. Composition gives it
-            (:meth:`sized_for_users`); by itself a method knows of no users, and its sums are exact for one in each
-            silo.
+        scale: unit of the noise, same unit as the update (C for ULDP-AVG, |S| C for ULDP-NAIVE).
+        colluding_silos: number of silos that may pool their knowledge without weakening the noise against them.
+        max_dropouts: number of silos that may be missing from a sum, with their shares, without weakening it.
+        users: |U|, for a noise grid on which sums over the users are exact in float64. Composition sets it
+            (:meth:`sized_for_users`). A method by itself knows no users; its sums are exact for one user per silo.
     """
 
     whole: ClassVar[bool] = True
@@ -55,7 +54,7 @@ class GaussianShares(Channel):
     users: Annotated[Count, composed_field()] = 1
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse noise on unbounded contributions, and clients, unless their shares are summed under masks."""
+        """Refuse noise on unbounded contributions, and clients unless masks hide their shares' messages."""
         yield from refuses_unbounded(method)
         if method.sampler.samples or not method.protection.masks:
             yield from refuses_clients(method)
@@ -68,33 +67,34 @@ class GaussianShares(Channel):
         return self.share_std(n) * math.sqrt(summed)
 
     def sized_for_dropouts(self, max_dropouts: int) -> GaussianShares:
-        """Return shares that are larger, so that the others' add up to the noise."""
+        """Return larger shares, so that those of the remaining silos add up to the noise."""
         return replace(self, max_dropouts=max_dropouts)
 
     def sized_for_users(self, n_users: int) -> GaussianShares:
-        """Return shares whose grid leaves room for the sum of so many users' contributions."""
+        """Return shares whose grid leaves enough bits for the sum of ``n_users`` users' contributions."""
         return replace(self, users=n_users)
 
     @property
     def content(self) -> Reveals:
-        """What a message tells whoever reads it: of a sum with its share of the noise, or without any."""
+        """Information that a message reveals: a sum with its share of the noise, or the exact sum."""
         return Reveals.MESSAGE if self.noise_multiplier else Reveals.EXACT
 
     @property
     def lengthening(self) -> float:
-        """How many times as long as the sum of contributions that a message adds up it may be, in steps of its grid."""
+        """Largest ratio of a message to a sum of contributions, both counted in grid steps."""
         return 1.0
 
     def law(self, n_silos: int, grid: float) -> DiscreteGaussian:
         """Return the law of one share, on a grid that divides the contributions' and keeps all sums exact.
 
-        Where it is not the finest (2^29 steps a standard deviation), the loss that is stated for it is larger.
+        If exact sums force a coarser grid than the finest (2^29 steps per standard deviation), the stated grid loss
+        is larger.
         """
         longest = max(self.users, n_silos) * self.lengthening
         return grid_law(self.share_std(n_silos), grid, finest_grid(grid, longest))
 
     def check_fine(self, n_silos: int, grid: float) -> None:
-        """Return if the grid of a share is the finest."""
+        """Check that the share's grid is the finest."""
         if self.noise_multiplier and not is_finest(self.law(n_silos, grid), grid):
             raise CompositionError(
                 f"noise_decay: shares of noise of multiplier {self.noise_multiplier:g} in the last round are too small "
@@ -103,6 +103,8 @@ class GaussianShares(Channel):
 
     def share_std(self, n_silos: int) -> float:
         """Return the standard deviation of one silo's share per coordinate."""
+        # Variances of independent shares add: `honest` shares of variance (sigma scale)^2 / honest give (sigma
+        # scale)^2.
         honest = n_silos - self.colluding_silos - self.max_dropouts
         if honest < 1:
             raise CompositionError(
@@ -119,16 +121,20 @@ class GaussianShares(Channel):
         return self.share_std(n)
 
     def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Claim all shares for the sum, one for a message, and the others' against silos that pool what they know.
+        """Claim all shares for the sum, one share for a message, and the others' shares against a coalition.
 
-        A coalition of c silos knows its own shares. What a user holds in the others is protected
-        (:meth:`~fedveil.stage.Sensitivity.pooled_sensitivity`), under the noise of the honest ones that are there.
+        A coalition of c silos knows its own shares. The data that a user has at other silos is protected
+        (:meth:`~fedveil.stage.Sensitivity.pooled_sensitivity`), by the shares of the honest silos that did not drop
+        out.
         """
         if self.noise_multiplier == 0:
             return (no_guarantee(NO_NOISE),)
         n, share = sensitivity.n_senders, self.share_std(sensitivity.n_senders)
         coalition = sensitivity.together
+        # One message carries one share, so its multiplier is share / (sensitivity of all messages). A party that sees
+        # the messages also sees the sum, so it is never promised more than the sum's multiplier.
         single = min(share / sensitivity.messages, self._nominal(sensitivity).noise_multiplier)
+        # The noise is sized for `honest` shares; against the coalition of this statement, `unknown` shares remain.
         honest = n - self.colluding_silos - self.max_dropouts
         unknown = n - self.max_dropouts - coalition
         pooled: Event = NoGuarantee(reason="no share of the noise is left")
@@ -151,7 +157,7 @@ class GaussianShares(Channel):
         )
 
     def _nominal(self, moves: Sensitivity) -> GaussianEvent:
-        """Return the event of the sum for whoever knows no share."""
+        """Return the event of the sum for a party that knows no share."""
         return GaussianEvent(noise_multiplier=self.noise_multiplier * self.scale / moves.total)
 
     def grid_loss(self, sensitivity: Sensitivity) -> float:
@@ -159,6 +165,7 @@ class GaussianShares(Channel):
             return 0.0
         return (
             2
+            # The sum carries one grid error per share, and the likelihood ratio has two densities.
             * sensitivity.n_senders
             * self.law(sensitivity.n_senders, sensitivity.bound.grid).log_ratio_to_gaussian
         )
@@ -167,7 +174,7 @@ class GaussianShares(Channel):
         return self.describe_shares(sensitivity, "each silo adds discrete Gaussian noise")
 
     def describe_shares(self, moves: Sensitivity, law: str) -> tuple[str, ...]:
-        """Return the sensitivity and the shares; ``law`` says how a share comes to a message."""
+        """Return a sentence on the sensitivity and the shares; ``law`` names the source of a share."""
         if self.noise_multiplier == 0:
             return ()
         n = moves.n_senders
@@ -182,15 +189,15 @@ class GaussianShares(Channel):
         )
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return what the guarantee takes on trust of the silos."""
+        """Return the trust in the silos on which the guarantee rests."""
         return (everyone_adds("silo", self.colluding_silos),) if self.noise_multiplier else ()
 
     def message_grid(self, grid: float, n_silos: int) -> float:
-        """Return the step of what a silo sends: a power of two that divides the contributions' grid."""
+        """Return the grid step of a silo's message: a power of two that divides the contributions' grid."""
         return grid if self.noise_multiplier == 0 else self.law(n_silos, grid).grid
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
-        """Return a silo's sum with its share: exact discrete Gaussian noise on the grid of the contributions."""
+        """Return a silo's sum with its share: exact discrete Gaussian noise on a grid that divides the sum's."""
         if self.noise_multiplier == 0:
             return EncodedMessage(values=total)
         share = self.law(at.senders, at.grid).sample((len(total),), at.source("noise"))

@@ -1,4 +1,4 @@
-"""What is claimed of a method: its guarantee, against whom, and the public facts it depends on."""
+"""Represent a method's guarantee: one privacy event per party, and the public facts behind it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LEAST_LEFT: Final = 1e-100
 
 @dataclass(frozen=True, kw_only=True)
 class PublicFacts:
-    """The public facts of a federation that a guarantee depends on.
+    """Public facts of a federation on which a guarantee depends.
 
     Attributes:
         n_silos: |S|.
         n_users: |U|.
-        silo_records: records each silo trains on; only DP-SGD inside the silos depends on it.
-        dimension: d, how many numbers a message has; of guarantees, private weighting's alone depends on it.
+        silo_records: records on which each silo trains; only DP-SGD inside the silos depends on them.
+        dimension: d, the number of coordinates of a message; only the guarantee of private weighting depends on it.
     """
 
     n_silos: int
@@ -44,14 +44,14 @@ class PublicFacts:
 
     @property
     def length(self) -> int:
-        """How many numbers a message has, where that is known."""
+        """Number of coordinates of a message; must be known."""
         assert self.dimension is not None, "a run knows it before its parties agree on anything"
         return self.dimension
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One party or coalition, what it sees in words, and the privacy event of one round against it."""
+    """One party or coalition, its knowledge in words, and the privacy event of one round against it."""
 
     role: Role
     party: str
@@ -62,8 +62,9 @@ class View:
         """Return the view's line of a statement.
 
         Args:
-            epsilon: of all rounds against it, and of the releases beside them (None, infinite: nothing).
-            beside: the views of these releases, of all parties.
+            epsilon: epsilon of all rounds and of the side releases against the party; None or infinite for no
+                guarantee.
+            beside: views of the side releases, of all parties.
         """
         finite = epsilon if epsilon is not None and math.isfinite(epsilon) else None
         more = dict.fromkeys(one.sees for one in beside if one.role == self.role)
@@ -73,19 +74,19 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What one round of a method guarantees, and against whom.
+    """Guarantee of one round of a method, per party.
 
     Attributes:
-        adjacency: which neighbouring data the guarantee compares.
-        event: the privacy event of one round against whoever reads the models: this is what the ledger is charged.
-        unit: who is protected as a whole.
+        adjacency: the neighbouring data that the guarantee compares.
+        event: privacy event of one round against readers of the models; the ledger is charged with it.
+        unit: the protected unit.
         mechanisms: every mechanism in words, with its parameters.
-        views: the parties other than readers of the models.
-        uncovered: choices that depend on private data and that the event does not account for.
+        views: views of the parties other than readers of the models.
+        uncovered: choices that depend on private data and for which the event does not account.
         published: figures in the literature that the derivation does not support.
-        grid_loss: what the first round costs in epsilon, per coordinate, because its noise lies on a grid.
-        noise_decay: the factor by which the noise, and every event's noise multiplier, falls from round to round.
-        strengths: of the rounds, repeated (:class:`~fedveil.methods.channels.Channel`).
+        grid_loss: epsilon of the first round, per coordinate, because its noise lies on a grid.
+        noise_decay: factor by which the noise, and every event's noise multiplier, decays from round to round.
+        strengths: strengths of the rounds, repeated (:class:`~fedveil.methods.channels.Channel`).
     """
 
     adjacency: Adjacency
@@ -100,19 +101,21 @@ class Guarantee:
     strengths: tuple[float, ...] = (1.0,)
 
     def event_for(self, role: Role) -> Event:
-        """Return the event of one round against a party or coalition that has a line.
+        """Return the event of one round against a party or coalition of the statement.
 
         Raises:
-            KeyError: it has none.
+            KeyError: the statement has no line for it.
         """
         found = {view.role: view.event for view in self.views} | {Role.READER: self.event}
         return found[role]
 
     def strength(self, number: int) -> float:
-        """Return the precision of a round beside one whose event is stated.
+        """Return the precision (1 / z^2) of round ``number`` relative to a round of strength 1.
+
+        strength_t / ``noise_decay``^(2 (t - 1)), because a multiplier scales with the noise.
 
         Raises:
-            PrivacyError: by then next to nothing is left of noise that falls.
+            PrivacyError: decaying noise is practically zero by then.
         """
         repeated, left = self.strengths[(number - 1) % len(self.strengths)], self.noise_decay ** (number - 1)
         if left < _LEAST_LEFT:
@@ -123,42 +126,50 @@ class Guarantee:
         return repeated / left**2
 
     def event_at_round(self, event: Event, number: int, *, again: bool = False) -> Event:
-        """Return an event as it is stated as it is in a round, with that round's noise.
+        """Rescale a round's privacy event to the noise of round ``number``.
+
+        z_t = z / sqrt(strength_t).
 
         Args:
-            event: of a round of strength 1.
-            number: of the round.
-            again: whether it was played before, so that one unit may move the same once more: strength 1 at least.
+            event: the event of a round of strength 1.
+            number: number of the round, from 1.
+            again: whether the round was played before. A unit may then change the same messages once more, so the
+                strength is at least 1.
         """
         strength = max(1.0, self.strength(number)) if again else self.strength(number)
         if strength == 1 or isinstance(event, NoGuarantee):
             return event
         release, distance = split_distance(event)
+        # The charge of a round of strength 0 is nothing, but its messages keep their statistical distance.
         if strength == 0:
             return at_distance(ComposedEvent(events=()), distance)
         return at_distance(GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(strength)), distance)
 
     def after_rounds(self, event: Event, rounds: int, again: int = 0) -> Event:
-        """Return what so many rounds release: Gaussian releases of multipliers z_t are one of (sum z_t^-2)^(-1/2).
+        """Return the event of ``rounds`` rounds with the noise of each round.
+
+        Gaussian releases of multipliers z_t in sequence are one Gaussian release of multiplier (sum_t z_t^-2)^(-1/2).
 
         Args:
-            event: of a round of strength 1.
-            rounds: from the first on.
-            again: so many attempts at rounds that were played before, or may have been, are charged besides.
+            event: the event of a round of strength 1.
+            rounds: number of rounds, from the first.
+            again: number of repeated attempts that are charged in addition: rounds that were played before, or may
+                have been.
         """
         if (self.noise_decay == 1 and self.strengths == (1.0,)) or isinstance(event, NoGuarantee):
             return SelfComposedEvent(event=event, count=rounds + again)
         precision = math.fsum(self.strength(number) for number in range(1, rounds + 1))
+        # Which rounds were repeated is unknown here, so each repetition is charged as the strongest round so far.
         precision += math.fsum(self._strongest(rounds + extra + 1) for extra in range(again))
         release, distance = split_distance(event)
         whole = GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(precision))
         return at_distance(whole, distance * (rounds + again))
 
     def learned_event(self, role: Role, rounds: int, again: int = 0) -> Event | None:
-        """Return what a party learns of so many rounds, with attempts charged besides; None: nothing.
+        """Return the event of everything that a party learns in so many rounds and attempts; None for nothing.
 
-        Parties are sent messages before the first round, such as record counts. Against whom nothing is guaranteed,
-        nothing is from then on; readers have no model before it.
+        Some parties receive messages before the first round, such as record counts. A party without a guarantee
+        therefore has none from then on. Readers have no model before the first round.
         """
         event = self.event_for(role)
         if rounds + again:
@@ -166,21 +177,23 @@ class Guarantee:
         return event if isinstance(event, NoGuarantee) and role is not Role.READER else None
 
     def _strongest(self, number: int) -> float:
-        """Return the most that a round up to this one may cost when it is played again."""
+        """Return the largest strength of a repeated round, for rounds up to ``number``; at least 1."""
+        # Strengths repeat with their period and decay only raises them, so the last period has the largest.
         period = range(max(1, number + 1 - len(self.strengths)), number + 1)
         return max(1.0, *(self.strength(one) for one in period))
 
     def grid_loss_after(self, rounds: int, dimension: int) -> float:
-        """Return what the grid of the noise may change of a log-likelihood ratio in so many rounds, all coordinates.
+        """Bound the change of a log-likelihood ratio by the noise's grid, over rounds and coordinates.
 
-        The loss falls with the square of std / grid, which of noise that falls is between 2^29 and 2^30 in every round
-        (:func:`~fedveil.privacy.noise.grid_for`, ``Channel.check_fine``): at most 4 times the loss of the first round.
+        The loss falls with the square of std / grid. With decaying noise this ratio is between 2^29 and 2^30 in every
+        round (:func:`~fedveil.privacy.noise.grid_for`, ``Channel.check_fine``). So the loss of a round is at most 4
+        times that of the first round.
         """
         most = self.grid_loss if self.noise_decay == 1 else _MOST_OF_A_ROUND * self.grid_loss
         return rounds * dimension * most
 
 
 def _gaussian(event: Event) -> float:
-    """Return the multiplier of an event whose rounds differ: methods let Gaussian noise alone do so."""
+    """Return the multiplier of a Gaussian event; methods let only Gaussian noise differ between rounds."""
     assert isinstance(event, GaussianEvent), "Method lets Gaussian noise alone differ from round to round"
     return event.noise_multiplier

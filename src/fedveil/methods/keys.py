@@ -1,4 +1,4 @@
-"""The parameters that builders of methods share, as keys of an experiment: what each means, and its range."""
+"""Declare the configuration keys that builders of methods share: their meaning and their range."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedveil.training.steps import LocalSgd
 
 
 def _clippable(norm: float) -> float:
-    """Return a norm that float32 updates can be clipped to; refuse any other."""
+    """Return a norm to which float32 updates can be clipped; refuse any other."""
     try:
         Clip(norm=norm)
     except PrivacyError as error:
@@ -27,15 +27,15 @@ def _clippable(norm: float) -> float:
 
 
 Local = Annotated[LocalSgd, composed_field()]
-"""What a contribution computes: the experiment's table ``[local]``."""
+"""Local computation of a contribution: the experiment's table ``[local]``."""
 Silos = Annotated[int, composed_field()]
-"""|S|, of the population."""
+"""|S|, from the population."""
 Users = Annotated[int, composed_field()]
-"""|U|, of the population."""
+"""|U|, from the population."""
 LargestSilo = Annotated[int, composed_field()]
-"""Records of the largest silo, which count as public where a method asks for them."""
+"""Number of records of the largest silo; it counts as public if a method asks for it."""
 Colluding = Annotated[int, composed_field()]
-"""Silos that may pool what they know, of the table ``[privacy]``."""
+"""Number of silos that may pool their knowledge, from the table ``[privacy]``."""
 
 ServerRate = Annotated[
     float, Field(gt=0, allow_inf_nan=False, description="eta_g, the server's learning rate")
@@ -65,6 +65,7 @@ def _number_or_table(given: object) -> str:
     return _TABLE if isinstance(given, Mapping) or is_dataclass(given) else _NUMBER
 
 
+# pydantic inserts the tag of the chosen alternative into an error's path; fedveil's error messages leave it out.
 _NUMBER, _TABLE = "float", "literal[table]"
 """Names of the alternatives in a path, which errors leave out."""
 Clipping = Annotated[
@@ -92,7 +93,7 @@ Stream = Annotated[
     ),
 ]
 Rounds = Annotated[int | None, composed_field()]
-"""T, of the experiment."""
+"""T, from the experiment."""
 UserRate = Annotated[
     float, Field(gt=0, le=1, description="q, each user takes part in a round with this probability")
 ]

@@ -1,4 +1,4 @@
-"""The channel of silos whose share of the noise is the compression error of their message (LRSUQ)."""
+"""Send silos' sums through a quantiser whose compression error is the share of the noise (LRSUQ)."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from fedveil.stage import Sensitivity, redefined
 
 @dataclass(frozen=True, kw_only=True)
 class LayeredShares(Channel):
-    """Every silo's sum travels through a quantiser whose error is the silo's share of the noise.
+    """Channel whose quantisation error is the silo's share of the noise.
 
-    LRSUQ (CEPAM, Section III; docs/theory/lrsuq.md): what the server decodes is sum + N(0, share std^2 I), exactly,
-    independent of the sum. So the sum of all silos has the law that :class:`GaussianShares` gives it.
-    The server needs the key of every message and so learns more of a sum than its decoded value: it is trusted.
+    LRSUQ (CEPAM, Section III; docs/theory/lrsuq.md): the server decodes sum + N(0, share std^2 I), exactly and
+    independently of the sum. So the sum over all silos has the same law as with :class:`GaussianShares`. The server
+    needs the key of every message and therefore learns more than the decoded value: it is trusted.
 
     Attributes:
         shares: the noise, and how the silos share it.
-        lattice: of the quantiser; None sends every block in the cheapest way (``gaussian_channel``).
+        lattice: lattice of the quantiser; None sends every block in the cheapest way (``gaussian_channel``).
     """
 
     content: ClassVar[Reveals] = Reveals.KEYED
@@ -69,11 +69,13 @@ class LayeredShares(Channel):
         return self.shares.noise_std(n, summed)
 
     def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Claim what the shares claim, and nothing against whoever holds the key of a message.
+        """Claim the claims of the shares, and nothing against a party that holds the key of a message.
 
-        The key shows the latent of every sub-vector, hence a ball in which the sum lies: no noise of unbounded support
-        is left. The spreads of blocks, how they were sent, and the length of the message depend on the sum as well.
+        The key reveals the latent of every sub-vector, hence a ball that contains the sum: no noise of unbounded
+        support is left. The spreads of blocks, their encoding, and the length of the message depend on the sum as
+        well.
         """
+        # The shares' claims about single messages do not carry over: here a reader of a message also holds its key.
         shares = (claim for claim in self.shares.claims(sensitivity) if Reveals.MESSAGE not in claim.covers)
         return (*shares, no_guarantee(KEY_REASON, unless=Reveals.COUNTS))
 
@@ -83,7 +85,7 @@ class LayeredShares(Channel):
         )
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return what no epsilon over a layered quantiser covers."""
+        """Return the assumptions behind a layered quantiser, which no epsilon covers."""
         return (*OF_LAYERS, *self.shares.uncovered_facts(method))
 
     @property
@@ -106,10 +108,10 @@ class LayeredShares(Channel):
         return encode_layered(total, at, self._law(at.senders), self.lattice)
 
     def decode(self, coded: CodedMessage, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
-        """Decode one silo's sum of ``length`` parameters, plus its share of the noise.
+        """Decode one silo's sum of ``length`` parameters, including its share of the noise.
 
         Raises:
-            ChannelError: another channel's message, another length, or bytes that were altered.
+            ChannelError: another channel's message, another length, or altered bytes.
         """
         codec = layered_codec(self._law(senders), self.lattice)
         return codec.decode(coded.message, KeyedStreams(coded.key), length=length)

@@ -1,4 +1,4 @@
-"""One message of a channel: what it cost, its bytes with what decodes them, and what was decoded."""
+"""Represent one message of a channel: its cost, its bytes with their key, and its decoded numbers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _SCALE: Final = struct.Struct("<d")
 
 @dataclass(frozen=True, kw_only=True)
 class Sender:
-    """Who sends a message, in which attempt at a round.
+    """Sender of a message, in one attempt at a round.
 
     Attributes:
-        number: the silo's or client's own.
-        senders: how many there are.
-        round: counts from 1.
-        attempt: how often the round was begun before; every attempt has noise of its own.
-        grid: the step on which what is sent was rounded, in the unit of the update.
+        number: number of the silo or client.
+        senders: number of senders.
+        round: number of the round, from 1.
+        attempt: number of earlier attempts at the round; every attempt has its own noise.
+        grid: grid step to which the numbers to send were rounded, in the unit of the update.
         privacy: the sender's own randomness.
-        measured: whether a cost says what the message could cost at least, which takes longer than to encode it.
+        measured: whether a cost includes the information limit, which takes longer to compute than the encoding.
     """
 
     number: int
@@ -48,20 +48,22 @@ class Sender:
 
     def source(self, purpose: str) -> BitSource:
         """Return the sender's randomness for a purpose in this attempt."""
+        # The first attempt keeps the path without a suffix. Two attempts must never share noise: the difference of
+        # their messages would show the difference of the sums.
         attempt = ("attempt", self.attempt) if self.attempt else ()
         return self.privacy.stream(purpose, self.round, self.number, *attempt)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageCost:
-    """What one message of a silo or client cost.
+    """Cost of one message of a silo or client.
 
     Attributes:
-        parameters: how many it holds.
-        bytes: length of the whole message.
-        limit: the information limit of :func:`~fedveil.quantization.information.information_limit`, bits a parameter;
-            None where the message is not compressed to its noise.
-        acceptance: share of the quantiser's draws that were accepted; None where nothing is drawn.
+        parameters: number of parameters in the message.
+        bytes: length of the whole message in bytes.
+        limit: information limit of :func:`~fedveil.quantization.information.information_limit`, in bits per
+            parameter; None if the message is not compressed to its noise.
+        acceptance: share of the quantiser's random draws that were accepted; None without draws.
     """
 
     parameters: int
@@ -72,12 +74,12 @@ class MessageCost:
 
 @dataclass(frozen=True, kw_only=True)
 class CodedMessage:
-    """A message of a channel of bytes, and what its receiver needs to decode it.
+    """Message of a channel that sends bytes, with the key and scale that its receiver needs to decode it.
 
     Attributes:
-        key: 32 bytes, of this message alone; who holds it learns more than the decoded value.
-        message: what the codec made.
-        scale: what its noise is measured in, where that is the sender's own (CEPAM by norm); None: a public number.
+        key: 32 bytes, for this message alone; a holder of the key learns more than the decoded value.
+        message: bytes of the codec.
+        scale: scale of the noise, if it is the sender's own (CEPAM by norm); None if it is a public number.
     """
 
     key: bytes
@@ -90,7 +92,7 @@ class CodedMessage:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CodedMessage:
-        """Return the message of :meth:`to_bytes`.
+        """Parse the result of :meth:`to_bytes`.
 
         Raises:
             ChannelError: too short.
@@ -104,12 +106,12 @@ class CodedMessage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedMessage:
-    """One message before it is received: numbers, or what a codec made of them.
+    """Message before it is received: numbers, or the bytes of a codec.
 
     Attributes:
-        cost: of the message, where it is counted.
-        values: the numbers, where the channel sends numbers.
-        coded: the message as it travels, where the channel makes bytes of it.
+        cost: cost of the message, if it is counted.
+        values: the numbers, if the channel sends numbers.
+        coded: the message as it is sent, if the channel sends bytes.
     """
 
     cost: MessageCost | None = None
@@ -118,10 +120,10 @@ class EncodedMessage:
 
     @property
     def numbers(self) -> Float64[np.ndarray, " d"]:
-        """The numbers.
+        """Numbers of the message.
 
         Raises:
-            CompositionError: the channel makes bytes of what it sends.
+            CompositionError: the channel sends bytes.
         """
         if self.values is None:
             raise CompositionError("a message that a codec made is no numbers before it is decoded")
@@ -129,12 +131,13 @@ class EncodedMessage:
 
     @property
     def payload(self) -> Float64[np.ndarray, " d"] | bytes:
-        """What travels: the numbers, or the codec's bytes with their key, to be sealed."""
+        """Content to send: the numbers, or the codec's bytes with their key, to be sealed."""
         return self.numbers if self.coded is None else self.coded.to_bytes()
 
 
-# --- quantized encoding --------------------------------------------------------------------------------------------
-# What channels of bytes share: the codec of a law, a message under a key of its own, and what no epsilon covers.
+# --- quantized encoding -------------------------------------------------------------------------------------
+# Shared by the channels that send bytes: the codec of a law, a message under its own key, and the assumptions that no
+# epsilon covers.
 
 KEY_REASON: Final = (
     "a message's key bounds the error of every parameter, and its blocks' spreads depend on the sum"
@@ -145,13 +148,13 @@ OF_LAYERS: Final = (
     "numerical error in the channel's noise, and a break of its cipher: the noise has the stated distribution in real "
     "numbers, but is computed in float64 from 52-bit uniform numbers of a ChaCha20 stream under a fresh key",
 )
-"""What no epsilon over a layered quantiser covers."""
+"""Assumptions behind a layered quantiser, which no epsilon covers."""
 OF_DITHERS: Final = (
     "numerical error in the dithered quantisers, and a break of their cipher: epsilon against readers and clients "
     "counts the noise of several messages, of which the quantisers' errors are independent in real numbers, but these "
     "are computed in float64 from 52-bit uniform numbers of a ChaCha20 stream under a fresh key",
 )
-"""What no epsilon over Gaussian noise of several messages covers, where they are dithered; one message is covered."""
+"""Assumptions behind dithered quantisers; a claim about a single message's noise needs none of them."""
 
 
 def layered_codec(law: GaussianLaw | LaplaceLaw, name: str | None) -> Codec:
@@ -168,14 +171,14 @@ def encode_layered(
     name: str | None,
     scale: float | None = None,
 ) -> EncodedMessage:
-    """Return numbers as a message whose compression error has a law.
+    """Encode numbers as a message whose compression error has a given law.
 
     Args:
-        values: (d,) what is sent.
-        at: who sends it.
-        law: of the error.
-        name: of the lattice; None: see :func:`layered_codec`.
-        scale: what the noise is measured in, where that is the sender's own.
+        values: (d,) float64, the numbers to send.
+        at: the sender.
+        law: law of the error.
+        name: name of the lattice; None: see :func:`layered_codec`.
+        scale: scale of the noise, if it is the sender's own.
     """
     sent, coded = encode_quantized(layered_codec(law, name), values, at, at.source("channel"))
     cost = MessageCost(
@@ -190,11 +193,11 @@ def encode_layered(
 def encode_quantized(
     codec: Codec, values: Float64[np.ndarray, " d"], at: Sender, source: BitSource
 ) -> tuple[Sent, CodedMessage]:
-    """Return the message of a codec, and the message with its key, which no other message has.
+    """Encode numbers with a codec under a fresh key; return the codec's message, and it with the key.
 
-    The source is privacy randomness of this sender and attempt. It stands for a key agreement: the secret is drawn from
-    it, so attempts never share a key. A number that is too large for the codec, above 2^30 scales of its law, is cut:
-    nobody moves a cut sum farther than the sum, and a refusal would tell of it.
+    ``source`` is privacy randomness of this sender and attempt. It stands for a key agreement: the secret is drawn
+    from it, so attempts never share a key. Numbers above 2^30 scales of the codec's law are clipped. Clipping moves
+    two sums no farther apart, while a refusal would reveal that a sum is large.
     """
     longest = MAX_RATIO * codec.quantizer.law.scale
     secret = source.uint64(4).astype("<u8").tobytes()

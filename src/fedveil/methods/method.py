@@ -1,8 +1,8 @@
-"""A method is a value: the stages of one round, from who takes part to what the server does with the sum.
+"""Define a method: the stages of one round, from the sample of participants to the server's step.
 
-What cannot combine is refused when the value is built, with the reason, by the stage that knows it: a method asks each
-of its stages in turn. What the composition guarantees is derived from
-it by :func:`fedveil.methods.derive.derive`, never stated beside it.
+A method asks each of its stages in turn whether the composition is valid. An invalid one is refused when the value is
+built, with the reason of the stage that refuses. :func:`fedveil.methods.derive.derive` derives the guarantee from the
+composition; no method states its own.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ from fedveil.training.steps import LocalDpSgd, LocalGradient, LocalSgd
 class Method:
     """One round, stage by stage; a frozen value that can be compared, printed and recombined.
 
-    With Delta_i the update of contribution i (``local``), w_i its weight and clip the ``bound``, silo s sends
-    ``channel( sum_{i in s} w_i clip(Delta_i) )`` and the server adds the silos' messages up, divides by
-    :meth:`divisor`, estimates what lies under the noise (``denoiser``) and applies ``server``.
+    Delta_i is the update of contribution i (``local``), w_i its weight and clip the ``bound``. Silo s sends
+    ``channel( sum_{i in s} w_i clip(Delta_i) )``. The server adds the messages of the silos, divides by
+    :meth:`divisor`, estimates the mean under the noise (``denoiser``) and applies ``server``.
 
     Attributes:
-        name: what reports call it.
-        contribution: what is trained and bounded: a silo, a (silo, user) pair, a client, a record.
-        sampler: which users (or clients) take part in a round.
-        local: what one contribution computes.
-        bound: the l2 bound of one contribution's update (l1 for clients that send Laplace noise).
-        weights: how contributions enter their silo's sum.
-        channel: what a silo does to its sum before it leaves, or the server to the sum of all.
-        protection: what hides a single silo's message from the server.
+        name: name in reports.
+        contribution: the unit of training and clipping: a silo, a (silo, user) pair, a client or a record.
+        sampler: selects the users or clients of a round.
+        local: local computation of one contribution.
+        bound: l2 bound of one contribution's update (l1 for clients that send Laplace noise).
+        weights: weights of the contributions in their silo's sum.
+        channel: operation of a silo on its sum before it leaves the silo, or of the server on the sum of all.
+        protection: hides the message of a single silo from the server.
         denoiser: the server's estimate of the mean under its noise: post-processing, at no privacy cost.
-        server: what happens to the mean of the sums.
-        average: which model the run releases, of those that its rounds end with.
-        denominator: "expected" divides by how many take part in expectation; "actual" by how many did, which is
-            private and not covered by the guarantee: for reproduction only.
-        noise_decay: the factor by which the noise falls from round to round.
-        calibrated_to: whom a target epsilon is about: readers of the models, or the server, which sees every message;
-            nobody where the noise bounds no unit, so that no accountant can find it.
-        closed_form: the published theorem that finds the noise for a target epsilon, where there is one.
-        public_counts: what rests on numbers of records that count as public, in words for the statement; where there is
-            any, they are among the public facts.
-        released: what readers read, in words.
+        server: the server's optimiser, which steps by the mean of the sums.
+        average: selects the released model among the models of all rounds.
+        denominator: "expected" divides by the expected number of participants. "actual" divides by their real number,
+            which is private and not covered by the guarantee: for reproduction only.
+        noise_decay: factor by which the noise's standard deviation decays from round to round.
+        calibrated_to: party of a target epsilon: readers of the models, or the server, which sees every message.
+            "nobody" if the noise bounds no unit, so that no accountant can calibrate it.
+        closed_form: published theorem that calibrates the noise to a target epsilon; None without one.
+        public_counts: results that depend on record counts which count as public, as sentences for the statement. If
+            there are any, the counts are part of the public facts.
+        released: kind of results that readers see.
     """
 
     name: str
@@ -91,6 +91,7 @@ class Method:
         if not is_number(self.noise_decay):
             raise CompositionError(f"{self.name}: noise_decay = {self.noise_decay!r}: a number is needed")
         for field, names in _DUTIES.items():
+            # Only local steps with noise of their own (DP-SGD) must claim an event.
             if field == "local" and not getattr(self.local, "own_noise", False):
                 continue
             stage = getattr(self, field)
@@ -113,37 +114,38 @@ class Method:
             for reason in getattr(self, field).refuses(self):
                 raise CompositionError(f"{self.name}: {reason}")
 
-    # --- what it sends and shows -------------------------------------------------------------------------------
+    # --- messages and public facts --------------------------------------------------------------------------
 
     @property
     def parties(self) -> tuple[Role, ...]:
-        """The lines of a statement besides its readers': the server, one sender, and coalitions of a protocol."""
+        """Parties of the statement other than readers: server, one sender, coalitions of the protocol."""
         return Role.SERVER, Role.SILO, *self.protection.parties
 
     def sends(self) -> tuple[Sent, ...]:
-        """Return every message of the setup and of a round, and who reads it."""
+        """Return every message of the setup and of a round, with its readers."""
+        # An adaptive bound is known only when its round begins, so silos receive it with the round.
         clip = (Sent(RoundClip, Role.SILO),) if self.bound.extra else ()
         weights = self.weights.sends() if self.shows_counts else ()
         return (*SETUP, *clip, *weights, *self.protection.sends(self))
 
     @property
     def kinds(self) -> frozenset[type]:
-        """What may be sent at all: the classes of :meth:`sends`."""
+        """Message classes that the method may send, as in :meth:`sends`."""
         return frozenset(one.kind for one in self.sends())
 
     @property
     def shows_counts(self) -> bool:
-        """Whether silos and server are sent how many records each user has: weights by records in the open."""
+        """Whether silos and server receive each user's record counts, for unprotected weights by records."""
         return bool(self.weights.sends()) and not self.protection.weighs
 
     @property
     def draws(self) -> bool:
-        """Whether who takes part in a round is drawn, so that silos or clients must be told."""
+        """Whether participants of a round are sampled, so that silos or clients must be told."""
         return self.sampler.samples and self.sampler.rate < 1
 
     @property
     def noise_known(self) -> bool:
-        """Whether the size of the noise on the sum is a public number: that of DP-SGD inside the silos is not."""
+        """Whether the size of the noise on the sum is a public number; False for DP-SGD inside the silos."""
         return self.channel.noise_known and not self.local.own_noise
 
     def noise_std(self, n_silos: int, summed: int | None = None) -> float | None:
@@ -151,7 +153,7 @@ class Method:
 
         Args:
             n_silos: |S|.
-            summed: how many silos the sum is over; None: all.
+            summed: number of silos in the sum; None for all.
         """
         if not self.noise_known:
             return None
@@ -159,7 +161,7 @@ class Method:
 
     @property
     def uncovered_facts(self) -> tuple[str, ...]:
-        """What of the composition itself depends on private data although no event accounts for it."""
+        """Outputs of the composition itself that depend on private data although no event accounts for them."""
         if self.denominator == "expected" or self.sampler.fixed_size:
             return ()
         return (
@@ -168,7 +170,7 @@ class Method:
         )
 
     def mechanisms(self, moves: Sensitivity) -> tuple[str, ...]:
-        """Return how the noise changes from round to round, in words."""
+        """Return sentences on the decay of the noise from round to round."""
         if self.noise_decay == 1 or not self.channel.mechanisms(moves):
             return ()
         return (
@@ -176,45 +178,58 @@ class Method:
             f"multiplied by {show_at_least(self.noise_decay)}",
         )
 
-    # --- one round ---------------------------------------------------------------------------------------------
+    # --- one round ------------------------------------------------------------------------------------------
 
     def at_round(self, number: int, state: State = STATELESS) -> Method:
-        """Return the method with the noise and the bound of a round, given what the server remembers before it."""
+        """Return the method with the noise and bound of round ``number``, given the server's state.
+
+        sigma_t = sigma_1 ``noise_decay``^(t-1).
+        """
         bound = self.bound.at_state(_unnamed(_BOUND, state))
         if self.noise_decay == 1:
             return self if bound is self.bound else replace(self, bound=bound)
+        # sigma_t = sigma_1 noise_decay^(t-1)
         return replace(self, bound=bound, channel=self.channel.scaled_noise(self.noise_decay ** (number - 1)))
 
     def clip_at(self, state: State) -> float | None:
-        """Return C_t of the next round, given what the server remembers; None where the clip does not move."""
+        """Return the clip C_t of the next round, given the server's state; None if the clip is constant."""
         return self.bound.at_state(_unnamed(_BOUND, state)).unit if self.bound.extra else None
 
     def clipped_to(self, length: float) -> Method:
-        """Return the method in a round whose C_t another party says."""
+        """Return the method of a round whose clip C_t another party has sent."""
         return replace(self, bound=self.bound.measured_in(length))
 
     @property
     def local_bound(self) -> Bound:
-        """The bound that is enforced in local training: none where parts are bounded once the partition is known."""
+        """Bound that local training enforces; Unbounded if the parts are clipped once the partition is known."""
         return self.protection.local_bound(self.bound)
 
     def compute_weights(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
-        """Return the weight of each contribution that one party has, within what the moves of a unit are taken for."""
+        """Return the weights of one party's contributions, limited so that the sensitivity bound holds.
+
+        Args:
+            groups: the (m,) contributions.
+            population: the population, or the part of it that the party has.
+
+        Returns:
+            (m,) float64 weights.
+        """
         found = self.weights.for_population(groups, population)
         return self.contribution.limit_weights(found, groups, population.n_silos, self.weights)
 
     def divisor(self, n_silos: int, n_users: int) -> float:
-        """Return what the sum is divided by; public numbers only, so that it reveals nothing.
+        """Return the divisor of the sum; it uses public numbers only, so it reveals nothing.
 
-        |S| where every silo contributes once; q |U| |S| for (silo, user) pairs and q |U| for clients: the expected
-        number of users who take part, never the number who did.
+        The divisor is |S| if every silo contributes once, q |U| |S| for (silo, user) pairs, and q |U| for clients. It
+        is the expected number of participants, never the real one: dividing by a private number breaks the
+        sensitivity bound.
         """
         return self.contribution.divisor(self.sampler.rate, n_silos, n_users)
 
-    # --- what is remembered from round to round ----------------------------------------------------------------
+    # --- state between rounds -------------------------------------------------------------------------------
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
-        """Return what the server remembers before the first round: the states of its stages, by stage and name."""
+        """Return the server's state before the first round: the states of its stages, by stage and name."""
         average, bound = self.average.init(model), self.bound.init()
         stream = self.channel.init(model, len(model) + self.bound.extra)
         return {
@@ -225,18 +240,24 @@ class Method:
         }
 
     def initial_reader_state(self, model: Float32[Tensor, " d"]) -> State:
-        """Return what a silo remembers before the first round: it decodes nothing, so its totals have no numbers."""
+        """Return a silo's state before the first round; it decodes no sums, so they have length 0."""
         return _named(_STREAM, self.channel.init(model, 0))
 
     def decode_sum(
         self, total: Float64[np.ndarray, " length"], model: Float32[Tensor, " d"], state: State
     ) -> tuple[Float64[np.ndarray, " length"], State]:
-        """Return the round's own sum of what was received, and what the channel's reader remembers after it."""
+        """Return the round's own sum of the received total, and the channel reader's state after it.
+
+        Args:
+            total: (length,) float64 sum of all messages.
+            model: (d,) float32 model at the start of the round.
+            state: the server's state before the round.
+        """
         found, kept = self.channel.decode_sum(total, self.stream_of(state), model, self.bound.unit)
         return found, _named(_STREAM, kept)
 
     def stream_of(self, state: State) -> Mapping[str, Tensor]:
-        """Return what the channel's reader remembers."""
+        """Return the state of the channel's reader, without its prefix."""
         return _unnamed(_STREAM, state)
 
     def next_state(
@@ -247,21 +268,21 @@ class Method:
         users: float,
         state: State,
     ) -> State:
-        """Return what the server remembers after a step.
+        """Return the server's state after a step.
 
         Args:
             model: (d,) the next global model.
-            server: the server optimiser's own next state.
-            marks: the released sums of what the bound adds beside the updates.
-            users: how many take part in expectation.
-            state: what :meth:`init` or the step before returned.
+            server: next state of the server optimiser.
+            marks: released sums of the extra coordinates that the bound adds to the updates.
+            users: expected number of participants.
+            state: the state before, from :meth:`init` or the previous step.
         """
         average = self.average.update(model, _unnamed(_AVERAGE, state))
         bound = self.bound.next_state(marks, users, _unnamed(_BOUND, state))
         return {**server, **_named(_AVERAGE, average), **_named(_BOUND, bound)}
 
     def model_of(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
-        """Return the run's model after a round: the global model, or the average that is released instead."""
+        """Return the run's model after a round: the global model, or the average released instead."""
         return self.average.released_model(model, _unnamed(_AVERAGE, state))
 
 
@@ -279,7 +300,7 @@ def _unnamed(stage: str, state: State) -> State:
 
 
 _CONTENTS: Final = (Reveals.MESSAGE, Reveals.EXACT, Reveals.KEYED, Reveals.UNDECLARED)
-"""What a channel may say that its messages tell: whatever it does, they tell no less than a noisy message."""
+"""Contents that a channel may declare; none reveals less than a noisy message."""
 
 _DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "sampler": ("draw", "amplify", "refuses"),
@@ -292,7 +313,7 @@ _DUTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "average": ("init", "update", "released_model", "refuses"),
     "local": ("claims",),
 }
-"""What every stage must define for itself; local steps where they have noise of their own."""
+"""Methods that each field's stage must override; local steps only if they have their own noise."""
 
 _REFUSING: Final = (
     "sampler",
@@ -306,4 +327,4 @@ _REFUSING: Final = (
     "server",
     "average",
 )
-"""The order in which stages are asked what they refuse; the first reason is told."""
+"""Order in which stages are asked for refusals; the first reason is reported."""

@@ -1,4 +1,4 @@
-"""The channels that an experiment may ask for by name: what they make of the channel that a method has."""
+"""Build the channels that an experiment may request by name, from the channel that a method has."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fedveil.privacy.sampling import Sampler
 from fedveil.stage import redefined
 
 Of = Annotated[Any, composed_field()]
-"""The method that the channel is for."""
+"""Method for which the channel is built."""
 
 
 def additive(*, method: Of) -> Channel:
-    """Sends sums, or clients' messages, in the method's own form."""
+    """Additive: send sums, or clients' messages, in the method's own form."""
     channel: Channel = method.channel
     return channel
 
 
 def lrsuq(*, method: Of, n_users: Users, lattice: Lattice | None = None) -> Channel:
-    """Sends bytes whose compression error is the sender's share of the noise (docs/theory/lrsuq.md).
+    """LRSUQ: send bytes whose compression error is the sender's share of the noise (docs/theory/lrsuq.md).
 
-    Silos' shares of a Gaussian noise become the error of their messages; the noise of a trusted server becomes that of
-    the messages of the clients who are drawn.
+    Silos' shares of a Gaussian noise become the error of their messages. The noise of a trusted server becomes the
+    error of the sampled clients' messages.
 
     Raises:
         CompositionError: neither silos nor the server add noise to a sum.
@@ -51,16 +51,16 @@ def lrsuq(*, method: Of, n_users: Users, lattice: Lattice | None = None) -> Chan
 
 
 def through_messages(central: Any, sampler: Sampler, n_users: int, form: Form) -> ClientMessages:
-    """Return the channel in which clients' messages carry the noise that a trusted server would add to their sum.
+    """Return the channel in which clients' messages carry the noise that a trusted server would add.
 
-    m clients send in a round, each with N(0, (central.std)^2 / m I): m independent Gaussians,
-    whose sum has the central law.
+    m clients send in a round, each with N(0, (central.std)^2 / m I). The sum of these m independent Gaussians has the
+    law of the server's noise.
 
     Args:
         central: a channel whose noise the server adds (:attr:`Channel.by_server`).
-        sampler: of the method.
+        sampler: sampler of the method.
         n_users: |U|.
-        form: how an update is coded.
+        form: encoding of an update.
 
     Raises:
         CompositionError: clients are sampled independently, so that m is random.

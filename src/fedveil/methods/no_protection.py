@@ -1,4 +1,4 @@
-"""No protection: the server reads every message by itself, as it is or sealed up for it (the default of a method)."""
+"""Send every message to the server readably: in the clear, or sealed for the server (the default)."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ from fedveil.quantization.errors import ChannelError
 
 @dataclass(frozen=True)
 class NoProtection(ProtectionStage):
-    """The server receives every silo's message as it is."""
+    """No protection: the server receives the message of every silo and can read it."""
 
     agrees: ClassVar[bool] = False
     protects: ClassVar[bool] = False
 
     def apply_to(self, method: Any, n_users: int) -> Any:
-        """Return the method as it is, with the protection that it may bring."""
+        """Return the method unchanged, with its own protection if it has one."""
         return method
 
     def sends(self, method: Any) -> Sends:
-        """Return the messages of a round: models down, sums in the open or sealed up."""
+        """Return the messages of a round: models to the silos, sums to the server, in the clear or sealed."""
         if not method.channel.sends_bytes:
             return (*plain_round(method), Sent(ProtocolMessage, UP), Sent(PlaintextVector, UP))
+        # Byte messages contain their key, so they travel sealed for the server.
         relayed = (Sent(ProtocolMessage, UP | DOWN), Sent(SealingKey, UP | DOWN), Sent(SealedMessage, UP))
         return (*plain_round(method), *relayed)
 
     def make_protocol_spec(
         self, method: Any, public: PublicFacts, own: Groups, rounds: int
     ) -> ProtocolSpec[Any, Any]:
-        """Return the protocol of messages as they are."""
+        """Return the protocol of readable messages."""
         return open_sums(method, clients=public.n_silos, length=public.length)
 
 
 NO_PROTECTION: Final = NoProtection()
-"""The default of a method."""
+"""Default protection of a method."""
 
 
 def open_sums(method: Any, *, clients: int, length: int) -> ProtocolSpec[Any, Any]:
-    """Return the protocol of messages that the server reads one by one: vectors, or a codec's bytes sealed for it."""
+    """Return the protocol of messages that the server reads one by one: vectors or sealed bytes."""
 
     def decode(given: bytes, round_number: int) -> Float64[np.ndarray, " d"]:
         try:

@@ -1,13 +1,13 @@
-"""How much noise a run has beside how far it can travel, from public numbers alone, and the rules that read it.
+"""Compute the noise-to-travel ratio of a run from public numbers, and the rules that use it.
 
-With everyone in every round and updates of length at most C, T rounds with the server's rate eta move a model by at
-most eta T C, and leave noise of the norm eta C sqrt(d T) z / (q |U|) in it. Their quotient
+With all users in every round and updates of length at most C, T rounds with the server's rate eta move a model by at
+most eta T C. The noise that they leave in the model has the norm eta C sqrt(d T) z / (q |U|). The quotient
 
     rho = sqrt(d / T) z / (q |U|)
 
-is the noise-to-travel ratio. Under Gaussian noise without sampling it is sqrt(d) / (|U| mu), mu = sqrt(T) / z: at one
-epsilon it depends on neither T nor z. It is a function of public numbers, so what is chosen by it costs nothing.
-docs/theory/noise-to-travel.md.
+is the noise-to-travel ratio. Under Gaussian noise without sampling it is sqrt(d) / (|U| mu), mu = sqrt(T) / z. So at
+one epsilon it depends on neither T nor z. It is a function of public numbers, so a choice by this ratio has no
+privacy cost. docs/theory/noise-to-travel.md.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 
 MOST: Final = 3.0
-"""The longest step that the rule proposes, in mean updates."""
+"""Longest step that the rule proposes, in mean updates."""
 SCALE: Final = 0.25
-"""rho times the step that the rule proposes. Both were set on digits and TcgaBrca."""
+"""Product of rho and the proposed step. MOST and SCALE were chosen on digits and TcgaBrca."""
 
 
 def noise_to_displacement(method: Method, public: PublicFacts, rounds: int) -> float:
-    """Return rho of a run; infinite where updates are not bounded, so that nothing is known.
+    """Return rho of a run; infinite if updates are not bounded.
 
     Args:
-        method: with its noise; where that falls from round to round, rho is that of a run with the first round's.
+        method: the method with its noise; if the noise decays, rho is that of a run with the first round's noise.
         public: |S|, |U| and d.
         rounds: T.
 
@@ -44,11 +44,12 @@ def noise_to_displacement(method: Method, public: PublicFacts, rounds: int) -> f
     if not method.bound.bounded:
         return 0.0 if noise == 0 else math.inf
     length = method.bound.longest / method.bound.unit
+    # noise / length = z, so this is rho = sqrt(d / T) z / (q |U|).
     return math.sqrt(public.dimension / rounds) * noise / (length * method.sampler.rate * public.n_users)
 
 
 def step_by_rule(ratio: float) -> float:
-    """Return eta = min(3, 0.25 / rho): how many mean updates of a user the server goes along.
+    """Return eta = min(3, 0.25 / rho), the server's step in mean updates of a user.
 
     >>> step_by_rule(0.05), step_by_rule(0.5)
     (3.0, 0.5)
@@ -57,9 +58,10 @@ def step_by_rule(ratio: float) -> float:
 
 
 def rounds_by_rule(rounds: int, ratio: float) -> int:
-    """Return how many rounds go 0.25 T / rho mean updates along: T, and more where the rule's step is capped at 3.
+    """Return the number of rounds that cover 0.25 T / rho mean updates in total.
 
-    At one epsilon, without sampling, rho is the same for every T; so is the noise that these rounds leave, 0.25 T C.
+    This is T, or more if the rule's step is capped at 3. At one epsilon, without sampling, rho is the same for every
+    T; so is the noise that these rounds leave, 0.25 T C.
 
     >>> rounds_by_rule(30, 0.24), rounds_by_rule(30, 0.025)
     (30, 100)
@@ -68,9 +70,9 @@ def rounds_by_rule(rounds: int, ratio: float) -> int:
 
 
 def rate_by_rule(method: Method, public: PublicFacts, rounds: int) -> float:
-    """Return the server's learning rate that goes eta mean updates of a user along, by :func:`step_by_rule`.
+    """Return the server's learning rate for a step of eta mean updates of a user (:func:`step_by_rule`).
 
-    Sums are divided by the method's divisor, not by q |U|: for pairs the rate is |S| eta.
+    Sums are divided by the method's divisor, not by q |U|. So for (silo, user) pairs the rate is |S| eta.
 
     Raises:
         CompositionError: noise of unknown size, or none.
@@ -81,5 +83,6 @@ def rate_by_rule(method: Method, public: PublicFacts, rounds: int) -> float:
             f"{method.name}: learning_rate = 'by-rule' weighs the noise against the way; without noise, or without a "
             "clip, there is nothing to weigh: give a number"
         )
+    # rate / divisor = eta / (q |U|): the sum divided by q |U| is a mean update of a user.
     users = method.sampler.rate * public.n_users
     return step_by_rule(ratio) * method.divisor(public.n_silos, public.n_users) / users

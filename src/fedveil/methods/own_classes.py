@@ -1,8 +1,9 @@
-"""Stages of other packages' classes: each is used through its methods, and what would be ignored is refused.
+"""Check stages whose classes other packages define: refuse members that a run would ignore.
 
-Most stages do their work in methods, so that a class of another package takes their place. Some are read by their
-fields: trainers compute local steps, kernels enforce bounds. Others answer by fields in some compositions only. Where a
-class defines what the composition does not use, a run would do what the parent class does, under another name.
+Most stages do their work in methods, so a class of another package can replace them. Some are read by their fields
+instead: trainers compute local steps, kernels enforce bounds. Others are read by fields in some compositions only. If
+a class defines a member that the composition does not use, a run would behave like the parent class under another
+name.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
     from fedveil.methods.method import Method
 
 _PARTITIONS: Final = ("silo", "pair", "client", "record")
-"""Into which contributions the engine divides records."""
+"""Kinds of contributions into which the engine divides records."""
 
 
 def check_classes(method: Method, duties: Mapping[str, tuple[str, ...]]) -> None:
-    """Return if nothing that a class of another package defines for a stage is ignored in this method.
+    """Check that a run uses everything that classes of other packages define for the stages of a method.
 
     Args:
         method: the composition.
-        duties: what the stage of each field must define.
+        duties: methods that the stage of each field must override.
 
     Raises:
-        CompositionError: names the stage, its class, and what would be ignored.
+        CompositionError: names the stage, its class, and the members that would be ignored.
     """
     if method.released == "models":
         check_computed(method.local)

@@ -1,18 +1,19 @@
-"""ParaAegis and its baselines: homomorphic encryption for the part that matters, noise for the rest.
+"""Compose ParaAegis and its baselines: encryption (CKKS) for some coordinates, noise for the rest.
 
-The names are those of the ParaAegis paper (Algorithm 1, Table 1). N clients (a client is a silo that holds one user),
-u_i: the update of client i, v: the partition, r d coordinates; theta: clip bound; z: noise multiplier. In a round
+The names are those of the ParaAegis paper (Algorithm 1, Table 1). A client is a silo that holds one user. N: number
+of clients, u_i: update of client i, v: the partition, r d coordinates; theta: clip bound; z: noise multiplier. In a
+round
 
     u_i  <- w_i - w after local training of client i
     v    <- the r d coordinates that most clients vote for, each for its largest |u_i|        (protection, Section 3)
     send <- u_i outside v, clipped to theta, plus N(0, (z s)^2); u_i inside v under CKKS      (Equation 1)
     w    <- w + eta_g / N ( sum in clear, decrypted sum )
 
-s is what noise is measured in: theta, with which z speaks of whole clients ("client"); or min_i 2 theta / |D_i|
-("as-published", Remark 1), which speaks of one record and is no bound for a client, whose clipped update moves by
-theta. Equation 1 prints the clipping as u / max{1, |u|^2 / theta}; what is meant divides by |u| / theta. The noise is
-calibrated against the server: the encrypted part has none, so readers of the models are guaranteed nothing, unless
-``protection.he_noise`` is given. docs/theory/partial-encryption.md.
+s is the unit of the noise. With ``calibration = "client"`` it is theta, and z refers to whole clients. With
+"as-published" it is min_i 2 theta / |D_i| (Remark 1), which refers to one record. That is no bound for a client,
+whose clipped update changes the sum by theta. Equation 1 prints the clipping as u / max{1, |u|^2 / theta}; the
+intended divisor uses |u| / theta. The noise is calibrated against the server. The encrypted part carries no noise, so
+readers of the models have no guarantee unless ``protection.he_noise`` is set. docs/theory/partial-encryption.md.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from fedveil.training.server.optimizers import ServerSgd
 
 @dataclass(frozen=True)
 class RemarkOne:
-    """The noise of Remark 1, over what one record moves a clipped update by as it counts: no bound for a client."""
+    """Noise of Remark 1, relative to its sensitivity of an update to one record: no bound for a client."""
 
     name: str = "remark 1"
 
@@ -55,7 +56,10 @@ class RemarkOne:
         return remark_1_noise(rounds=rounds, epsilon=epsilon, delta=delta)
 
     def epsilon(self, rounds: int, noise_multiplier: float, delta: float) -> float:
-        """Return the epsilon that it states for z: the remark has their product."""
+        """Return the epsilon that the remark states for z.
+
+        The remark fixes the product of z and epsilon, so the same formula serves both directions.
+        """
         return remark_1_noise(rounds=rounds, epsilon=noise_multiplier, delta=delta)
 
 
@@ -63,7 +67,7 @@ _LARGEST_COUNTED = "the noise is measured in the records of the largest client, 
 
 
 def _calibrated(method: Method, calibration: Calibration) -> Method:
-    """Return the method as what its noise is measured in says: as published no accountant can find it."""
+    """Return the method with the calibration of its noise; no accountant can calibrate it as published."""
     if calibration == "client":
         return method
     return replace(method, calibrated_to="nobody", closed_form=RemarkOne(), public_counts=(_LARGEST_COUNTED,))
@@ -79,7 +83,8 @@ def dp_fedavg(
     calibration: Calibration = "client",
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """DP-FedAvg: every client clips its whole update and adds noise that protects it from the server by itself."""
+    """DP-FedAvg: every client clips its whole update and adds enough noise against the server by itself."""
+    # s = theta, or Remark 1's sensitivity min_i 2 theta / |D_i|, attained by the client with the most records.
     scale = clip if calibration == "client" else 2 * clip / largest_silo
     method = Method(
         name="dp-fedavg",
@@ -91,6 +96,7 @@ def dp_fedavg(
         channel=ClientMessages(
             senders=n_users,
             noise="gaussian",
+            # ClientMessages measures noise in its bound theta, so z s = (z s / theta) theta.
             noise_multiplier=noise_multiplier * scale / clip,
             bound=clip,
             form=Numbers(),
@@ -102,7 +108,7 @@ def dp_fedavg(
 
 
 def ckks_fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:
-    """CKKS-FedAvg: federated averaging, every update encrypted as a whole. Readers are guaranteed nothing."""
+    """CKKS-FedAvg: federated averaging, every update encrypted as a whole. No guarantee for readers."""
     return replace(
         fedavg(local=local, learning_rate=learning_rate),
         name="ckks-fedavg",
@@ -112,7 +118,7 @@ def ckks_fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:
 
 @variant_of(dp_fedavg)
 def serial(noisy: Method) -> Method:
-    """Serial: the noise of dp-fedavg, and then everything is encrypted; calibrated against readers of the models."""
+    """Serial: the noise of dp-fedavg, then everything encrypted; calibrated against readers of the models."""
     return replace(
         noisy,
         name="serial",
@@ -123,7 +129,7 @@ def serial(noisy: Method) -> Method:
 
 @variant_of(dp_fedavg)
 def varying_dp(noisy: Method, *, noise_decay: NoiseDecay = 0.9) -> Method:
-    """Varying-DP: dp-fedavg whose noise falls by a factor every round, from noise_multiplier in the first."""
+    """Varying-DP: dp-fedavg with noise that decays by a factor every round, from noise_multiplier on."""
     return replace(noisy, name="varying-dp", noise_decay=noise_decay)
 
 
@@ -136,7 +142,7 @@ def stevens(
     calibration: Calibration = "client",
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """Stevens et al.: shares of one noise on the sum, under masked aggregation; the server sees the noisy sum."""
+    """Stevens et al.: shares of one noise under masked aggregation; the server sees the noisy sum."""
     method = Method(
         name="stevens",
         contribution=ClientContribution(),
@@ -157,9 +163,9 @@ def stevens(
 
 @variant_of(dp_fedavg)
 def paraaegis(noisy: Method) -> Method:
-    """ParaAegis: the coordinates voted for are sent encrypted, the others clipped and with noise (Algorithm 1).
+    """ParaAegis: voted coordinates are sent encrypted, the others clipped and with noise (Algorithm 1).
 
-    The noise is calibrated against the server. Readers of the models and holders of the key have a guarantee only with
-    noise in the encrypted part too (``protection.he_noise``); docs/theory/partial-encryption.md.
+    The noise is calibrated against the server. Readers of the models and holders of the key have a guarantee only
+    with noise in the encrypted part too (``protection.he_noise``); docs/theory/partial-encryption.md.
     """
     return replace(noisy, name="paraaegis", protection=PartialEncryption(clip="parts"))

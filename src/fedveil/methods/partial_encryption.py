@@ -1,7 +1,7 @@
-"""Partial encryption as a stage: what it encrypts, and what a method guarantees under it.
+"""Encrypt one part of every message, and derive the guarantee of a method under partial encryption.
 
 ========================  ===========================================================================================
-party                     what stands between it and one unit's data
+party                     protection of one unit's data against the party
 ========================  ===========================================================================================
 the server                encryption for one part; for the other the noise of every single message
 one silo or client        it decrypts the sum of all messages: the noise of the others' shares, in both parts if both
@@ -10,15 +10,14 @@ readers of the models     the noise of all shares, in both parts if both have no
 the server with a silo    the key opens every single message: its noise, in both parts if both have noise, else nothing
 ========================  ===========================================================================================
 
-Two parts that are bounded by C_1 and C_2 and carry noise of multipliers z_1 and z_2 are one Gaussian release: scaled to
-noise 1, they move by at most sqrt(1/z_1^2 + 1/z_2^2) together. Under a joint bound C they move by C / min(s_1, s_2).
-Noisy votes are a further Gaussian release, and several Gaussian releases in sequence are one with
-z = (sum_i z_i^-2)^(-1/2).
+Two parts with bounds C_1 and C_2 and noise of multipliers z_1 and z_2 are one Gaussian release. Scaled to noise 1,
+they change by at most sqrt(1/z_1^2 + 1/z_2^2) together. Under a joint bound C they change by C / min(s_1, s_2). Noisy
+votes are a further Gaussian release. Several Gaussian releases in sequence are one with z = (sum_i z_i^-2)^(-1/2).
 
-The server sees no model, but every message depends on one. If the encrypted part has no noise, a model may tell all of
-one unit's data, and so every part in clear may move, from anywhere to anywhere in its ball of radius B: by 2 B sqrt(n)
-together, whatever the partition. If it has, the server's view is bounded by what it and a reader see together.
-docs/theory/partial-encryption.md.
+The server sees no model, but every message depends on one. If the encrypted part has no noise, a model may reveal all
+of one unit's data. Every clear part may then change from any point of its ball of radius B to any other: by 2 B
+sqrt(n) together, whatever the partition. If the encrypted part has noise, the joint view of server and reader bounds
+the server's view. docs/theory/partial-encryption.md.
 """
 
 from __future__ import annotations
@@ -65,18 +64,18 @@ from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryption
 from fedveil.protocols.session_messages import ModelStored, ProtocolMessage
 from fedveil.stage import Published, Sensitivity, redefined
 
-# --- partial agreement ---------------------------------------------------------------------------------------------
-# What the parties of a run under partial encryption agree on, as a method and the public facts have it.
+# --- partial agreement --------------------------------------------------------------------------------------
+# Builds the protocol spec (ranges of both halves of a message, rule of the partition) from a method and public facts.
 
 _REACH_UNBOUNDED: Final = 64.0
 """Largest coordinate of a half without a bound, in the unit of the update."""
 
 
 def partial_sums(protection: Any, method: Any, public: PublicFacts) -> PartialEncryptionSpec:
-    """Return the ranges of both halves of a message, and the rule of the partition.
+    """Return the protocol spec: the ranges of both halves of a message, and the rule of the partition.
 
     Raises:
-        ProtocolError: fewer than two silos, or values that the sums do not hold.
+        ProtocolError: fewer than two silos, or values beyond the range of the sums.
     """
     senders = method.channel.n_senders(public.n_silos)
     clear, hidden = _halves(protection, method, public, senders)
@@ -90,6 +89,7 @@ def partial_sums(protection: Any, method: Any, public: PublicFacts) -> PartialEn
         clear_limit=clear.limit,
         hidden_limit=hidden.limit,
     )
+    # Each silo adds 1/n of the counts' variance.
     vote_noise = protection.vote_noise / math.sqrt(senders)
     if vote_noise and protection.asks:
         most = math.ceil(NOISE_REACH * vote_std(vote_noise, plan.n_encrypted(1)))
@@ -107,8 +107,9 @@ def partial_sums(protection: Any, method: Any, public: PublicFacts) -> PartialEn
 def _halves(
     protection: Any, method: Any, public: PublicFacts, senders: int
 ) -> tuple[PartEncoding, PartEncoding]:
-    """Return what is done to the half in clear, and to the encrypted one."""
+    """Return the encoding of the clear half, and that of the encrypted half."""
     bound, std = method.bound, method.channel.message_std(senders)
+    # The finest power of two on which a coordinate of that size still fits the range of CKKS sums over all silos.
     steps = _REACH_UNBOUNDED / CkksParameters(silos=public.n_silos).limit
     loose = PartEncoding(noise_grid=2.0 ** math.ceil(math.log2(steps)), largest=_REACH_UNBOUNDED)
     if not bound.bounded:
@@ -124,7 +125,7 @@ def _halves(
 
 
 def _hidden(protection: Any, bound: Bound, std: float, largest: float, n_silos: int) -> PartEncoding:
-    """Return what is done to an encrypted half that is bounded."""
+    """Return the encoding of an encrypted half with a bound."""
     hidden_std, hidden_grid = protection.hidden_noise(bound, std)
     own = None if protection.clip == "whole" else Clip(norm=protection.he_clip)
     longest = largest if own is None else own.norm
@@ -138,13 +139,14 @@ def _hidden(protection: Any, bound: Bound, std: float, largest: float, n_silos: 
 
 
 def hidden_log_ratio(protection: Any, moves: Sensitivity) -> float:
-    """Bound how far the law of the encrypted half's noise is from the Gaussian, for a number (a log-likelihood ratio).
+    """Bound the log-likelihood ratio between the encrypted half's noise and the Gaussian, per coordinate.
 
-    The grid is a power of two, so it jumps where noise grows. The bound is that of twice the finest step, above which
-    no such grid lies; it falls as noise grows, as a search for the least noise needs it.
+    The grid is a power of two, so it jumps as the noise grows. The bound therefore assumes twice the finest step,
+    which no such grid exceeds. This bound falls as noise grows, as a search for the least noise requires.
 
     Raises:
-        PrivacyError: sums of all silos have no room for such numbers, or only on a grid too coarse for the noise.
+        PrivacyError: the range of the silos' sums is too small for these numbers, or holds them only on a grid that
+            is too coarse for the noise.
     """
     half = _hidden(protection, moves.bound, moves.noise, moves.largest, moves.n_silos)
     told = f"noise of {half.noise_std:g} under encryption, on numbers up to {half.largest:g}"
@@ -165,7 +167,7 @@ def hidden_log_ratio(protection: Any, moves: Sensitivity) -> float:
     return log_ratio_to_gaussian(half.noise_std / step)
 
 
-# --- partial encryption ------------------------------------------------------------
+# --- partial encryption -------------------------------------------------------------------------------------
 
 BARE: Final = (
     "the encrypted part carries no noise (he_noise = 0), and all who hold the key or read a model see it"
@@ -174,22 +176,23 @@ BARE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class PartialEncryption(ProtectionStage):
-    """The coordinates that matter travel encrypted under a key that the silos share; the others in clear (ParaAegis).
+    """Partial encryption (ParaAegis): the silos' key encrypts some coordinates; the others stay in clear.
 
     In round t the partition has r_t d coordinates, r_t = ratio decay^(t-1). docs/theory/partial-encryption.md.
 
     Attributes:
         ratio: r_0, the encrypted share in the first round.
         decay: lambda, the factor by which the encrypted share falls from round to round.
-        strategy: silos vote for their values of largest ("max") or smallest ("min") size; "random" asks nobody.
-        partition: where the partition comes from: "votes", which are private and not paid for; "noisy-votes";
-            "released", the coordinates in which the models released so far have moved most, which costs nothing.
+        strategy: silos vote for their values of largest ("max") or smallest ("min") size; "random" needs no votes.
+        partition: origin of the partition: "votes", which are private and not charged; "noisy-votes"; "released", the
+            coordinates in which the models released so far have changed most, at no cost.
         votes: "plain" shows the server each ballot in a secret order, "secagg" only the sum of all ballots.
         vote_noise: noise on the counts of "noisy-votes", in units of one ballot's l2 norm.
         he_noise: noise of the encrypted part over that of the clear part, each in units of its own bound; 0: none.
-        clip: "whole" bounds a contribution before the partition is known; "parts" bounds each part of a client's update
-            by itself: the clear part by the method's bound, the encrypted one by ``he_clip``. Paraaegis brings it.
-        he_clip: l2 bound of the encrypted part, where each part is bounded separately; None: not bounded.
+        clip: "whole" bounds a contribution before the partition is known; "parts" bounds each part of a client's
+            update by itself: the clear part by the method's bound, the encrypted one by ``he_clip``. The method
+            paraaegis sets it.
+        he_clip: l2 bound of the encrypted part, if each part is bounded separately; None: not bounded.
         processes: worker processes in which silos encrypt; 1: in the process itself. It changes no result.
     """
 
@@ -234,12 +237,12 @@ class PartialEncryption(ProtectionStage):
 
     @property
     def encrypts_everything(self) -> bool:
-        """Whether everything is encrypted in every round."""
+        """Whether every coordinate is encrypted in every round."""
         return self.ratio == 1 and self.decay == 1
 
     @property
     def asks(self) -> bool:
-        """Whether silos vote."""
+        """Whether silos vote on the partition."""
         return (
             self.strategy != "random"
             and self.partition != "released"
@@ -249,11 +252,11 @@ class PartialEncryption(ProtectionStage):
 
     @property
     def unpaid(self) -> bool:
-        """Whether the partition tells of votes that no noise hides."""
+        """Whether the partition depends on votes without noise, for which no event accounts."""
         return self.asks and self.partition == "votes"
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse what nobody could add up partly encrypted."""
+        """Refuse methods whose messages cannot be added when one part is encrypted."""
         for reason in self._unaddable(method):
             yield f"cannot run under partial encryption: {reason}"
         if self.partition == "noisy-votes" and self.vote_noise == 0:
@@ -277,22 +280,23 @@ class PartialEncryption(ProtectionStage):
             yield f"{method.denoiser.description} needs one size of noise, and the two parts have their own"
 
     def with_vote_noise(self, multiplier: float, ballots: int) -> PartialEncryption:
-        """Return the protection whose noisy votes (:meth:`_votes`) are a release of this noise multiplier a round.
+        """Return the protection whose noisy votes (:meth:`_votes`) have this noise multiplier in every round.
 
         Raises:
-            CompositionError: nobody votes, votes have no noise, or have one that was given.
+            CompositionError: nobody votes, votes have no noise, or the votes' noise is already set.
         """
         if not self.asks or self.partition != "noisy-votes":
             super().with_vote_noise(multiplier, ballots)
         if self.vote_noise:
             raise CompositionError("budget.votes: finds protection.vote_noise; remove one of the two")
+        # The inverse of _votes: sensitivity sqrt(2) ballots, in units of one ballot's norm.
         return replace(self, vote_noise=math.sqrt(2) * ballots * multiplier)
 
     def apply_to(self, method: Any, n_users: int) -> Any:
-        """Return a method under partial encryption, its noise moved to where it can be added.
+        """Return a method under partial encryption, with its noise moved to the messages.
 
-        The noise of a trusted server on the sum of m clients becomes theirs: each message carries 1/m of its variance.
-        A method that bounds its two parts by themselves, or encrypts everything, keeps doing so.
+        The noise of a trusted server on the sum of m clients becomes theirs: each message carries 1/m of its
+        variance. A method that bounds its two parts separately, or encrypts everything, keeps doing so.
 
         Raises:
             CompositionError: a combination that cannot work.
@@ -314,29 +318,30 @@ class PartialEncryption(ProtectionStage):
         return replace(method, channel=channel, protection=self)
 
     def local_bound(self, bound: Bound) -> Bound:
-        """Return no bound where parts are bounded once the partition is known."""
+        """Return no bound if the parts are clipped once the partition is known."""
         return Unbounded() if self.clip == "parts" else bound
 
     def largest_bound(self, bound: Bound) -> float:
-        """Return the larger of both parts' bounds; an encrypted part without one has none to count."""
+        """Return the larger bound of the two parts; an encrypted part without a bound does not count."""
         return max(bound.largest, self.he_clip or 0.0)
 
     def make_protocol_spec(
         self, method: Any, public: PublicFacts, own: Groups, rounds: int
     ) -> PartialEncryptionSpec:
-        """Return the ranges of both halves of a message, and the rule of the partition.
+        """Return the protocol spec: the ranges of both halves of a message, and the rule of the partition.
 
         Raises:
-            ProtocolError: fewer than two silos, or values that the sums do not hold.
+            ProtocolError: fewer than two silos, or values beyond the range of the sums.
         """
         return partial_sums(self, method, public)
 
-    # --- what is sent, and what it claims ----------------------------------------------------------------------
+    # --- messages and claims --------------------------------------------------------------------------------
 
     def sends(self, method: Any) -> Sends:
-        """Return the messages of the setup and of a round; the coordinator gives no model, silos keep their own.
+        """Return the messages of the setup and of a round.
 
-        Where clients are drawn, the cohort that a round starts with is who was drawn.
+        The coordinator sends no model: silos decrypt the sum and keep their own models. If clients are sampled, the
+        cohort at the start of a round shows the sample.
         """
         drawn = {Reveals.NOTHING: Reveals.DRAWN} if method.draws and method.channel.by_clients else {}
         found = [
@@ -351,6 +356,7 @@ class PartialEncryption(ProtectionStage):
             if self.votes == "plain":
                 found.append(Sent(Ballot, UP))
             else:
+                # These message classes usually sum updates; here they sum ballots.
                 ballots = {Reveals.SUM: Reveals.BALLOT, Reveals.CONTENT: Reveals.BALLOT}
                 found += [Sent(kind, UP, ballots) for kind in (MaskedVector, OwnMask)] + [
                     Sent(RevealRequest, DOWN)
@@ -358,7 +364,10 @@ class PartialEncryption(ProtectionStage):
         return (*found, Sent(PartialUpdate, UP), Sent(PartialSum, DOWN))
 
     def claims(self, claims: Iterable[Claim], sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Claim the noise of both parts and of the votes; ``claims`` speak of messages that are not divided."""
+        """Claim the noise of both parts and of the votes.
+
+        ``claims`` refer to undivided messages, so they are not used.
+        """
         n, (by_server, by_sender, by_both) = sensitivity.n_senders, self._unpaid_votes()
         whole = (Reveals.SUM, Reveals.OWN, Reveals.CLEAR, Reveals.HIDDEN, Reveals.BALLOT, Reveals.VOTES)
         pooled = self._pooled(sensitivity)
@@ -366,6 +375,7 @@ class PartialEncryption(ProtectionStage):
             Claim(frozenset({Reveals.CLEAR, Reveals.BALLOT}), self._in_clear(sensitivity), by_server),
             Claim(
                 covered_knowledge(Reveals.SUM),
+                # The sum carries n shares: total / (sqrt(n) std) is the ratio for one share's std.
                 self._both_parts(sensitivity, sensitivity.total / math.sqrt(n), n),
             ),
             Claim(covered_knowledge(Reveals.SUM, Reveals.OWN), pooled),
@@ -374,24 +384,29 @@ class PartialEncryption(ProtectionStage):
         )
 
     def _in_clear(self, moves: Sensitivity) -> Event:
-        """Return what the server gets: the part in clear of every message, and the counts of noisy votes."""
+        """Return the event of the server's view: the clear part of every message, and noisy vote counts."""
         std, n = moves.noise, moves.n_senders
         if std == 0 and not self.encrypts_everything:
             return NoGuarantee(reason="the unencrypted part carries no noise")
         if self.ratio > 0 and self.he_noise == 0:
+            # Without noise in the encrypted part, the model may reveal everything about the unit. Every one of n
+            # clear parts may then cross its ball (2 B each): 2 B sqrt(n) as one vector. Likewise all n ballots may
+            # change.
             moved = moves.reach * math.sqrt(n)
             clear = 0.0 if self.encrypts_everything else precision(moved, std)
             return released_event(clear, self._votes(n, n, n))
         if self.encrypts_everything:
             return ComposedEvent(events=())
+        # With noise in every part, this bounds the joint view of server and reader: the clear parts of all messages,
+        # and the sum of the hidden parts with n shares of noise.
         summed = precision(moves.total, std * math.sqrt(n))
         parts = self._together(precision(moves.messages, std), summed)
         return released_event(parts, self._votes(n, n, moves.ballots))
 
     def _pooled(self, moves: Sensitivity, messages: float = 0.0) -> Event:
-        """Return the event of the sum, or of messages that move so far, for senders who pool what they know.
+        """Return the event of the sum, or of messages of this sensitivity, against a coalition of senders.
 
-        They know their own noise, in both parts and on the votes: the others' shares are left.
+        The coalition knows its own noise, in both parts and on the votes. The shares of the others remain.
         """
         n, known = moves.n_senders, moves.together
         if n <= known:
@@ -401,9 +416,9 @@ class PartialEncryption(ProtectionStage):
         )
 
     def _both_parts(self, moves: Sensitivity, moved: float, unknown: int) -> Event:
-        """Return the event of both parts, whose messages' noise covers moves of this length, and of the votes.
+        """Return the event of both parts and of the votes; ``moved`` is the sensitivity per share of noise.
 
-        ``unknown`` shares of the noise on votes are unknown.
+        ``unknown`` shares of the noise on votes are unknown to the party.
         """
         if self.ratio > 0 and self.he_noise == 0:
             return NoGuarantee(reason=BARE)
@@ -414,25 +429,32 @@ class PartialEncryption(ProtectionStage):
         return released_event(parts, self._votes(moves.n_senders, unknown, moves.ballots))
 
     def _together(self, clear: float, plain: float) -> float:
-        """Return the precision 1/z^2 of both parts, given the clear one's, and the other's with the same noise."""
+        """Return the precision 1/z^2 of both parts.
+
+        Args:
+            clear: precision of the clear part.
+            plain: precision that the encrypted part would have with the noise of the clear part.
+        """
         hidden = 0.0
         if self.ratio > 0:
             check_ratio(math.sqrt(plain), self.he_noise)
             hidden = plain / self.he_noise / self.he_noise
+        # Separate bounds: both parts may change fully, so precisions add. Joint bound: changes a and b of the two
+        # parts have a^2 + b^2 <= C^2, so a^2 / s_1^2 + b^2 / s_2^2 <= C^2 / min(s_1, s_2)^2.
         return clear + hidden if self.clip == "parts" else max(clear, hidden)
 
     def _votes(self, count: int, unknown: int, ballots: int) -> float:
-        """Return the precision 1/z^2 of the counts of noisy votes, ``unknown`` of whose shares of noise are unknown.
+        """Return the precision 1/z^2 of noisy vote counts, of which ``unknown`` shares of noise are unknown.
 
-        A ballot has k ones, and any other k ones may take their place: it moves by sqrt(2 k), sqrt(2) ballots' norms.
-        The noise of all ``count`` silos together is vote_noise sqrt(k).
+        A ballot has k ones, and any other k ones may replace it. So it changes by sqrt(2 k), which is sqrt(2) ballot
+        norms. The noise of all ``count`` silos together is vote_noise sqrt(k).
         """
         if self.vote_noise == 0 or not self.asks:
             return 0.0
         return precision(math.sqrt(2) * ballots, self.vote_noise) * count / unknown
 
     def grid_loss(self, loss: float, sensitivity: Sensitivity) -> float:
-        """Return the larger of the two parts' losses: a coordinate is in one part alone."""
+        """Return the larger loss of the two parts: a coordinate is in one part only."""
         if sensitivity.noise == 0:
             return 0.0
         losses = [grid_law(sensitivity.noise, sensitivity.bound.grid).log_ratio_to_gaussian]
@@ -441,16 +463,16 @@ class PartialEncryption(ProtectionStage):
         return 2 * sensitivity.n_senders * max(losses)
 
     def hidden_noise(self, bound: Bound, std: float) -> tuple[float, float]:
-        """Return the standard deviation of a message's noise in its encrypted part, and the grid of that part."""
+        """Return the standard deviation of the encrypted part's noise in a message, and the grid of that part."""
         if not bound.bounded:
             return 0.0, bound.grid
         hidden = bound if self.he_clip is None else Clip(norm=self.he_clip)
         return self.he_noise * std * hidden.norm / bound.norm, hidden.grid
 
-    # --- in words ----------------------------------------------------------------------------------------------
+    # --- in words -------------------------------------------------------------------------------------------
 
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
-        """Return the share, where it comes from, and the noise of both parts."""
+        """Return sentences on the encrypted share, the partition's origin, and the noise of both parts."""
         share = f"{self.ratio:g}" + (f" x {self.decay:g}^(t-1) (in round t)" if self.decay < 1 else "")
         origin = {
             "votes": f"those with most votes ({self.strategy} absolute value)",
@@ -494,11 +516,11 @@ class PartialEncryption(ProtectionStage):
         return tuple(told)
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return what ciphers promise, and what a server learns that departs, which no epsilon covers."""
+        """Return the ciphers' assumptions and the server's possible departures, which no epsilon covers."""
         return OF_KEYS, "a break of the encryption, which relies on ring-LWE at 128 bits", OF_SUMS
 
     def _unpaid_votes(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Return what votes show the server, a sender, who knows their order, and both, although nobody paid for it."""
+        """Return what uncharged votes reveal to the server, to a sender (who knows the order), and to both."""
         if not self.unpaid:
             return (), (), ()
         seen, told = (
@@ -517,7 +539,7 @@ class PartialEncryption(ProtectionStage):
         )
 
     def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
-        """Return the epsilon that Remark 1 of the paper states for this noise: infinite without any."""
+        """Return the epsilon that Remark 1 of the paper states for this noise; infinite without noise."""
         std = method.channel.message_std(method.channel.n_senders(public.n_silos))
         if self.clip != "parts" or not public.silo_records or not method.bound.bounded:
             return ()

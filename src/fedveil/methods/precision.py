@@ -1,4 +1,4 @@
-"""Precisions of Gaussian releases: (move / noise)^2 of each, which add up over releases in sequence."""
+"""Compute precisions of Gaussian releases: (sensitivity / noise)^2, which add up in sequence."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LARGEST_RATIO: Final = 1e100
 
 
 def precision(moved: float, noise: float) -> float:
-    """Return (moved / noise)^2, which adds up over releases."""
+    """Return (moved / noise)^2 = 1 / z^2, which adds up over releases."""
     check_ratio(moved, noise)
     return (moved / noise) ** 2
 
 
 def check_ratio(moved: float, noise: float) -> None:
-    """Return if noise hides enough of a move that the square of their ratio is a number.
+    """Check that the squared ratio of a sensitivity to its noise is a finite number.
 
     Raises:
-        PrivacyError: it does not.
+        PrivacyError: the noise is too small for the sensitivity.
     """
     if math.isfinite(moved) and moved / _LARGEST_RATIO > noise:
         raise PrivacyError(
@@ -31,9 +31,10 @@ def check_ratio(moved: float, noise: float) -> None:
 
 
 def released_event(parts: float, votes: float) -> Event:
-    """Return the release of parts and noisy counts of votes, each with its precision 1/z^2; nothing at 0 and 0.
+    """Return the event of encrypted or clear parts and noisy votes, from their precisions 1/z^2.
 
-    Noise on counts has whole steps, so that only its Renyi divergences are known to be a Gaussian's.
+    z = (sum_i z_i^-2)^(-1/2); no event at 0 and 0. Noise on vote counts has whole steps, so only its Renyi
+    divergences are known to be at most a Gaussian's. With votes the event is therefore a concentrated (zCDP) one.
     """
     if parts + votes == 0:
         return ComposedEvent(events=())

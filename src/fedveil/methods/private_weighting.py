@@ -1,4 +1,4 @@
-"""Private weighting as a stage: the weights n_su / N_u under encryption, so that nobody learns another's counts.
+"""Compute the weights n_su / N_u under encryption, so that no party learns another's record counts.
 
 The protocol is in :mod:`fedveil.protocols.weighting`; docs/theory/private-weighting.md.
 """
@@ -61,17 +61,19 @@ _PRESENT: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateWeighting(ProtectionStage):
-    """The server learns the sum weighted by n_su / N_u, and nobody a count that is not its own (ULDP-FL, Protocol 1).
+    """Private weighting: the server learns the sum weighted by n_su / N_u, no party another's counts.
+
+    This is Protocol 1 of ULDP-FL.
 
     Attributes:
-        n_max: N_max, the largest number of records of a user that counts; a silo counts at most N_max / |S| of
-            them, so it is |S| or more.
+        n_max: N_max, the largest number of records of a user that counts; a silo counts at most N_max / |S| of them,
+            so it is |S| or more.
         cipher: "paillier", or "rlwe" (ring-LWE) for models of many parameters and a small N_max.
         key_bits: size of a Paillier modulus.
-        private_sampling: users are sampled by oblivious transfer, so that the server does not learn who was drawn.
-        on_dropout: what happens when a silo vanishes in a round: "end" ends the run; "retry" repeats the round under
+        private_sampling: users are sampled by oblivious transfer, so that the server does not learn the sample.
+        on_dropout: reaction to a silo that drops out of a round: "end" ends the run; "retry" repeats the round under
             fresh keys once all silos are back, because the weights of the others depend on its records.
-        dropout_rate: simulation: probability that a silo vanishes in an attempt at a round.
+        dropout_rate: simulation: probability that a silo drops out of an attempt at a round.
     """
 
     n_max: Count = 2000
@@ -85,7 +87,7 @@ class PrivateWeighting(ProtectionStage):
     dropout_rate: Annotated[float, Field(ge=0, lt=1)] = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse the size of a modulus that the cipher does not have."""
+        """Refuse a modulus size for a cipher without a modulus."""
         super().__post_init__()
         if self.key_bits is not None and self.cipher == "rlwe":
             raise CompositionError(
@@ -94,16 +96,16 @@ class PrivateWeighting(ProtectionStage):
 
     @property
     def modulus_bits(self) -> int:
-        """Size of the Paillier modulus: 3072 unless another was asked for."""
+        """Size of the Paillier modulus in bits; 3072 by default."""
         return self.key_bits or 3072
 
     @property
     def draws_blindly(self) -> bool:
-        """Whether oblivious transfer draws the users."""
+        """Whether oblivious transfer samples the users."""
         return self.private_sampling
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse what Protocol 1 does not compute: sums of pairs weighted by records, with shares of noise."""
+        """Refuse methods other than sums of pairs weighted by records, with shares of noise (Protocol 1)."""
         if not method.weights.by_records:
             yield (
                 "cannot run under private weighting: it computes the weights n_su / N_u, and this method has none; use "
@@ -127,7 +129,7 @@ class PrivateWeighting(ProtectionStage):
             yield from self._refuses_draw(method.sampler)
 
     def _refuses_draw(self, sampler: Any) -> Iterable[str]:
-        """Refuse a sampler that oblivious transfer cannot play."""
+        """Refuse a sampler that oblivious transfer cannot implement."""
         if redefined(sampler, "draw"):
             yield (
                 f"cannot run under private weighting with private_sampling: {type(sampler).__name__} defines draw(), "
@@ -146,7 +148,7 @@ class PrivateWeighting(ProtectionStage):
             )
 
     def adjust_sensitivity(self, sensitivity: Sensitivity, method: Any, public: Any) -> Sensitivity:
-        """Return what one user moves once the sum is rounded to the grid g of the messages: C + sqrt(d) g."""
+        """Return the sensitivity of the sum after rounding to the grid g of the messages: C + sqrt(d) g."""
         if public.dimension is None:
             raise PrivacyError(
                 "the guarantee of private weighting depends on the number of parameters: give it"
@@ -157,33 +159,35 @@ class PrivateWeighting(ProtectionStage):
         return replace(sensitivity, total=rounded_sensitivity(sensitivity.total, public.dimension, grid))
 
     def claims(self, claims: Iterable[Claim], sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Claim the same for whoever learns which users there are; of their counts nobody learns anything.
+        """Claim the same against parties that learn which users exist; no party learns their counts.
 
-        The seed of the blinds r_u is known to every silo: with it a server reads N_u off r_u N_u. So a server with a
-        silo knows counts, which nothing covers. Whoever decrypts ciphertexts sees them at a statistical distance.
+        Every silo knows the seed of the blinds r_u, with which a server can compute N_u from r_u N_u. So a server
+        with a silo knows the counts, and no claim covers that. A party that decrypts ciphertexts sees them at a
+        statistical distance.
         """
         told, distance = with_side_knowledge(claims, Reveals.PRESENCE, _PRESENT), self.distance(sensitivity)
         return (*told, *(replace(one, covers=one.covers | _SHOWN, distance=distance) for one in told))
 
     def distance(self, moves: Sensitivity) -> float:
-        """Return how far what a charge shows the server is from what follows from its sum, in statistical distance.
+        """Return the statistical distance between the server's view of a charge and a function of its sum.
 
-        Masks, blinds and v_s are exactly uniform. Under ring-LWE all ciphertexts show flooded noise, those of attempts
-        without an end too; under oblivious transfer the one sum that is opened shows a blinded count.
+        Masks, blinds and v_s are exactly uniform. Under ring-LWE every ciphertext shows flooded noise, also in
+        attempts that do not finish. Under oblivious transfer the single decrypted sum shows a blinded count.
         """
+        # One charge may cover MOST_REPEATS attempts, and each shows a ciphertext of every sender.
         flooded = shown_distance(moves.n_senders * MOST_REPEATS) if self.cipher == "rlwe" else 0.0
         return flooded + (CHECK_DISTANCE if self.private_sampling else 0.0)
 
     def make_protocol_spec(
         self, method: Any, public: PublicFacts, own: Groups, rounds: int
     ) -> PrivateWeightingSpec:
-        """Return the public numbers of Protocol 1, and of the silos' counts those that whoever asks knows.
+        """Return the public numbers of Protocol 1, and the counts of the silos that the caller knows.
 
-        A silo counts at most N_max / |S| records of a user, and never refuses one who has more: whether a run goes on
-        must not depend on that user, and the coordinator chooses N_max. The user's weights still sum to 1.
+        A silo counts at most N_max / |S| records of a user, and never refuses a user with more. A refusal would make
+        the run's progress depend on that user, and the coordinator chooses N_max. The user's weights still sum to 1.
 
         Raises:
-            ProtocolError: sums that the cipher does not hold.
+            ProtocolError: sums beyond the range of the cipher.
         """
         channel, silos = method.channel, public.n_silos
         grid = channel.message_grid(method.bound.grid, silos)
@@ -201,6 +205,8 @@ class PrivateWeighting(ProtectionStage):
             rounds=rounds,
         )
         counts = np.zeros((silos, public.n_users), dtype=np.int64)
+        # The limit N_max / |S| per silo keeps a user's total at most N_max without any silo knowing the others'
+        # counts.
         counts[own.silo, own.user] = np.minimum(method.weights.scores(own.size, silos), plan.count_limit)
         cipher = Paillier(self.modulus_bits) if self.cipher == "paillier" else Rlwe()
         return PrivateWeightingSpec(plan=plan, counts=counts, cipher=cipher, grid=grid)
@@ -224,7 +230,7 @@ class PrivateWeighting(ProtectionStage):
         return (model, task, Sent(ProtocolMessage, UP | DOWN), *setup, *weights, *reveal)
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return what ciphers promise, and what holds only while everybody follows the protocol, unseen in them."""
+        """Return the ciphers' assumptions and undetectable protocol departures, which no epsilon covers."""
         short = f"short discrete logarithms modulo primes of {self.modulus_bits // 2} bits"
         hard = short if self.cipher == "paillier" else "ring-LWE at 128 bits"
         transfer = (
@@ -252,9 +258,9 @@ class PrivateWeighting(ProtectionStage):
         )
 
     def places(self, rate: float) -> tuple[int, int]:
-        """Return (a, P) with a / P the sampling rate: of P places of an oblivious transfer a hold the weight.
+        """Return (a, P) with a / P the sampling rate: a of P places of an oblivious transfer hold the weight.
 
-        (0, 0) where the server draws the users, or nobody is sampled. A method refuses other rates.
+        (0, 0) if the server samples the users, or nobody does. A method refuses other rates.
         """
         if not self.private_sampling:
             return 0, 0
@@ -267,5 +273,5 @@ def _scored(moves: Sensitivity) -> str:
 
 
 def _nearest(rate: float) -> Fraction:
-    """Return the nearest share of places."""
+    """Return the nearest rate with at most ``_MOST_PLACES`` places."""
     return Fraction(rate).limit_denominator(_MOST_PLACES)

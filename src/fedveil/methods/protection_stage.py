@@ -1,4 +1,4 @@
-"""What a protection answers for as a stage of a method: whom a statement names, what is sent, what it claims."""
+"""Define protections as stages of a method: their parties, their messages and their claims."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from fedveil.stage import Sensitivity, Stage, duty
 
 Sends: TypeAlias = tuple[Sent, ...]
 UP: Final = Role.SERVER
-"""Who reads what a sender sends."""
+"""Reader of a sender's messages."""
 DOWN: Final = Role.SILO
-"""Who reads what the server sends."""
+"""Reader of the server's messages."""
 OF_KEYS: Final = "a break of X25519, ChaCha20 or SHA-256, on which masks and sealed messages rely"
-"""What masks promise, which no epsilon covers."""
+"""Assumption behind masks, which no epsilon covers."""
 OF_SUMS: Final = (
     "departures of the server from its protocol: where it sends senders another sum than that of their messages to "
     "decrypt, it learns who accepts it"
 )
-"""What a server can try where senders decrypt what it has added up."""
+"""Attack by a server that lets the senders decrypt a sum other than that of their messages."""
 
 
 class ProtectionStage(Stage):
-    """What hides a sender's message, with the defaults of one that hides nothing.
+    """Protection of a sender's message, with the defaults of a protection that hides nothing.
 
     Attributes:
-        parties: coalitions that a statement names, besides the server alone and one sender alone.
-        weighs: whether weights by records are computed without showing counts.
-        agrees: whether senders agree on public numbers before the run, the grid of their messages among them.
-        masks: whether the server learns the sum of whole numbers alone, whoever sends them.
-        divides: whether messages travel in two parts, one of them encrypted under a key that the senders share.
-        protects: whether it stands for more than messages as they are, so that no other may take its place.
-        on_dropout: what happens when a sender vanishes in a round: the run ends, the round is repeated, or recovered.
-        max_dropouts: how many senders may be missing from a sum.
-        dropout_rate: in a simulation, the probability that a sender vanishes in an attempt at a round.
+        parties: coalitions named in a statement, besides the server alone and one sender alone.
+        weighs: whether weights by records are computed without showing record counts.
+        agrees: whether senders agree on public numbers before the run, including the grid of their messages.
+        masks: whether messages are masked whole numbers, of which the server learns only the sum.
+        divides: whether messages have two parts, one of them encrypted under a key that the senders share.
+        protects: whether the stage hides anything, so that no other protection may replace it.
+        on_dropout: reaction to a sender that drops out of a round: end the run, retry the round, or recover its
+            masks.
+        max_dropouts: most senders that may be missing from a sum.
+        dropout_rate: in a simulation, probability that a sender drops out of an attempt at a round.
     """
 
     parties: ClassVar[tuple[Role, ...]] = ()
@@ -53,28 +54,28 @@ class ProtectionStage(Stage):
 
     @property
     def on_dropout(self) -> Literal["end", "retry", "recover"]:
-        """End, unless the protection has another answer."""
+        """Reaction to a dropout: "end", unless the protection overrides it."""
         return "end"
 
     @property
     def max_dropouts(self) -> int:
-        """None."""
+        """Most senders that may be missing from a sum: 0."""
         return 0
 
     @property
     def dropout_rate(self) -> float:
-        """None vanishes."""
+        """Probability of a simulated dropout: 0."""
         return 0.0
 
     def apply_to(self, method: Any, n_users: int) -> Any:
-        """Return a method under this protection, with its noise where and as large as that needs it.
+        """Return a method under this protection, with its noise placed and sized as the protection needs it.
 
         Args:
-            method: the composition without it, or with the protection that it brings.
+            method: the composition, unprotected or with the protection that its builder gives it.
             n_users: |U|.
 
         Raises:
-            CompositionError: the method brings another one.
+            CompositionError: the method already has another protection.
         """
         own = method.protection
         if own.protects and own != self:
@@ -85,14 +86,14 @@ class ProtectionStage(Stage):
         return replace(method, channel=method.channel.sized_for_dropouts(self.max_dropouts), protection=self)
 
     def with_vote_noise(self, multiplier: float, ballots: int) -> ProtectionStage:
-        """Return the protection whose votes are a release of this noise multiplier in every round.
+        """Return the protection with votes that are a Gaussian release of this multiplier in every round.
 
         Args:
-            multiplier: of the votes of one round.
-            ballots: how many of them one unit can change.
+            multiplier: noise multiplier of one round's votes.
+            ballots: number of ballots that one unit can change.
 
         Raises:
-            CompositionError: nobody votes.
+            CompositionError: the protection has no votes.
         """
         raise CompositionError(
             f"budget.votes: under {type(self).__name__} nobody votes; partial encryption counts votes with noise by "
@@ -103,54 +104,54 @@ class ProtectionStage(Stage):
     def make_protocol_spec(
         self, method: Any, public: PublicFacts, own: Groups, rounds: int
     ) -> ProtocolSpec[Any, Any]:
-        """Return what the parties of a run agree on before any training: the protocol that they play.
+        """Return the protocol spec on which the parties of a run agree before any training.
 
         Args:
             method: the composition.
-            public: the public facts, and how many numbers a message has.
-            own: the (silo, user) pairs that whoever asks knows of: all, a silo's own, or none.
-            rounds: how many there are.
+            public: the public facts, including the number of coordinates of a message.
+            own: the (silo, user) pairs that the caller knows: all, those of one silo, or none.
+            rounds: number of rounds.
         """
         raise NotImplementedError
 
     @property
     def tolerates_dropout(self) -> bool:
-        """Whether a round goes on without senders that vanish; not unless the protection says so."""
+        """Whether a round proceeds without senders that drop out."""
         return False
 
     @property
     def draws_blindly(self) -> bool:
-        """Whether users are drawn without the server knowing whom; nowhere but by oblivious transfer."""
+        """Whether users are sampled without the server learning the sample (oblivious transfer)."""
         return False
 
     def local_bound(self, bound: Bound) -> Bound:
-        """Return the bound that is enforced in local training, given that of the method."""
+        """Return the bound that local training enforces, given the method's bound."""
         return bound
 
     def largest_bound(self, bound: Bound) -> float:
-        """Return the largest bound of any part of a contribution, given that of the method."""
+        """Return the largest bound of any part of a contribution, given the method's bound."""
         return bound.largest
 
     def adjust_sensitivity(self, sensitivity: Sensitivity, method: Any, public: Any) -> Sensitivity:
-        """Return how far one unit moves what is summed under the protection."""
+        """Return the sensitivity of the round under the protection."""
         return sensitivity
 
     def claims(self, claims: Iterable[Claim], sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Return what a round claims under the protection, given what the noise of its messages claims."""
+        """Return the claims of a round under the protection, given the claims of the messages' noise."""
         return tuple(claims)
 
     def grid_loss(self, loss: float, sensitivity: Sensitivity) -> float:
-        """Return what the grid of the noise costs a coordinate, given what it costs without the protection."""
+        """Return the epsilon loss of the noise's grid per coordinate, given the loss without the protection."""
         return loss
 
     @duty
     def sends(self, method: Any) -> Sends:
-        """Return every message of the setup and of a round, and who reads it."""
+        """Return every message of the setup and of a round, with its readers."""
         raise NotImplementedError
 
 
 def masking_obstacle(method: Any) -> str:
-    """Return why messages that are no whole numbers with their share of the noise have no place under masks."""
+    """Return why a method's messages cannot be masked: they are no whole numbers with their noise."""
     if not method.bound.bounded:
         return "unbounded updates lie on no grid and in no range; give the method a clip bound and GaussianShares"
     if method.local.own_noise:
@@ -168,8 +169,9 @@ def masking_obstacle(method: Any) -> str:
 
 
 def plain_round(method: Any) -> Sends:
-    """Return the model and the task of a round, and who takes part where some are drawn, as silos are told."""
+    """Return the messages of an unprotected round: model, task and the sample, if there is one."""
     found = [Sent(GlobalModel, Role.SILO), Sent(RoundTask, Role.SILO)]
     if method.draws:
+        # A client learns its own flag only; a silo must know which of its users to train.
         found.append(Sent(SampledFlag if method.contribution.drawn_alone else SampledUsers, Role.SILO))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Secure aggregation as a stage: masks hide every message, and the server learns their sum alone.
+"""Mask every message, so that the server learns only the sum of the messages.
 
 The protocols are in :mod:`fedveil.protocols.masking`; docs/theory/secure-aggregation.md.
 """
@@ -51,17 +51,17 @@ from fedveil.stage import Sensitivity
 
 @dataclass(frozen=True, kw_only=True)
 class SecureAggregation(ProtectionStage):
-    """The server receives masked messages and learns their sum alone (Bonawitz et al. 2017).
+    """Secure aggregation: the server gets masked messages, learns only their sum (Bonawitz et al. 2017).
 
-    Masks live in whole numbers modulo a power of two, so it needs messages on a grid, in a range known beforehand, that
-    are useful when only their sum is seen: bounded sums that carry their silo's share of the noise.
+    Masks are whole numbers modulo a power of two. So messages must lie on a grid, in a range known in advance, and be
+    useful when only their sum is seen: bounded sums that carry their silo's share of the noise.
 
     Attributes:
-        on_dropout: what happens when a silo vanishes in a round: "end" ends the run; "retry" repeats the round with
-            the rest under fresh keys (or with all, where the weights depend on the silo that is missing); "recover"
-            has the others open the masks it left behind, so that the round survives (Shamir shares).
-        max_dropouts: how many silos may be missing from a sum; the shares of the noise are sized for that.
-        dropout_rate: simulation: probability that a silo vanishes in an attempt at a round.
+        on_dropout: reaction to a silo that drops out of a round: "end" ends the run; "retry" repeats the round with
+            the rest under fresh keys (or with all, if the weights depend on the missing silo); "recover" lets the
+            others open the masks of the missing silo, so that the round survives (Shamir shares).
+        max_dropouts: most silos that may be missing from a sum; the shares of the noise are sized for that.
+        dropout_rate: simulation: probability that a silo drops out of an attempt at a round.
     """
 
     parties: ClassVar[tuple[Role, ...]] = (UP | DOWN,)
@@ -73,11 +73,11 @@ class SecureAggregation(ProtectionStage):
 
     @property
     def tolerates_dropout(self) -> bool:
-        """Whether a round goes on without silos that vanish: the others open the masks left behind."""
+        """Whether a round proceeds without a silo that dropped out: the others open its masks."""
         return self.on_dropout == "recover"
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse what masks do not fit, noise sized for other sums, and weights that cannot do without a silo."""
+        """Refuse messages that cannot be masked, noise sized for other sums, and weights that need every silo."""
         if not method.channel.whole or method.local.own_noise:
             yield f"cannot run under secure aggregation: {masking_obstacle(method)}"
         if self.max_dropouts != method.channel.max_dropouts:
@@ -99,20 +99,22 @@ class SecureAggregation(ProtectionStage):
             yield "recovery has nothing to recover from with max_dropouts = 0; say how many may be missing"
 
     def make_protocol_spec(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> MaskedSumSpec:
-        """Return the range of the silos' messages, and how many of them a sum needs.
+        """Return the range of the silos' messages, and the number of silos that a sum needs.
 
-        A silo's sum is at most C times the largest weight that |U| users can have in one silo. To it comes its share
-        of the noise, at most 40 standard deviations; beyond that, with a probability below 1e-340 a coordinate, the
-        round would end with an error.
+        The sum of a silo is at most C times the largest total weight of |U| users in one silo. Its share of the noise
+        adds at most 40 standard deviations. Larger noise, with a probability below 1e-340 per coordinate, would end
+        the round with an error.
 
         Raises:
-            ProtocolError: fewer than two silos, or a sum that 64 bits do not hold.
+            ProtocolError: fewer than two silos, or a sum that does not fit into 64 bits.
         """
         channel, bound, silos = method.channel, method.bound, public.n_silos
         contributions = public.n_users if method.contribution.per == "pair" else 1
         weight = 1.0 / silos if method.weights.uniform else 1.0
+        # ||sum of a silo|| <= |U| w C (one contribution per silo or client: C), times the channel's gain.
         largest = contributions * weight * bound.norm * channel.gain
         grid = channel.message_grid(bound.grid, silos)
+        # Shamir threshold: the silos that remain after max_dropouts must be enough to open the missing masks.
         threshold = silos - channel.max_dropouts if self.tolerates_dropout else None
         if threshold is not None:
             check_threshold(threshold, silos, channel.colluding_silos)
@@ -125,7 +127,7 @@ class SecureAggregation(ProtectionStage):
         )
 
     def sends(self, method: Any) -> Sends:
-        """Return the messages of a round: masked vectors, and what removes the masks of their sum."""
+        """Return the messages of a round: masked vectors, and the keys or shares that remove the sum's masks."""
         if self.on_dropout != "recover":
             kinds: Sends = (
                 Sent(Announcement, UP),
@@ -141,7 +143,7 @@ class SecureAggregation(ProtectionStage):
         return (*plain_round(method), Sent(ProtocolMessage, UP | DOWN), Sent(MaskedVector, UP), *kinds)
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return what masks promise, which no epsilon covers."""
+        """Return the assumption behind masks, which no epsilon covers."""
         return (OF_KEYS,)
 
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:

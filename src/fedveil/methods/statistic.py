@@ -1,4 +1,4 @@
-"""A statistic as a method: the bounded vector of every (silo, user) pair, summed with shares of one noise."""
+"""Compose a statistic as a method: bounded vectors of (silo, user) pairs, summed with noise."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _EXACT_BITS = 52
 
 @dataclass(frozen=True)
 class ReleaseSum(Optimizer):
-    """What the server of a statistic does: it releases the noisy sum, from which every figure is decoded."""
+    """Server of a statistic: it releases the noisy sum, from which every figure is decoded."""
 
     steps_models: ClassVar[bool] = False
 
     def init(self, model: Model) -> State:
-        """Return nothing: every release is the whole of what is released."""
+        """Return the empty state: every release is complete in itself."""
         return STATELESS
 
     def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
-        """Return the sum, whatever was released before."""
+        """Return the noisy sum, whatever was released before."""
         return mean.float(), STATELESS
 
 
@@ -45,10 +45,13 @@ def statistic(
     protection: ProtectionStage,
     colluding_silos: int = 0,
 ) -> Method:
-    """Releases sum_su w_su v_su + N(0, sigma^2) with ||v_su|| <= 1 and sum_s w_su <= 1, so that a person moves it by 1.
+    """Release sum_su w_su v_su + N(0, sigma^2), with ||v_su|| <= 1 and sum_s w_su <= 1.
+
+    A person changes the sum by at most 1.
 
     Raises:
-        CompositionError: more people than exact sums on the grid of this noise hold, or stages that do not combine.
+        CompositionError: sums over so many people are not exact on the grid of this noise, or the stages do not
+            combine.
     """
     channel = GaussianShares(
         noise_multiplier=noise_multiplier,
@@ -57,6 +60,7 @@ def statistic(
         max_dropouts=protection.max_dropouts,
         users=public.n_users,
     )
+    # Sums are float64, exact below 2^53 grid steps: 2^52 for the people's sum, and one bit for the noise.
     grid = grid_for(channel.share_std(public.n_silos), at_most=1.0)
     if public.n_users / grid >= 2.0**_EXACT_BITS:
         raise CompositionError(

@@ -1,4 +1,4 @@
-"""ULDP-FL: user-level differential privacy when one user's records lie in several silos.
+"""Compose the methods of ULDP-FL: user-level privacy when one user's records lie in several silos.
 
 Kato, Xiong, Takagi, Cao, Yoshikawa: "ULDP-FL: Federated Learning with Across Silo User-Level Differential Privacy",
 PVLDB 2024. S: silos, U: users, x: model, eta_g and eta_l: global and local learning rates, sigma: noise multiplier,
@@ -10,10 +10,10 @@ C: clip bound, Q: local epochs, q: sampling rate of users. In a round
                            x <- x + eta_g / (q |U| |S|) sum                                       (line 6)
     SGD    the same, with minus one gradient for Delta_su
     -w     weights w_su = n_su / N_u (equation 3) in place of 1/|S|
-    q < 1  users are drawn (Algorithm 4)
+    q < 1  users are sampled (Algorithm 4)
 
-A user's weights sum to at most 1 over the silos, so adding or removing one user moves the sum of AVG and SGD by at most
-C (Theorem 3), whatever the number of the user's records. docs/theory/uldp-methods.md.
+A user's weights sum to at most 1 over the silos. So adding or removing one user changes the sum of AVG and SGD by at
+most C (Theorem 3), however many records the user has. docs/theory/uldp-methods.md.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def uldp_naive(
     colluding_silos: Colluding = 0,
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """Clips each silo's whole update and adds noise for a user who may be in all silos (Algorithm 1).
+    """ULDP-NAIVE: clip each silo's update, and add noise for a user who may be in all silos (Algorithm 1).
 
-    Guarantees one user a Gaussian mechanism of multiplier sigma / 2 in each round: a clipped update moves by up to
-    2 C in each of |S| silos, where Theorem 1 of the paper counts C.
+    Guarantee: in each round, readers of the models see one user through a Gaussian mechanism of multiplier sigma / 2.
+    A clipped update changes by up to 2 C in each of |S| silos; Theorem 1 of the paper counts C.
     """
     return Method(
         name="uldp-naive",
@@ -70,6 +70,7 @@ def uldp_naive(
         local=local,
         bound=Clip(norm=clip),
         weights=Weights.ONE,
+        # Algorithm 1: |S| shares of variance sigma^2 C^2 |S| add up to (sigma |S| C)^2.
         channel=GaussianShares(
             noise_multiplier=noise_multiplier, scale=n_silos * clip, colluding_silos=colluding_silos
         ),
@@ -85,13 +86,13 @@ def uldp_group(
     group_size: GroupSize,
     learning_rate: ServerRate = 1.0,
 ) -> Method:
-    """Runs record-level DP-SGD in each silo, accounted for users of whom at most k records are kept (Algorithm 2).
+    """ULDP-GROUP: DP-SGD in each silo, accounted for users with at most k records (Algorithm 2).
 
-    k = ``group_size`` counts the records of all silos together. The guarantee holds for one user, however the k records
-    are divided among the silos; docs/theory/group-privacy.md.
+    k = ``group_size`` counts the records of all silos together. The guarantee holds for one user, however the k
+    records are divided among the silos; docs/theory/group-privacy.md.
 
     Raises:
-        CompositionError: a local step that DP-SGD does not have (momentum, weight decay, a rate that falls, a pass that
+        CompositionError: a local step that DP-SGD does not have (momentum, weight decay, a decaying rate, a pass that
             stops early, no batch size).
     """
     check_computed(local)
@@ -127,7 +128,7 @@ def _pairs(
     colluding_silos: Colluding = 0,
     learning_rate: PairRate = 1.0,
 ) -> Method:
-    """Algorithms 3 and 4, each pair weighted 1/|S|."""
+    """Compose Algorithms 3 and 4, with the weight 1/|S| for each pair."""
     bound = bound_of(clip)
     return Method(
         name="uldp-sgd" if local.one_gradient else "uldp-avg",
@@ -136,6 +137,7 @@ def _pairs(
         local=local,
         bound=bound,
         weights=Weights.UNIFORM,
+        # Algorithm 3: |S| shares of variance sigma^2 C^2 / |S| add up to (sigma C)^2.
         channel=GaussianShares(
             noise_multiplier=noise_multiplier, scale=bound.norm, colluding_silos=colluding_silos
         ),
@@ -145,7 +147,7 @@ def _pairs(
 
 @variant_of(_pairs, local=LocalGradient())
 def uldp_sgd(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None) -> Method:
-    """Takes one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form).
+    """ULDP-SGD: one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form).
 
     The guarantee is that of uldp-avg.
     """
@@ -154,7 +156,7 @@ def uldp_sgd(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None)
 
 @variant_of(uldp_sgd)
 def uldp_sgd_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
-    """Takes one clipped gradient per user and silo, weighted by the user's records there (Algorithm 3, equation 3).
+    """ULDP-SGD-w: one clipped gradient per user and silo, weighted by records (Algorithm 3, equation 3).
 
     This is uldp-avg-w with one local step over all records of a contribution, at local rate 1.
     """
@@ -163,20 +165,20 @@ def uldp_sgd_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
 
 @variant_of(_pairs)
 def uldp_avg(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None) -> Method:
-    """Trains and clips per user and silo, each weighted 1/|S| (Algorithm 3).
+    """ULDP-AVG: train and clip per user and silo, each weighted 1/|S| (Algorithm 3).
 
-    Guarantees one user a Gaussian mechanism of multiplier sigma in each round (Theorem 3), Poisson-subsampled if
-    ``user_sampling_rate`` is below 1; docs/theory/uldp-methods.md.
+    Guarantee: in each round, readers of the models see one user through a Gaussian mechanism of multiplier sigma
+    (Theorem 3), Poisson-subsampled if ``user_sampling_rate`` is below 1; docs/theory/uldp-methods.md.
     """
     return with_correlated_noise(pairs, correlated, rounds)
 
 
 @variant_of(uldp_avg)
 def uldp_avg_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
-    """Trains and clips per user and silo, weighted by the user's records there: n_su/N_u (Algorithm 3, equation 3).
+    """ULDP-AVG-w: train and clip per user and silo, weighted n_su/N_u by records (Algorithm 3, eq. 3).
 
-    Readers of the models have the guarantee of uldp-avg. The silos disclose record counts to compute the weights, so
-    nothing is guaranteed against the server and the silos, unless private weighting hides the counts. The weights are
-    n_su^p / sum_s n_su^p with ``power`` p; the paper has p = 1.
+    Readers of the models have the guarantee of uldp-avg. The silos disclose record counts to compute the weights. Not
+    claimed: any guarantee against the server and the silos, unless private weighting hides the counts. The weights
+    are n_su^p / sum_s n_su^p with ``power`` p; the paper has p = 1.
     """
     return replace(uniform, name="uldp-avg-w", weights=Weights.by_power(power))

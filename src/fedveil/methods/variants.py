@@ -1,4 +1,4 @@
-"""Builders of methods that vary another: its keys, and keys of their own."""
+"""Define builders that vary another builder's method: they have its keys, and keys of their own."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ Builder = Callable[..., Method]
 
 
 def variant_of(base: Callable[..., object], **fixed: object) -> Callable[[Builder], Builder]:
-    """Make a builder of a function that changes the method of another builder, or makes one of common keys.
+    """Make a builder from a function that changes the method of another builder, or uses common keys.
 
     Args:
-        base: the other builder, or a dataclass whose fields are keys; they are the variant's too.
-        fixed: keys of the other that the variant does not have, with what they are.
+        base: the other builder, or a dataclass whose fields are keys; its keys are the variant's too.
+        fixed: keys of ``base`` that the variant does not have, with their values.
 
     Returns:
-        A decorator of a function of what the other returns; its keyword arguments are keys of its own. They stand
-        behind the other's keys without a default, and before those with one.
+        A decorator of a function that takes the result of ``base``. The function's keyword arguments are the
+            variant's own keys. In the signature they stand after the base's keys without a default, and before those
+            with one.
     """
 
     def decorate(change: Builder) -> Builder:

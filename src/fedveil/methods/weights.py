@@ -1,4 +1,4 @@
-"""Weights: how contributions enter the sum of their silo."""
+"""Weight the contributions in the sum of their silo."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from fedveil.stage import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredMain:
-    """The main silo that a file names which all silos share (:mod:`fedveil.data.main_silos`).
+    """Main silo of each user, as named in a file that all silos share (:mod:`fedveil.data.main_silos`).
 
     Attributes:
-        main_silos: the file's SHA-256, in hexadecimal: a silo with another file takes no part.
+        main_silos: the file's SHA-256, in hexadecimal; a silo with another file takes no part.
     """
 
     main_silos: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 Power: TypeAlias = Annotated[float, Field(ge=0, le=64)] | Literal["main"]
-"""p of the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity."""
+"""Exponent p of the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity."""
 
 
 @dataclass(frozen=True)
 class Weights(Stage):
-    """The weight of a contribution in its silo's sum. For pairs, the weights of one user sum to at most 1.
+    """Weight of a contribution in its silo's sum. For pairs, the weights of one user sum to at most 1.
 
     ONE: w = 1 (FedAVG, ULDP-NAIVE, DP-Fed: the server divides by the number of silos or of clients).
-    UNIFORM: w_su = 1/|S| (ULDP-AVG); the share of a silo where the user has no record is lost.
-    BY_RECORDS: w_su = n_su/N_u (ULDP-AVG-w).
-    EQUAL: w_su = 1/(silos where the user has a record): BY_RECORDS with one record in each.
-    MAIN: w_su = 1 in the silo where the user has most records, the first of them where several have as many; 0 in the
-        others, where the user is neither trained nor sent.
+    UNIFORM: w_su = 1/|S| (ULDP-AVG); the share of a silo in which the user has no record is lost.
+    BY_RECORDS: w_su = n_su/N_u (ULDP-AVG-w, equation 3).
+    EQUAL: w_su = 1/(silos in which the user has a record): BY_RECORDS as if each silo had one record.
+    MAIN: w_su = 1 in the silo in which the user has most records, the first of them if several have as many; 0 in the
+        others, which neither train nor send for the user.
 
     The last three are w_su = n_su^p / sum_s' n_s'u^p with p = 1, 0 and infinity (:meth:`by_power`). Between
-    institutions a file can name the main silos, so that nobody shows counts.
+    institutions a file can name the main silos, so that no silo shows counts.
 
-    Guarantees: a weight is a function of its user's record counts alone, or of the user's line of the file; weights of
-    a user sum to at most 1 + |S| 2^-52 in float64, which is less than what bounds leave for rounding
-    (:mod:`fedveil.privacy.bounds`). For the file that needs nobody's word: it names one silo a user, and a silo takes
-    part with no other file than that of the digest, which all silos sign with the experiment.
+    Guarantees: a weight is a function of its user's record counts alone, or of the user's line of the file. The
+    weights of a user sum to at most 1 + |S| 2^-52 in float64. That is less than the margin that bounds leave for
+    rounding (:mod:`fedveil.privacy.bounds`). For the file, this needs no trust: it names one silo per user, and a
+    silo takes part only with the file of the digest, which all silos sign with the experiment.
 
     Args:
         law: one, uniform over the silos, by powers of record counts, or by a file of main silos.
         power: p.
-        digest: of the file.
+        digest: digest of the file.
     """
 
     law: Literal["one", "uniform", "records", "declared"]
@@ -73,7 +73,7 @@ class Weights(Stage):
 
     @classmethod
     def by_power(cls, power: Power | DeclaredMain) -> Weights:
-        """Return the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity, by counts or as a file says."""
+        """Return the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity, by counts or by a file."""
         if isinstance(power, DeclaredMain):
             if type(power) is not DeclaredMain:
                 raise CompositionError(
@@ -85,27 +85,27 @@ class Weights(Stage):
 
     @property
     def uniform(self) -> bool:
-        """Whether every silo has the weight 1/|S|, whatever it holds."""
+        """Whether every silo has the weight 1/|S|, whatever records it holds."""
         return self.law == "uniform"
 
     @property
     def by_records(self) -> bool:
-        """Whether a weight depends on what its user has elsewhere: how many records, or whether there are any."""
+        """Whether a weight depends on the user's records at other silos: their number, or whether any exist."""
         return self.law == "records"
 
     @property
     def main(self) -> bool:
-        """Whether a user's weight is all in one silo, so that a sum bears the lack of any silo."""
+        """Whether the whole weight of a user is in one silo, so that a sum stays valid without any other silo."""
         return math.isinf(self.power)
 
     @property
     def supports_user_totals(self) -> bool:
-        """Whether totals of whole scores are enough to compute it (:meth:`scores`)."""
+        """Whether totals of whole scores suffice to compute the weights (:meth:`scores`)."""
         return not self.main and self.power == int(self.power)
 
     @property
     def description(self) -> str:
-        """The weight as a formula."""
+        """Weight as a formula."""
         if self.main:
             return "1 in the main silo"
         if not self.by_records:
@@ -115,7 +115,7 @@ class Weights(Stage):
         return f"n_su^{self.power:g} / sum_s n_su^{self.power:g}"
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse pairs whose weights do not sum to at most 1, and weights of pairs for anything else."""
+        """Refuse pairs whose weights do not sum to at most 1, and weights of pairs for other contributions."""
         pairs = method.contribution.per == "pair"
         if pairs and self.law == "one":
             yield (
@@ -126,13 +126,13 @@ class Weights(Stage):
             yield f"weights {self.description} are those of (silo, user) pairs"
 
     def sends(self) -> tuple[Sent, ...]:
-        """Return the messages by which silos learn the weights in the open: scores go up, totals come back."""
+        """Return the messages of unprotected weights: silos send scores, and receive totals."""
         if not self.by_records:
             return ()
         return Sent(UserCounts, Role.SERVER), Sent(UserTotals, Role.SILO)
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return what a file of main silos rests on, and tells."""
+        """Return the trust in the author of a file of main silos, and what the file reveals."""
         if self.law != "declared":
             return ()
         return (
@@ -142,10 +142,13 @@ class Weights(Stage):
         )
 
     def for_population(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
-        """Return the weight of each contribution of a population, or of the share of it that one party has.
+        """Return the weight of each contribution of a population, or of one party's part of it.
 
-        Where all records are here, as in a simulation, main silos follow from them and from no file. A party that does
-        not have the declared file has no weight; a silo takes no part then (:meth:`check_file`).
+        If all records are present, as in a simulation, main silos follow from the records and not from a file. A
+        party without the declared file has weight 0; a silo then takes no part (:meth:`check_file`).
+
+        Returns:
+            (m,) float64 weights.
         """
         found = population.main_silos
         if self.law != "declared" or population.complete:
@@ -155,7 +158,7 @@ class Weights(Stage):
         return torch.from_numpy((found.silo[groups.user] == groups.silo).astype(np.float64))
 
     def check_file(self, found: MainSilos | None) -> None:
-        """Return if main silos follow from no file, or from this one.
+        """Check that a declared file of main silos is the given one.
 
         Raises:
             MainSilosError: another file than the declared one, or none.
@@ -167,13 +170,14 @@ class Weights(Stage):
             )
 
     def for_groups(self, groups: Groups, n_silos: int, n_users: int) -> Float64[Tensor, " m"]:
-        """Return the weight of each contribution, of those of all silos."""
+        """Return the (m,) float64 weights of the contributions of all silos."""
         if not self.by_records and not self.main:
             weight = 1.0 if self.law == "one" else 1.0 / n_silos
             return torch.full((len(groups.size),), weight, dtype=torch.float64)
         largest = np.zeros(n_users, dtype=groups.size.dtype)
         np.maximum.at(largest, groups.user, groups.size)
         if self.main:
+            # Among the silos with most records of a user, the one with the lowest number is the main silo.
             first = np.full(n_users, n_silos)
             most = groups.size == largest[groups.user]
             np.minimum.at(first, groups.user[most], groups.silo[most])
@@ -181,15 +185,16 @@ class Weights(Stage):
         scores: np.ndarray = groups.size.astype(np.float64)
         if self.power != 1:  # relative to a user's largest, so that no power is beyond all numbers
             scores = (scores / largest[groups.user]) ** self.power
+        # Equation 3 of ULDP-FL with the power p: w_su = n_su^p / sum_s' n_s'u^p.
         totals = np.bincount(groups.user, weights=scores, minlength=n_users)
         return torch.from_numpy(scores / totals[groups.user])
 
     def scores(self, counts: Int64[np.ndarray, " m"], n_silos: int) -> Int64[np.ndarray, " m"]:
-        """Return n^p for whole p, as whole numbers: what weights are computed from where no party has all counts.
+        """Return n^p for whole p, as whole numbers, from which silos compute weights without sharing counts.
 
-        A count above ((2^32 - 1) / |S|)^(1/p) counts as the whole number below that, so that a user's scores of all
-        silos sum to what :class:`~fedveil.protocols.session_messages.UserTotals` hold, however many records that is;
-        the weights still sum to 1. The limit is a function of public numbers.
+        A count above ((2^32 - 1) / |S|)^(1/p) is replaced by the largest whole number below that. So a user's scores
+        of all silos sum to at most the range of :class:`~fedveil.protocols.session_messages.UserTotals`, for any
+        number of records. The weights still sum to 1. The limit is a function of public numbers.
 
         Raises:
             CompositionError: a power that is not whole.
@@ -198,6 +203,7 @@ class Weights(Stage):
             raise CompositionError(f"weights {self.description}: {NOT_WHOLE}")
         power, largest = int(self.power), LARGEST_SCORE // n_silos
         most = round(largest ** (1 / max(1, power)))
+        # Floating-point roots may round up; this restores most^p <= largest exactly, in whole numbers.
         most -= most ** max(1, power) > largest
         found: np.ndarray = np.where(counts > 0, np.minimum(counts, most) ** power, 0)
         return found
