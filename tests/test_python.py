@@ -985,3 +985,16 @@ def test_what_is_handed_over_as_something_else_is_named(tmp_path: Path) -> None:
     assert result.report(tmp_path / "r.html").read_text() == result.report().read_text()
     with pytest.raises(PrivacyError, match=r"no line of 'server'; there are .*Role.READER"):
         inspect.unwrap(Statement.line_for)(result.statement, "server")  # as a caller without checks of types
+
+
+def test_a_summed_loss_and_an_unregistered_optimiser_are_refused_for_what_they_are(
+    tmp_path: Path,
+) -> None:
+    class Own(fv.Sgd):
+        def step(self, *given: Any) -> Any:
+            return super().step(*given)
+
+    with pytest.raises(ConfigError, match="CrossEntropyLoss has reduction = 'sum'.*takes the mean"):
+        train(tmp_path, loss=nn.CrossEntropyLoss(reduction="sum"))
+    with pytest.raises(ConfigError, match=r"server: Own is no optimiser.*entry points fedveil\.optimizers"):
+        train(tmp_path, server=Own(1.0))

@@ -417,3 +417,13 @@ def test_a_layer_under_two_names_is_refused_and_a_tensor_under_two_names_is_not(
     other = torch.nn.Linear(4, 4)
     other.weight = layer.weight
     validate_layers(torch.nn.Sequential(layer, relu, other, relu))
+
+
+def test_a_gradient_hook_is_refused_and_not_ignored() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    validate_layers(model)
+    handle = model[0].weight.register_hook(lambda gradient: gradient * 100)
+    with pytest.raises(ModelError, match=r"0\.weight has a gradient hook"):
+        validate_layers(model)
+    handle.remove()
+    validate_layers(model)

@@ -195,7 +195,14 @@ def _loss(given: LossLike | None, people: Population, outputs: int) -> Loss:
         )
     if isinstance(given, nn.Module):
         given = copy_module(given, "loss")
-        if getattr(given, "reduction", "none") != "none":
+        reduction = getattr(given, "reduction", "none")
+        if reduction not in ("none", "mean"):
+            raise ConfigError(
+                f"loss: {type(given).__name__} has reduction = {reduction!r}, and training takes the mean "
+                "over the records "
+                "of a batch; set reduction='mean', and scale the learning rate instead"
+            )
+        if reduction == "mean":
             given.reduction = "none"  # type: ignore[assignment]
         return RecordLoss(f"{SESSION}{type(given).__name__}", given)
     return RecordLoss(recorded_name(given, "loss"), given)

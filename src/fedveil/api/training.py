@@ -261,9 +261,14 @@ def _server(server: Optimizer | None) -> dict[str, Any]:
         return {}
     chosen = choice_of("optimizers", server)
     if chosen is None:
-        raise ConfigError(
-            f"server: a server optimiser is needed, such as fedveil.Sgd(1.0), not {type(server).__name__}"
-        )
+        name = type(server).__name__
+        if isinstance(server, Optimizer):
+            raise ConfigError(
+                f"server: {name} is no optimiser that fedveil or an installed package registers; take "
+                "fedveil.Sgd, Adam or "
+                "Yogi, or register it under the entry points fedveil.optimizers"
+            )
+        raise ConfigError(f"server: a server optimiser is needed, such as fedveil.Sgd(1.0), not {name}")
     return {"optimizer": chosen.document()}
 
 

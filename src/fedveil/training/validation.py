@@ -35,6 +35,16 @@ def validate_layers(model: nn.Module) -> None:
     Raises:
         ModelError: names the layer, says why it cannot be trained, and gives a replacement.
     """
+    for name, parameter in model.named_parameters():
+        # Training computes gradients of copies, which carry no hooks: the hook would be ignored without a word.
+        if getattr(parameter, "_backward_hooks", None) or getattr(
+            parameter, "_post_accumulate_grad_hooks", None
+        ):
+            raise ModelError(
+                f"{name} has a gradient hook, which training would ignore: remove it, and change the loss or "
+                "the learning "
+                "rate instead"
+            )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise ModelError(
