@@ -994,7 +994,7 @@ def test_a_summed_loss_and_an_unregistered_optimiser_are_refused_for_what_they_a
         def step(self, *given: Any) -> Any:
             return super().step(*given)
 
-    with pytest.raises(ConfigError, match="CrossEntropyLoss has reduction = 'sum'.*takes the mean"):
+    with pytest.raises(ConfigError, match=r"CrossEntropyLoss has reduction = 'sum'.*takes the mean"):
         train(tmp_path, loss=nn.CrossEntropyLoss(reduction="sum"))
     with pytest.raises(ConfigError, match=r"server: Own is no optimiser.*entry points fedveil\.optimizers"):
         train(tmp_path, server=Own(1.0))

@@ -1,1 +1,1 @@
-"""The Python interface: choose a method, train a model over a population, and use the result."""
+"""Python interface: choose a method, train a model over a population, and use the result."""

@@ -1,8 +1,8 @@
-"""Callbacks: they receive public numbers after each round, and private numbers only if they ask for them.
+"""Callbacks: they receive public numbers after each round, and private numbers only on request.
 
-A private number (how many users took part, how long the round took, norms before clipping) is a function of the records
-that no guarantee covers. A callback that asks for private numbers cannot end the run, because the end of a run is
-public.
+A private number is a function of the records that no guarantee covers: the number of participants, the duration of a
+round, norms before clipping. A callback with private numbers must not end the run, because the end of a run is public
+and would reveal them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class RoundSummary:
     """A completed round, described by public numbers.
 
     Attributes:
-        number: 1, 2, ...
-        rounds: how many rounds the experiment has.
-        epsilon: spent so far; None if nothing is guaranteed.
-        test: metrics on the PUBLIC test table; None where the round was not evaluated, or the test records were held
-            out of the private ones.
-        private: the rest of the round's line of metrics, for a callback with ``sees_private``; otherwise None.
-        folder: the run folder, whose checkpoint is that of this round.
-        advice: a suggestion, computed from released models and public numbers alone; None if there is none.
+        number: number of the round, from 1.
+        rounds: number of rounds of the experiment.
+        epsilon: epsilon spent so far; None without a guarantee.
+        test: metrics on the PUBLIC test table; None if the round was not evaluated, or if the test records were held
+            out of the private records. A callback with ``sees_private`` also receives metrics on held-out records.
+        private: the other numbers of the round, for a callback with ``sees_private``; otherwise None.
+        folder: the run folder; its checkpoint is that of this round.
+        advice: a suggestion that is computed only from released models and public numbers; None if there is none.
     """
 
     number: int
@@ -55,12 +55,12 @@ class RoundSummary:
     advice: str | None = None
 
     def __repr__(self) -> str:
-        """Public numbers alone, whatever the callback is shown."""
+        """Return public numbers only, even for a callback with ``sees_private``."""
         spent = "none" if self.epsilon is None else show_epsilon(self.epsilon)
         return f"RoundSummary({self.number} of {self.rounds}, epsilon={spent}, folder='{self.folder}')"
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the parameters of this round's model by name; they are released, and so covered by epsilon."""
+        """Return the parameters of this round's model by name; the model is released, so epsilon covers it."""
         checkpoint = RunFolder(self.folder).read_checkpoint()
         assert checkpoint is not None
         released = self._prepared.method.model_of(checkpoint.model, checkpoint.state)
@@ -68,10 +68,10 @@ class RoundSummary:
 
 
 class Callback:
-    """The base class of callbacks: override the methods that you need.
+    """Base class of callbacks; override the methods that you need.
 
     Attributes:
-        sees_private: whether it receives the private numbers of every round; it then cannot end the run.
+        sees_private: whether the callback receives the private numbers of every round; it then cannot end the run.
         needs_public_test: whether to refuse a population whose test records were held out of the private records.
     """
 
@@ -79,21 +79,21 @@ class Callback:
     needs_public_test: ClassVar[bool] = False
 
     def on_run_start(self, folder: Path, rounds: int, done: int) -> None:
-        """Called when a run of so many rounds begins in a folder, or is resumed after ``done`` of them."""
+        """Handle the start of a run of ``rounds`` rounds in a folder, or its resumption after ``done`` rounds."""
 
     def on_round_end(self, round: RoundSummary) -> str | None:
-        """Called after each completed round; return a reason to end the run here, or None to continue."""
+        """Handle a completed round; return a reason to end the run, or None to continue."""
         return None
 
     def on_run_end(self, statement: Statement | None) -> None:
-        """Called when the run ends: after its last round, early, or by an error (then there is no statement: None)."""
+        """Handle the end of the run: after its last round, early, or by an error (the statement is then None)."""
 
 
 class EarlyStop(Callback):
-    """Ends a run when a metric on the PUBLIC test table has not improved for some evaluated rounds.
+    """Ends a run when a metric on the PUBLIC test table stops improving.
 
     Args:
-        metric: its name, as in ``metrics``.
+        metric: name of the metric, as in ``metrics``.
         patience: number of evaluated rounds without improvement after which the run ends.
         least: smallest difference that counts as an improvement.
         lower_is_better: whether smaller values are better; None: only for ``loss``.
@@ -134,10 +134,10 @@ class EarlyStop(Callback):
 
 
 class Checkpoints(Callback):
-    """Keeps the model of every k-th round as ``round-NNNNN.safetensors`` in a folder.
+    """Writes the model of every k-th round as ``round-NNNNN.safetensors`` into a folder.
 
     Args:
-        folder: where; made if it is missing.
+        folder: the folder; it is created if it is missing.
         every: k.
     """
 
@@ -158,7 +158,7 @@ class Checkpoints(Callback):
 
 
 class Progress(Callback):
-    """Prints one line a round: its number, epsilon, and the metrics on a public test table; and advice, once."""
+    """Prints one line per round (number, epsilon, metrics on a public test table), and each advice once."""
 
     def __init__(self) -> None:
         self._advised = 0
@@ -180,7 +180,7 @@ _PUBLIC: Final = frozenset(name for name, kind in METRICS.items() if kind is Kin
 
 
 class CallbackObserver:
-    """The observer of a run that tells callbacks what each may know."""
+    """Observer of a run that passes to each callback the numbers that it may see."""
 
     def __init__(self, prepared: Prepared, callbacks: Sequence[Any], *, public_test: bool) -> None:
         if not isinstance(callbacks, Sequence):
@@ -200,30 +200,36 @@ class CallbackObserver:
                     "fedveil.data(..., test=(features, targets))"
                 )
         self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
-        # asked once: who has looked has looked
+        # Read once: a callback that clears `sees_private` later has already seen private numbers, and must not become
+        # able to end the run.
         self._see = tuple(bool(one.sees_private) for one in callbacks)
         self._folder: Path | None = None
         self._heard: list[RoundRow] = []
 
     def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
-        """Tell every callback where the run is kept."""
+        """Pass the start of the run, with its folder, to every callback."""
         self._folder, self._heard = folder, []
         for one in self._callbacks:
             one.on_run_start(folder, experiment.rounds, done)
 
     def training(self, round_number: int, done: int, total: int) -> None:
-        """Tell nobody: how many steps a round takes depends on who takes part."""
+        """Ignore the progress within a round.
+
+        The number of steps is private: it depends on the participants.
+        """
 
     def on_round_end(self, row: Row) -> None:
-        """Tell every callback of a round.
+        """Pass a completed round to every callback.
 
         Raises:
-            StopTraining: one of them has a reason to end.
-            ConfigError: it has, but it sees private numbers.
+            StopTraining: a callback gives a reason to end the run.
+            ConfigError: a callback that sees private numbers gives a reason to end the run.
         """
+        # After a resumption, advice must follow from all rounds, not only from those of this process.
         if not self._heard and self._folder is not None:
             self._heard += heard_before(self._folder, row["round"])
         self._heard.append(RoundRow.model_validate(row))
+        # Every callback receives the round, even if an earlier one ends the run.
         reasons = []
         for one, sees_private in zip(self._callbacks, self._see, strict=True):
             try:
@@ -240,9 +246,9 @@ class CallbackObserver:
             raise StopTraining("; ".join(reasons))
 
     def until_the_end(self, play: Callable[[], Outcome]) -> Outcome:
-        """Play a run, and tell every callback that was told of it how it ended, whatever happens.
+        """Execute a run; pass its end to every callback that received its start, even after an error.
 
-        What code of a user's own raises is raised as it is, with a note of how to go on.
+        An exception of user code is raised unchanged, with a note about how to resume the run.
         """
         statement = None
         try:
@@ -262,6 +268,7 @@ class CallbackObserver:
 
     def _summary(self, row: Row, private: bool) -> RoundSummary:
         assert self._folder is not None, "told of its start first"
+        # Exact metrics on held-out private records are private; those on a public table are not.
         shown = private or self._public_test
         return RoundSummary(
             number=row["round"],

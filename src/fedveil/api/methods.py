@@ -1,8 +1,8 @@
-"""Methods as arguments of :func:`fedveil.train`: a name, the method's own parameters, and those of local training.
+"""Choice of a method for :func:`fedveil.train`: name, own parameters and those of local training.
 
-There is one function for each of the main methods; :func:`method` takes any name. A function's parameters are those of
-the method's builder and of local training, read from their definitions. ``learning_rate`` is the rate of local
-training; the server's rate belongs to the server's optimiser (``server=fedveil.Sgd(...)``).
+Each main method has a function; :func:`method` takes any name. The parameters of a function are those of the method's
+builder and of local training, read from their definitions. ``learning_rate`` is the rate of local training; the
+server's rate belongs to the server's optimiser (``server=fedveil.Sgd(...)``).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class MethodChoice:
     """A method with its parameters, as in the tables ``[method]`` and ``[local]`` of an experiment.
 
     Attributes:
-        name: of the method.
-        parameters: the method's own parameters.
+        name: name of the method.
+        parameters: parameters of the method itself.
         local: parameters of local training; None if a contribution is a single gradient.
     """
 
@@ -45,10 +45,10 @@ class MethodChoice:
 
 
 class Chooser(Protocol):
-    """A function that chooses a method."""
+    """Function that chooses a method by its parameters."""
 
     def __call__(self, **parameters: Any) -> MethodChoice:
-        """Return the method with these parameters; ``help`` explains them."""
+        """Return the method with these parameters; ``help`` lists them."""
         ...
 
 
@@ -56,13 +56,13 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
     """Choose a method by its name; methods of other installed packages are included.
 
     Args:
-        name: as ``fedveil methods`` lists it.
-        parameters: the method's own parameters and those of local training: ``learning_rate`` (eta_l), ``epochs``,
-            ``steps``, ``batch_size``, ``momentum``, ``weight_decay``, ``decay``.
+        name: name of the method in the list of ``fedveil methods``.
+        parameters: parameters of the method itself, and those of local training: ``learning_rate`` (eta_l),
+            ``epochs``, ``steps``, ``batch_size``, ``momentum``, ``weight_decay``, ``decay``.
 
     Raises:
-        ConfigError: no such method, a parameter that it does not have (the error lists those that it has), or one that
-            is missing, of the wrong type or outside its range.
+        ConfigError: the method does not exist; a parameter does not exist (the error lists the known ones), is
+            missing, has the wrong type or is outside its range.
 
     >>> method("uldp-avg-w", clip=0.5, epochs=5).local
     {'epochs': 5}
@@ -91,10 +91,12 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
 
 
 def _check(chosen: MethodChoice) -> None:
-    """Return if the parameters are such as an experiment may give; a noise that is left out is found in training.
+    """Check the parameters as those of an experiment.
+
+    A missing noise multiplier counts as calibrated.
 
     Raises:
-        ConfigError: one that is missing or wrong; names it.
+        ConfigError: a parameter is missing or wrong; the error names it.
     """
     calibrated = {"noise_multiplier": "calibrated"} if chosen.takes_noise else {}
     section = {"name": chosen.name, **calibrated, **chosen.parameters}
@@ -107,16 +109,21 @@ def _check(chosen: MethodChoice) -> None:
 
 
 def _keys(name: str) -> tuple[Key, ...]:
-    """Return a method's own keys, without the server's learning rate: that is ``server=``."""
+    """Return the configuration keys of a method, without the server's learning rate.
+
+    The argument ``server=`` sets the server's learning rate.
+    """
     return tuple(key for key in own_keys(find("methods", name).load()) if key.name != _SERVER)
 
 
 def _trains(name: str) -> bool:
-    """Return whether a contribution of the method trains, and so has a table ``[local]``."""
+    """Return whether the method trains locally, and so has a table ``[local]``."""
     return Choice("methods", name).needs("local")
 
 
 def _chooser(name: str) -> Chooser:
+    """Return the function of one method, with a signature and a docstring derived from its builder."""
+
     def choose(**parameters: Any) -> MethodChoice:
         return method(name, **parameters)
 
@@ -127,7 +134,7 @@ def _chooser(name: str) -> Chooser:
 
 
 def _signature(name: str) -> inspect.Signature:
-    """Return a builder's own parameters, with those of local training where it trains."""
+    """Return the signature of a method's function: the builder's parameters and those of local training."""
     found = {key.name: "calibrated" if key.name == "noise_multiplier" else key.default for key in _keys(name)}
     if _trains(name):
         found |= {key.name: key.default for key in own_keys(LocalSgd) if key.name not in found}
@@ -137,14 +144,14 @@ def _signature(name: str) -> inspect.Signature:
 
 
 def _described(name: str) -> str:
-    """Return a builder's docstring without its errors, and where the published algorithm stands."""
+    """Return a builder's docstring without its Raises section, with references to the published algorithm."""
     builder = find("methods", name).load()
     told = (inspect.getdoc(builder) or name).partition("\n\nRaises:")[0]
     return f"{told}\n\nhelp({builder.__module__}) has the published algorithm; see also docs/reference/methods.md."
 
 
 def _parameters(name: str) -> str:
-    """Return what each parameter means, as the types of the builder and of local training say."""
+    """Return the Args section, from the documented types of the builder and of local training."""
     keys = [*_keys(name), *(own_keys(LocalSgd) if _trains(name) else ())]
     lines = {key.name: _plain(f"{key.name}: {key.meaning}") for key in keys}
     return "Args:\n" + "\n".join(
@@ -153,7 +160,7 @@ def _parameters(name: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a meaning without the marks of a page: links and code."""
+    """Return a description without Markdown links and code marks."""
     text = re.sub(r" \(\[how\]\([^)]*\)\)", "", text)
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
 

@@ -1,8 +1,8 @@
-"""What is learned, as a Python program hands it over: a model, a loss and metrics, as objects or by name.
+"""Objective of a training run from Python: a model, a loss and metrics, as objects or by name.
 
-An object that can be imported again is recorded by its import path, ``package.module:name``. Any other is recorded as
-``session:name``: the run folder says that it was handed over, with the digest of a model, and of what a loss
-holds. Of code the names are recorded, and not what it does.
+An object that can be imported again is recorded by its import path, ``package.module:name``. Any other object is
+recorded as ``session:name``, with the digest of a model, and of the attributes of a loss. Only the names of code are
+recorded, not its content.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MetricLike: TypeAlias = str | Metric
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Objective:
-    """A model, its loss and its metrics, with what the run folder says of them.
+    """A model, its loss and its metrics, with their record for the run folder.
 
     Attributes:
-        module: the model as it was handed over, or as its name builds it: the initial state.
-        loss: what is minimised.
-        metrics: by the name that a report gives them.
-        section: the experiment's ``[model]``.
+        module: the initial model: a copy of the object that was passed, or built from its name.
+        loss: the loss that training minimises.
+        metrics: metrics by their name in reports.
+        section: the table ``[model]`` of the experiment.
     """
 
     module: nn.Module
@@ -51,7 +51,7 @@ class Objective:
 
     @property
     def task(self) -> Task:
-        """The model as the trainers take it."""
+        """The model, loss and metrics in the form that trainers take."""
         return Task(model=self.module, loss=self.loss, metrics=self.metrics)
 
 
@@ -62,12 +62,20 @@ def objective(
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
 ) -> Objective:
-    """Check a model, a loss and metrics against a population, on made-up records alone.
+    """Check a model, a loss and metrics against a population; the model sees synthetic records only.
+
+    Args:
+        model: a module, or the name or import path of one.
+        people: the population; its targets are checked against the loss.
+        seed: seed of the initial values of a model given by name.
+        loss: a loss or its name; None takes the default of the task and the number of outputs.
+        metrics: metrics or their names; None takes the defaults of the task.
 
     Raises:
-        ModelError: a model that mixes records, has nothing to train, fails on records of this shape, or gives another
-            number of outputs than the targets need; a loss whose terms are not those of one batch by itself.
-        ConfigError: a name that does not exist; something that is no model, loss or metric.
+        ModelError: the model mixes records, has no trainable parameter, fails on records of this shape, or has the
+            wrong number of outputs for the targets; the loss keeps state, draws random numbers, or has a term that
+            depends on other records although it claims not to.
+        ConfigError: a name does not exist; an object is no model, loss or metric.
     """
     module, recorded = _module(model, people, seed)
     outputs = _outputs(module, people)
@@ -82,10 +90,11 @@ def objective(
 
 
 def model_digest(model: nn.Module) -> str:
-    """Return the SHA-256 of a model: its layers in order, with their settings, and all parameters and buffers.
+    """Return the SHA-256 of a model: layers in order, settings, parameters and buffers.
 
-    Two models have the same digest if they were built alike and start alike. Settings are a layer's own words and its
-    attributes: numbers, texts and containers of them by value, other objects by name. Code is not part of it.
+    Two models have the same digest if they have the same architecture and the same initial values. Settings are the
+    ``extra_repr`` of a layer and its attributes: numbers, texts and containers of them by value, other objects by
+    name. Not claimed: equality of code, which the digest does not cover.
     """
     digest = hashlib.sha256()
     for name, module in model.named_modules():
@@ -101,17 +110,17 @@ def model_digest(model: nn.Module) -> str:
 
 
 def _called(value: Any) -> str:
-    """Return the name of a function or a class, or of the class of anything else: the same in every process."""
+    """Return the name of a function or class, or the class name of another object; stable over processes."""
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 def _loss_digest(loss: Loss) -> str | None:
-    """Return the SHA-256 of what a loss from outside holds: of its code nothing but names is compared."""
+    """Return the SHA-256 of a loss's attributes, None without attributes; its code enters by names only."""
     return hashlib.sha256(repr(snapshot(loss, _called)).encode()).hexdigest() if vars(loss) else None
 
 
 def recorded_name(given: Any, what: str) -> str:
-    """Return an object's import path, or ``session:name`` if it cannot be imported by one."""
+    """Return an object's import path, or ``session:name`` if the path does not import the same object."""
     name = getattr(given, "__name__", None) or type(given).__name__
     path = f"{getattr(given, '__module__', '')}:{name}"
     try:
@@ -122,6 +131,12 @@ def recorded_name(given: Any, what: str) -> str:
 
 
 def _module(model: nn.Module | str, people: Population, seed: int) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a copy of the model, and its name and digest for ``[model]``.
+
+    Raises:
+        ConfigError: the argument is neither a module nor a known name.
+        ModelError: the model has no trainable parameter, or does not compute records independently.
+    """
     shape = people.feature_shape
     if isinstance(model, str):
         wide = people.n_classes or 1
@@ -140,6 +155,8 @@ def _module(model: nn.Module | str, people: Population, seed: int) -> tuple[nn.M
     validate_layers(model)
     _check_trainable(model)
     mine = copy_module(model).cpu()
+    # The check runs on synthetic records: its error message must not depend on private ones. The fork leaves the
+    # caller's random state unchanged.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made_up = torch.randn(4, *shape)
@@ -156,7 +173,11 @@ def _check_trainable(model: nn.Module) -> None:
 
 
 def _outputs(module: nn.Module, people: Population) -> int:
-    """Return how many numbers the model gives a record, if the targets can be compared with them."""
+    """Return the number of outputs per record, after a check against the number of classes.
+
+    Raises:
+        ModelError: the outputs are not (records, outputs), or their number does not fit the classes.
+    """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made_up = module(torch.zeros(3, *people.feature_shape))
@@ -199,9 +220,9 @@ def _loss(given: LossLike | None, people: Population, outputs: int) -> Loss:
         if reduction not in ("none", "mean"):
             raise ConfigError(
                 f"loss: {type(given).__name__} has reduction = {reduction!r}, and training takes the mean "
-                "over the records "
-                "of a batch; set reduction='mean', and scale the learning rate instead"
+                "over the records of a batch; set reduction='mean', and scale the learning rate instead"
             )
+        # Methods need one term per record: a mean over the batch would hide the record's own gradient.
         if reduction == "mean":
             given.reduction = "none"  # type: ignore[assignment]
         return RecordLoss(f"{SESSION}{type(given).__name__}", given)

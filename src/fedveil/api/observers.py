@@ -1,11 +1,15 @@
-"""Observers that keep a run's numbers elsewhere: TensorBoard, MLflow, Weights & Biases (the extra ``observers``).
+"""Trackers that log a run's numbers to TensorBoard, MLflow or Weights & Biases (extra ``observers``).
 
-They are callbacks, and are told what callbacks are: public numbers, unless private ones are asked for. When a round was
-complete is private (how long one takes depends on who takes part and with how many records), and what keeps numbers
-notes the time of each. So rounds are noted as a second apart, and Weights & Biases, which reads the clock
-by itself, is told all of them once the run is over. What is kept has no true times of rounds; whoever watches it being
-written has: TensorBoard's file grows with every round, and a server of MLflow is told of each when it is complete.
-TensorBoard names its file by the run's start, the host and the process.
+A tracker is a callback: it receives public numbers, and private numbers only on request.
+
+Times of rounds are private, because the duration of a round depends on the participants and on their numbers of
+records. Trackers store a time with each number. So rounds are logged with artificial times, one second apart. Weights
+& Biases reads the clock itself, so it receives all rounds after the end of the run. The stored log therefore contains
+no true times of rounds.
+
+Not claimed: that a party who watches the log during the run learns no times. The TensorBoard file grows with every
+round, and an MLflow server receives each round when it is complete. TensorBoard's file name contains the start time
+of the run, the host and the process.
 """
 
 from __future__ import annotations
@@ -37,15 +41,15 @@ _TOLD: Final = (
     "privacy",
     "trainer",
 )
-"""What is told of an experiment: neither data, which have paths, nor the model."""
+"""Tables and keys of an experiment that are logged; ``data`` contains local paths, and the model is left out too."""
 
 
 class Tracker(Callback):
-    """A callback that keeps numbers elsewhere.
+    """Base class of callbacks that log a run's numbers to another program.
 
     Args:
-        private: whether private numbers are kept too: participants, norms before clipping, seconds, and test metrics
-            where the test records were held out of the private ones.
+        private: whether private numbers are logged too: participants, norms before clipping, seconds, and test
+            metrics even if the test records were held out of the private ones.
     """
 
     def __init__(self, *, private: bool = False) -> None:
@@ -69,28 +73,31 @@ class Tracker(Callback):
         )
 
     def _at(self, number: int) -> float:
-        """Return the time that is noted for a round, in seconds."""
+        """Return the artificial time of a round in seconds since the epoch.
+
+        Rounds are one second apart, beginning at the start of the run.
+        """
         return self._began + number
 
     @abstractmethod
     def _begin(self, folder: Path, done: int, settings: Mapping[str, Any]) -> None:
-        """Open what keeps the numbers of a run folder."""
+        """Open the log of a run folder, with the experiment's settings."""
 
     @abstractmethod
     def _keep(self, number: int, values: Mapping[str, float]) -> None:
-        """Keep the numbers of a round."""
+        """Log the numbers of a round."""
 
     @abstractmethod
     def _end(self, statement: str, *, broken: bool) -> None:
-        """Keep the statement's sentences and close."""
+        """Log the statement and close the log; ``broken`` if the run ended by an error."""
 
 
 class TensorBoard(Tracker):
-    """Writes event files that ``tensorboard --logdir FOLDER`` shows; one folder per run below it.
+    """Writes event files for ``tensorboard --logdir FOLDER``, in one subfolder per run.
 
     Args:
-        folder: where.
-        private: as for every tracker.
+        folder: parent folder of the event files.
+        private: whether private numbers are logged too; see :class:`Tracker`.
 
     Raises:
         ConfigError: the library is not installed.
@@ -109,6 +116,7 @@ class TensorBoard(Tracker):
     def _begin(self, folder: Path, done: int, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        # A resumed run may repeat its last incomplete round: TensorBoard drops earlier numbers from this round on.
         self._writer = SummaryWriter(str(self.folder / folder.name), purge_step=done + 1 if done else None)
         lines = [f"    {key} = {json.dumps(value)}" for key, value in settings.items()]
         self._writer.add_text("experiment", "\n".join(lines), walltime=self._at(0))
@@ -127,9 +135,9 @@ class MLflow(Tracker):
     """Logs a run to MLflow.
 
     Args:
-        experiment: of MLflow; made if it is missing.
-        uri: of the tracking server or store, such as ``sqlite:///mlflow.db``, a file; None is MLflow's own default.
-        private: as for every tracker.
+        experiment: name of the MLflow experiment; it is created if it is missing.
+        uri: URI of the tracking server or store, such as the file ``sqlite:///mlflow.db``; None: MLflow's default.
+        private: whether private numbers are logged too; see :class:`Tracker`.
 
     Raises:
         ConfigError: the library is not installed.
@@ -166,15 +174,17 @@ class MLflow(Tracker):
 
 
 class WandB(Tracker):
-    """Logs a run to Weights & Biases once it is over; nothing leaves the machine unless ``mode`` is "online".
+    """Logs a run to Weights & Biases after its end.
 
-    Of the machine and the program nothing is sent: no host name, code, packages, system load or console.
+    Nothing leaves the machine unless ``mode`` is "online".
+
+    No facts about the machine or the program are sent: no host name, code, packages, system load or console output.
 
     Args:
-        project: of Weights & Biases.
-        folder: where files are kept; ``wandb sync`` sends those of an offline run later.
+        project: name of the Weights & Biases project.
+        folder: folder of the log files; ``wandb sync`` sends those of an offline run later.
         mode: "offline" or "online".
-        private: as for every tracker.
+        private: whether private numbers are logged too; see :class:`Tracker`.
 
     Raises:
         ConfigError: the library is not installed.
@@ -201,7 +211,9 @@ class WandB(Tracker):
         self._rounds: list[tuple[int, dict[str, float]]] = []
 
     def _keep(self, number: int, values: Mapping[str, float]) -> None:
-        self._rounds.append((number, dict(values)))
+        self._rounds.append(
+            (number, dict(values))
+        )  # sent at the end, so that the clock of wandb shows no duration
 
     def _end(self, statement: str, *, broken: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -232,7 +244,7 @@ class WandB(Tracker):
 
 
 def scalars(round: RoundSummary) -> dict[str, float]:
-    """Return a round's numbers by name: epsilon, ``test/...``, and ``private/...`` where they are told."""
+    """Return a round's finite numbers by name: epsilon, ``test/...``, and ``private/...`` if it has them."""
     found: dict[str, float | None] = {"epsilon": round.epsilon}
     found |= {f"test/{name}": value for name, value in (round.test or {}).items()}
     for name, value in (round.private or {}).items():

@@ -1,4 +1,4 @@
-"""A trained model in use: numbers, probabilities or labels for new records."""
+"""Predictor: a trained model that returns numbers, probabilities or labels for new records."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _BATCH: Final = 1024
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictor:
-    """A model with what is needed to read records and to name its outputs.
+    """A model with the facts that are needed to read records and to name its outputs.
 
     Args:
-        model: in evaluation mode, on the CPU.
-        task: what it predicts.
-        classes: labels in the order of their numbers; empty for other tasks.
-        shape: of one record's features.
-        feature_names: of the columns that records came as; None where they came without names.
-        scale: from features as they are stored to those that the model sees.
+        model: the model in evaluation mode, on the CPU.
+        task: the task of the model.
+        classes: labels in the order of their numbers; empty unless the task is classification.
+        shape: shape of one record's features.
+        feature_names: names of the feature columns; None if the training records had no names.
+        scale: the map from stored features to the features that the model sees.
     """
 
     model: nn.Module
@@ -41,14 +41,13 @@ class Predictor:
         return f"Predictor(model={type(self.model).__name__}, task='{self.task}', shape={self.shape})"
 
     def outputs(self, features: Any) -> Float32[np.ndarray, "n k"]:
-        """Return what the model gives for records like those it was trained on.
+        """Return the model's (n, k) float32 outputs for records like those it was trained on.
 
         Args:
-            features: (n, ...) as :func:`fedveil.data` takes them.
+            features: (n, ...) in any form that :func:`fedveil.data` accepts.
 
         Raises:
-            DataError: other columns or another shape than the model was trained on; values that cannot be, or outputs
-                that are not finite.
+            DataError: the columns or the shape differ from training; a value is invalid; an output is not finite.
         """
         table = read_features(features)
         if self.feature_names is not None and table.names is not None and table.names != self.feature_names:
@@ -61,7 +60,7 @@ class Predictor:
             raise DataError(
                 f"features: a record has shape {table.values.shape[1:]}, the model was trained on {self.shape}"
             )
-        with np.errstate(over="ignore"):  # what is too large becomes an infinity, which no output is
+        with np.errstate(over="ignore"):  # an overflow gives a non-finite output, which is refused below
             ready = torch.from_numpy(self.scale.apply(table.values))
         with torch.no_grad():
             outputs = torch.cat([self.model(part) for part in torch.split(ready, _BATCH)])
@@ -74,22 +73,22 @@ class Predictor:
         return np.asarray(outputs)
 
     def probabilities(self, features: Any) -> Float32[np.ndarray, "n classes"]:
-        """Return the probability of each class, for classification.
+        """Return the (n, classes) probabilities of a classification model.
 
         Raises:
-            ConfigError: another task.
+            ConfigError: the task is not classification.
             DataError: as :meth:`outputs`.
         """
         if self.task != "classification":
             raise ConfigError(f"probabilities belong to classification; this model is for {self.task}")
         logits = torch.from_numpy(self.outputs(features))
-        if logits.shape[1] == 1:
+        if logits.shape[1] == 1:  # binary cross-entropy: one logit, of class 1
             positive = torch.sigmoid(logits)
             return np.asarray(torch.cat((1 - positive, positive), dim=1))
         return np.asarray(torch.softmax(logits, dim=1))
 
     def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
-        """Return the label of the most probable class, the number predicted, or the log hazard of a survival model."""
-        if self.task != "classification":
+        """Return the most probable label (classification), number (regression) or log hazard (survival)."""
+        if self.task != "classification":  # one output: the number, or the log hazard
             return np.asarray(self.outputs(features)[:, 0])
         return np.asarray(np.array(self.classes)[self.probabilities(features).argmax(axis=1)])

@@ -1,4 +1,4 @@
-"""The result of a run: its privacy statement, model, metrics and report."""
+"""Result of a run: its privacy statement, model, metrics and report."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Result:
     """The result of a run.
 
     Attributes:
-        statement: who is protected, against whom and how strongly, and what the guarantee does not cover;
-            ``statement.sentences()`` says it in plain English.
-        metrics: on the test records, after the last round; None for a metric that is not defined. With
-            ``[evaluation]`` they are the released, noisy ones; without it they are exact, and epsilon does not cover
-            them.
-        rounds: how many rounds were completed.
-        stopped: why the run ended before its last round; None if it did not.
-        folder: the run folder, which contains everything.
+        statement: the privacy statement: the protected unit, the adversaries, the strength of the guarantee, and its
+            exceptions; ``statement.sentences()`` returns it in plain English.
+        metrics: metrics on the test records after the last round; None for an undefined metric. With
+            ``[evaluation]`` they are the released, noisy metrics. Without it they are exact, and epsilon does not
+            cover them.
+        rounds: number of completed rounds.
+        stopped: reason why the run ended before its last round; None if it did not.
+        folder: the run folder, which contains the whole result.
         evaluated: the released test metrics with their intervals; None without ``[evaluation]``.
     """
 
@@ -55,7 +55,13 @@ class Result:
 
     @classmethod
     def from_outcome(cls, outcome: Outcome, initial: nn.Module, people: Population) -> Result:
-        """Return the result of a run that began from a model over a population."""
+        """Return the result of a run.
+
+        Args:
+            outcome: outcome of the training run.
+            initial: the initial model; its architecture is used for the trained model.
+            people: the population that was trained on.
+        """
         released, metrics = outcome.evaluated, outcome.row["test"] or {}
         if released is not None:
             metrics = {name: None if one is None else one.estimate for name, one in released.headline.items()}
@@ -81,24 +87,25 @@ class Result:
 
     @cached_property
     def baseline(self) -> Mapping[str, float | None]:
-        """The same metrics for the best constant answer on the test records, which a useful model must exceed."""
+        """Metrics of the best constant answer on the test records; a useful model must exceed them."""
         return baseline_of(self.folder)
 
     @cached_property
     def advice(self) -> str | None:
-        """A suggestion, computed from released models and public numbers alone; None if there is none."""
+        """A suggestion that is computed only from released models and public numbers; None if there is none."""
         return advice_of(self.folder)
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained model: a copy of the one that was handed over, with the trained values, in evaluation mode."""
+        """The trained model in evaluation mode: a copy of the initial model with the trained values."""
+        # The file has the trained parameters only; buffers and frozen parameters are those of the initial model.
         model = copy.deepcopy(self._initial)
         model.load_state_dict(load_file(self.folder / "model.safetensors"), strict=False)
         return model.eval()
 
     @cached_property
     def predictor(self) -> Predictor:
-        """The model together with what is needed to predict new records."""
+        """The trained model with the facts that are needed to predict new records."""
         people = self._people
         classes = people.classes or tuple(range(people.n_classes or 0))
         return Predictor(
@@ -111,19 +118,19 @@ class Result:
         )
 
     def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
-        """Return a label (classification), a number (regression) or a log hazard (survival) for each new record."""
+        """Return a label (classification), number (regression) or log hazard (survival) per record."""
         return self.predictor.predict(features)
 
     def predict_proba(self, features: Any) -> Float32[np.ndarray, "n classes"]:
-        """Return the probability of each class for each new record."""
+        """Return the (n, classes) probabilities for new records."""
         return self.predictor.probabilities(features)
 
     def save(self, path: str | Path, *, about: str = "") -> Path:
-        """Write a bundle to use elsewhere: the model with its statement, its ledger and its model card.
+        """Write a bundle for use elsewhere: the model with its statement, its ledger and its model card.
 
         Args:
             path: a new folder, or a new ``.zip``.
-            about: what the model is for, and for whom; the card shows it.
+            about: purpose and intended users of the model; the card shows this text.
 
         Raises:
             BundleError: the path exists, or cannot be written.
@@ -145,8 +152,8 @@ class Result:
         """Write the self-contained report into the run folder, and a copy to ``path`` if one is given.
 
         Raises:
-            ConfigError: a path that does not end in .html or .htm.
-            RunFolderError: one of them cannot be written.
+            ConfigError: the path does not end in .html or .htm.
+            RunFolderError: the report or its copy cannot be written.
         """
         copied = None if path is None else as_path(path, "report")
         if copied is not None:

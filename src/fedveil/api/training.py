@@ -1,4 +1,4 @@
-"""Train a model over a population, and resume a run: the engine behind the commands, called from Python."""
+"""Training from Python: train a model over a population, and resume a run."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from fedveil.run.training_run import continue_run, run
 from fedveil.training.server.optimizers import Optimizer
 
 _OWN: Final = ("local", "method", "server")
-"""Tables of an experiment that a composed method has in it."""
+"""Tables of an experiment that a composed method already determines."""
 
 _NOT_LAID_OVER: Final = frozenset({"schema_version", "data", "model", "name", "preprocessing"})
-"""What the arguments say; and what would read tables again, which have been handed over."""
+"""Tables that ``settings`` may not contain: the arguments determine them, or they would read the tables again."""
 
 
 def train(
@@ -55,44 +55,47 @@ def train(
     """Train a model on a population's records, in one process, and return it with its privacy statement.
 
     The guarantee is (epsilon, delta)-differential privacy of the models of all rounds, for the unit that the method
-    protects: for most methods one user, with all of the user's records in all silos. ``result.statement`` is derived
-    from the method and from what the run's ledger was charged; it says against whom the guarantee holds, and what it
-    does not cover.
+    protects. For most methods the unit is one user, with all of the user's records in all silos.
+    ``result.statement`` is derived from the method and the charges in the run's ledger. It lists the parties against
+    which the guarantee holds, and the exceptions that it does not cover.
 
     Args:
-        model: any ``torch.nn.Module`` that computes each record by itself (no BatchNorm), or the name of a shipped
-            model or of a factory, ``package.module:factory``. A module is copied, never changed, and its initial
-            values count as PUBLIC: do not hand over a model that was trained on these people.
-        people: the records, with the user and the silo of each, from :func:`fedveil.data`.
-        method: such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``. Or a composed ``Method``: it has its own noise and
-            its own server optimiser, so leave out ``epsilon`` and ``server``.
+        model: any ``torch.nn.Module`` that computes each record independently (no BatchNorm), or the name of a
+            shipped model or of a factory, ``package.module:factory``. A module is copied and never changed. Its
+            initial values count as PUBLIC: do not pass a model that was trained on these people.
+        people: the records, with the user and the silo of each record, from :func:`fedveil.data`.
+        method: a method such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``, or a composed ``Method``. A composed
+            method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``.
         rounds: T, the number of rounds.
-        epsilon: the target at ``delta``. The smallest noise multiplier is found for which all rounds stay within it.
-            None if the method is given its ``noise_multiplier``, or adds no noise.
-        delta: by how much a probability may change beyond the factor e^epsilon; choose it well below 1 / n_users. From
-            there on it is refused, unless ``settings`` say ``{"privacy": {"allow_large_delta": True}}``.
-        loss: a name, a loss of ``torch.nn``, or a function (outputs, targets) -> one term for each record. None takes
+        epsilon: the target at ``delta``. fedveil finds the smallest noise multiplier for which all rounds stay within
+            it. None if the method has a ``noise_multiplier``, or adds no noise.
+        delta: additive slack of the guarantee: the amount by which a probability may change beyond the factor
+            e^epsilon. Choose it well below 1 / n_users. A delta of 1 / n_users or more is refused unless ``settings``
+            contain ``{"privacy": {"allow_large_delta": True}}``.
+        loss: a name, a loss of ``torch.nn``, or a function (outputs, targets) -> one term per record. None takes
             cross-entropy, squared error or Cox's partial likelihood, by the task and the model's outputs.
         metrics: names, or functions (outputs, targets, weights) -> number, computed on the test records. They carry no
-            noise, and epsilon does not cover them, unless ``settings`` ask for ``[evaluation]``.
-        server: the server's optimiser, such as ``fedveil.Sgd(20.0)``; None is ``Sgd(1.0)``.
-        callbacks: called after every round with public numbers.
-        seed: for the initial values of a model given by name, for batches and for dropout. Noise never comes from it.
-        name: of the run folder.
-        folder: in which run folders are created.
+            noise, and epsilon does not cover them, unless ``settings`` request ``[evaluation]``.
+        server: optimiser of the server, such as ``fedveil.Sgd(20.0)``; None is ``Sgd(1.0)``.
+        callbacks: callbacks that receive public numbers after every round.
+        seed: seed of the initial values of a model given by name, of batches and of dropout. The noise does not
+            depend on it.
+        name: name of the run.
+        folder: parent folder of the run folder.
         settings: tables of the experiment that the arguments do not cover, as in a TOML document: ``{"protection":
             {"name": "secure-aggregation"}}``. See docs/reference/experiment.md.
 
     Returns:
-        The result. All of it is also in its run folder.
+        The result; the run folder contains all of it.
 
     Raises:
-        FedveilError: a mistake in model, population, method or budget, reported before any training.
+        FedveilError: the model, population, method or budget is invalid; the error is raised before any training.
     """
     _check(people, method)
     folder = as_path(folder, "fedveil.train: folder")
     if isinstance(method, Method):
         _check_whole({"epsilon": epsilon, "server": server}, settings)
+    # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
     seed = whole_argument("fedveil.train: seed", seed)
     learned = objective(model, people, seed, loss, metrics)
     document: dict[str, Any] = {
@@ -128,30 +131,31 @@ def resume(
 ) -> Result:
     """Resume a run after its last complete round, with the objects with which it began.
 
-    A round that was charged but not completed is drawn and charged again, because nobody can show that its result was
-    not seen.
+    A round that was charged but not completed is sampled and charged again, because its result may have been seen.
 
     Args:
         folder: the run folder.
-        model: the model that was given to :func:`train`, with the same initial values.
+        model: the model that was passed to :func:`train`, with the same initial values.
         people: the same population.
-        loss: as it was given to :func:`train`.
-        metrics: as they were given to :func:`train`.
-        callbacks: called after every further round.
-        method: the composed ``Method`` with which the run began, if there was one.
+        loss: the loss that was passed to :func:`train`.
+        metrics: the metrics that were passed to :func:`train`.
+        callbacks: callbacks that receive public numbers after every further round.
+        method: the composed ``Method`` with which the run began; None if the run began with a named method.
 
     Returns:
         The result of the whole run.
 
     Raises:
-        RunFolderError: no run folder, a damaged one, or one that began with another model, other data, another loss or
-            other metrics; the error names what differs.
+        RunFolderError: the folder is no run folder or is damaged, or the run began with another model, other data,
+            another loss or other metrics; the error names the difference.
     """
     opened, experiment = RunFolder.open(as_path(folder, "fedveil.resume: folder"))
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
     learned = objective(model, people, experiment.seed, loss, metrics)
+    # Compare what the objects of this call would record with the recorded experiment: the digest of a model, the
+    # names of loss and metrics, and the public facts of the data. The loop names the first difference.
     recorded = flatten_keys(experiment.model_dump(mode="json"))
     for key, value in flatten_keys({"data": _data(people), "model": learned.section}).items():
         found = recorded.get(key)
@@ -183,7 +187,7 @@ def _check(people: Any, method: Any) -> None:
 
 
 def _check_whole(given: Mapping[str, Any], settings: Mapping[str, Any] | None) -> None:
-    """Refuse beside a composed method what it has itself."""
+    """Refuse arguments and settings that a composed method already determines."""
     laid_over = {f"settings: {key}": key for key in settings or () if key in _OWN}
     for name, value in {**given, **laid_over}.items():
         if value is not None:
@@ -194,11 +198,12 @@ def _check_whole(given: Mapping[str, Any], settings: Mapping[str, Any] | None) -
 
 
 def _same_method(folder: RunFolder, experiment: Experiment, method: Method | None) -> Choice:
-    """Return the method of a run, with the composition that it began with if it was composed.
+    """Return the method of a run; a composed method must equal the one with which the run began.
 
     Raises:
-        ConfigError: none is handed over to a run that was composed, or one to a run that names its method.
-        RunFolderError: another one; names the first stage that differs.
+        ConfigError: the run began with a composed method and ``method`` is None, or the run began with a named method
+            and ``method`` is not None.
+        RunFolderError: the composed method is another one; the error names the first stage that differs.
     """
     began = experiment.method
     if not began.name.startswith(SESSION):
@@ -223,6 +228,7 @@ def _same_method(folder: RunFolder, experiment: Experiment, method: Method | Non
 
 
 def _data(people: Population) -> dict[str, Any]:
+    """Return the table ``[data]``: the table files if the population has them, else its public facts."""
     source = people.source
     if source is not None:
         table = TableSection(
@@ -232,10 +238,16 @@ def _data(people: Population) -> dict[str, Any]:
             test_share=source.test_share,
         )
         return {"table": table.model_dump(mode="json"), "seed": source.seed}
+    # Records in memory have no location that a later process could read.
     return {"name": f"{SESSION}{people.name}", "n_users": people.n_users, "n_silos": people.n_silos}
 
 
 def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
+    """Return the table ``[method]``; the noise multiplier is "calibrated" if epsilon determines it.
+
+    Raises:
+        ConfigError: epsilon and a fixed noise multiplier are given, or neither, or the method adds no noise.
+    """
     section = {"name": method.name, **method.parameters}
     noise = section.get("noise_multiplier")
     if epsilon is not None and not method.takes_noise:
@@ -273,6 +285,11 @@ def _server(server: Optimizer | None) -> dict[str, Any]:
 
 
 def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the document with ``settings`` merged over it.
+
+    Raises:
+        ConfigError: the settings are no mapping, or contain an unknown table or one that the arguments determine.
+    """
     if settings is None:
         return document
     if not isinstance(settings, Mapping):
@@ -290,6 +307,7 @@ def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> 
 
 
 def _prepared(experiment: Experiment, people: Population, learned: Objective) -> Prepared:
+    # Worker processes rebuild data and model from the experiment, which is not possible for objects in memory.
     if experiment.trainer.processes > 1:
         raise ConfigError(
             "trainer.processes: what is handed over in Python is in this process alone; leave processes at 1"
@@ -298,5 +316,6 @@ def _prepared(experiment: Experiment, people: Population, learned: Objective) ->
 
 
 def _words(value: Any) -> str:
+    """Return a value for errors; a digest of 64 characters is abbreviated."""
     text = "none" if value is None else str(value)
     return f"{text[:16]}..." if len(text) == 64 else text

@@ -1,1 +1,1 @@
-"""A trained model in use: one folder or zip with the model, how to read records, the statement and who signed it."""
+"""Bundles: a trained model with its input description, privacy statement, ledger and signatures."""

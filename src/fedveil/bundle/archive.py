@@ -1,11 +1,17 @@
-"""The files of a bundle, in a folder or a zip archive, with the digest of every byte.
+"""Files of a bundle in a folder or a zip archive, with digests of all bytes.
 
-Claim: :func:`read_files` returns files whose bytes are those that were written, or raises an error that names what
-differs. ``SHA256SUMS`` lists the digest of every other file but the signatures (``sha256sum --check`` reads it too);
-a zip archive must be, byte for byte, the one that :func:`write_files` makes of its files, so its headers hide
-nothing, and no more of it is read than it has bytes, whatever they say. Whoever can write the bundle can write another
-list as well: that is what signatures are for.
-``tests/test_bundle.py`` flips bits of every file.
+Claim: :func:`read_files` returns files with the bytes that were written, or raises an error that names the
+    difference.
+
+* ``SHA256SUMS`` lists the digest of every other file except the signatures; ``sha256sum --check`` reads it too.
+* A zip archive must equal, byte for byte, the archive that :func:`write_files` makes of its files. So its headers
+hide
+  nothing.
+* The contents of a zip archive may not exceed its own length, whatever its headers say. So a small archive cannot
+  exhaust memory.
+
+Not claimed: protection against an attacker who can write the bundle, and with it another list of digests. Signatures
+protect against this attacker. ``tests/test_bundle.py`` flips bits of every file.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ from fedveil.sanitize import sanitize
 
 
 class BundleError(FedveilError):
-    """A bundle that is missing, damaged, changed, or of another version; names the file."""
+    """Error of a bundle that is missing, damaged, changed, or of another version; it names the file."""
 
 
 SUMS: Final = "SHA256SUMS"
@@ -33,11 +39,11 @@ _NAME: Final = re.compile(r"(signatures/)?[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LINE: Final = re.compile(r"([0-9a-f]{64})  (\S+)")
 _MOST_FILES: Final = 1100  # a thousand silos may sign
 _ENTRY: Final = b"PK\x01\x02"
-"""What every file's entry in the list of a zip archive begins with."""
+"""Signature of a file entry in the central directory of a zip archive."""
 
 
 def sums(files: Mapping[str, bytes]) -> bytes:
-    """Return ``SHA256SUMS`` of some files: a line each, sorted by name; signatures are not among them."""
+    """Return the content of ``SHA256SUMS``: one line per file except signatures, sorted by name."""
     lines = [
         f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n"
         for name in sorted(files)
@@ -47,7 +53,7 @@ def sums(files: Mapping[str, bytes]) -> bytes:
 
 
 def write_files(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a bundle: a zip archive where the path ends in ``.zip``, else a folder.
+    """Write a bundle: a zip archive if the path ends in ``.zip``, else a folder.
 
     Raises:
         BundleError: the path exists, or cannot be written.
@@ -68,7 +74,7 @@ def add_file(path: Path, name: str, content: bytes) -> None:
     """Add a file to a bundle.
 
     Raises:
-        BundleError: the bundle is damaged, has such a file, or cannot be written.
+        BundleError: the bundle is damaged, already has a file of this name, or cannot be written.
     """
     files = read_files(path)
     if name in files:
@@ -82,10 +88,10 @@ def add_file(path: Path, name: str, content: bytes) -> None:
 
 
 def read_files(path: Path) -> dict[str, bytes]:
-    """Return the files of a bundle by name, every one checked against its digest.
+    """Return the files of a bundle by name, after a check of every file against its digest.
 
     Raises:
-        BundleError: no bundle; a file that is missing, changed, or not listed; names it.
+        BundleError: the path is no bundle, or a file is missing, changed or not listed; the error names the file.
     """
     files = _from_folder(path) if path.is_dir() else _from_zip(path)
     if SUMS not in files:
@@ -110,6 +116,7 @@ def read_files(path: Path) -> dict[str, bytes]:
             raise BundleError(
                 f"{path}: {name} has changed since the bundle was written: its digest is another"
             )
+    # Every listed digest is right by now. Comparing the bytes also refuses another order, or a line twice.
     if files[SUMS] != sums(files):
         raise BundleError(f"{path}: {SUMS} is not as it was written")
     return files
@@ -120,7 +127,7 @@ def _from_folder(path: Path) -> dict[str, bytes]:
     with reading(path, BundleError):
         for root, _, inside in os.walk(path):
             names += [(Path(root) / name).relative_to(path).as_posix() for name in inside]
-            if len(names) > _MOST_FILES:
+            if len(names) > _MOST_FILES:  # inside the loop: a huge folder is not listed to its end
                 raise BundleError(f"{path}: more than {_MOST_FILES} files: no bundle")
     for name in names:
         _check_name(path, name)
@@ -131,11 +138,13 @@ def _from_zip(path: Path) -> dict[str, bytes]:
     content = read_content(path, BundleError, largest=LARGEST_FILE)
     if (
         content.count(_ENTRY) > _MOST_FILES
-    ):  # before a list is made of them, which takes many times their bytes
+    ):  # counted before `zipfile` parses the entries into objects, which take many times their bytes
         raise BundleError(f"{path}: more than {_MOST_FILES} files: no bundle")
     try:
         with reading(path, BundleError), zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
+            # Stored entries are no longer than the archive. Overlapping entries could claim the same bytes many
+            # times.
             if sum(entry.file_size for entry in entries) > len(content):
                 raise BundleError(f"{path} is damaged, or no bundle: its files have more bytes than it has")
             for entry in entries:
@@ -143,7 +152,7 @@ def _from_zip(path: Path) -> dict[str, bytes]:
                 if entry.compress_type != zipfile.ZIP_STORED:
                     raise BundleError(f"{path}: {entry.filename} is compressed; a bundle's files are not")
             files = {entry.filename: archive.read(entry) for entry in entries}
-    except (zipfile.BadZipFile, RuntimeError) as error:  # RuntimeError: said to be encrypted
+    except (zipfile.BadZipFile, RuntimeError) as error:  # RuntimeError: an entry is marked as encrypted
         raise BundleError(f"{path} is damaged, or no zip archive ({sanitize(str(error))})") from None
     if _zipped(files) != content:
         raise BundleError(
@@ -158,11 +167,14 @@ def _check_name(path: Path, name: str) -> None:
 
 
 def _zipped(files: Mapping[str, bytes]) -> bytes:
-    """Return the one archive of these files: stored, sorted, with nothing that differs from machine to machine."""
+    """Return the unique archive of these files: uncompressed, sorted, independent of time and machine."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(files):
             entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            entry.create_system, entry.external_attr = (
+                3,
+                0o644 << 16,
+            )  # 3: Unix; zipfile's default depends on the OS
             archive.writestr(entry, files[name])
     return stream.getvalue()

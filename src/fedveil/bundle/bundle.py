@@ -1,4 +1,4 @@
-"""A bundle read back: its model, ready to predict from arrays or tables, with the statement beside it."""
+"""Reader of bundles: the model, ready to predict from arrays or tables, and its privacy statement."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _WEIGHTS: Final = "model.safetensors"
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 _LARGEST_RECORD: Final = 1 << 24
-"""Numbers in a record; the four of them that a model is tried on take 256 MiB."""
+"""Largest number of values in a record (2^24): the four float32 records of a model check then take 256 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bundle:
-    """A bundle whose every byte is as it was written; who signed it is another question (``fedveil verify``).
+    """A bundle whose bytes match its digests. Not claimed: the signers, which ``fedveil verify`` checks.
 
     Attributes:
         path: the folder or archive.
-        manifest: what the model reads and gives.
-        statement: what privacy its training gave.
+        manifest: description of the model, its input and its output.
+        statement: privacy statement of the training.
     """
 
     path: Path
@@ -69,10 +69,11 @@ class Bundle:
         """The model with the bundle's weights, in evaluation mode.
 
         Raises:
-            BundleError: it was handed over in Python, or lies in a module that this bundle names and nobody else has:
-                names what to hand over; or the weights are not those of such a model.
+            BundleError: the caller must pass the model or its import path, because it is no shipped model (the error
+                says what to pass); or the weights do not fit the model.
         """
         stored = self.tensors()
+        # The order matters: the size is checked before the model is built, and the shapes before weights are loaded.
         self._check_size(stored)
         module = self._module()
         self._compare(stored, module)
@@ -81,7 +82,7 @@ class Bundle:
 
     @cached_property
     def predictor(self) -> Predictor:
-        """The model with what is needed to read records."""
+        """The model with its input description."""
         said = self.manifest.input
         return Predictor(
             model=self.model,
@@ -94,7 +95,7 @@ class Bundle:
 
     @cached_property
     def schema(self) -> Schema | None:
-        """The schema that encodes a table's columns, where the run was on tables."""
+        """The schema that encodes the columns of a table; None if the run was not on tables."""
         if self.manifest.input.schema_file is None:
             return None
         text = as_text(self._files["schema.toml"], "schema.toml", BundleError)
@@ -102,10 +103,12 @@ class Bundle:
         return validate_document(Schema, document, f"{self.path}: schema.toml is no schema", BundleError)
 
     def _check_size(self, stored: Mapping[str, Tensor]) -> None:
-        """Compare a shipped model with the weights before it takes memory: a manifest may ask for anything.
+        """Compare the shapes of a shipped model with the weights before memory is allocated for the model.
+
+        A malicious manifest may request any size. The model is planned on the device "meta", which allocates nothing.
 
         Raises:
-            BundleError: the weights are not those of such a model, or no model reads such records.
+            BundleError: the weights do not fit the model, or no model reads records of this shape.
         """
         said, shape = self.manifest.model, self.manifest.input.shape
         if math.prod(shape) > _LARGEST_RECORD:
@@ -114,7 +117,7 @@ class Bundle:
             try:
                 with torch.device("meta"):
                     planned = MODELS[said.name](shape, said.outputs)
-            except (RuntimeError, TypeError, ValueError) as error:  # TypeError: of 2^63 and more
+            except (RuntimeError, TypeError, ValueError) as error:  # TypeError: sizes of 2^63 and more
                 raise BundleError(
                     f"{self.path}: no {said.name} has records of shape {shape} and {said.outputs} outputs "
                     f"({sanitize(str(error))})"
@@ -132,7 +135,11 @@ class Bundle:
                 )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the weights by name, buffers and what was frozen included."""
+        """Return the weights by name, including buffers and frozen parameters.
+
+        Raises:
+            BundleError: the weights are not in the safetensors format.
+        """
         try:
             return dict(load(self._files[_WEIGHTS]))
         except (SafetensorError, ValueError, KeyError) as error:
@@ -141,27 +148,27 @@ class Bundle:
             ) from None
 
     def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
-        """Return a label (classification), a number (regression) or a log hazard (survival) for each record."""
+        """Return a label (classification), number (regression) or log hazard (survival) per record."""
         return self.predictor.predict(features)
 
     def predict_proba(self, features: Any) -> Float32[np.ndarray, "n classes"]:
-        """Return the probability of each class for each record."""
+        """Return the (n, classes) probabilities."""
         return self.predictor.probabilities(features)
 
     def predict_table(self, path: str | Path, keep: Sequence[str] = ()) -> pa.Table:
-        """Return the predictions for a table, record by record in its order.
+        """Return the predictions for a table, one row per record in the order of the table.
 
         Args:
-            path: a table with the columns that the model was trained on; of others, those to keep are read alone.
-            keep: columns to carry over, an id for instance.
+            path: a table with the columns that the model was trained on. Of the other columns, only ``keep`` is read.
+            keep: columns to copy into the result, such as an id.
 
         Returns:
             The kept columns, ``prediction``, and for classification ``probability_LABEL`` for each class.
 
         Raises:
-            ConfigError: no path; a text where a list of columns to keep is needed.
-            DataError: a column that is missing, one to keep that is called as one that is written, or a value that does
-                not fit the schema; names file, column, record.
+            ConfigError: ``path`` is no path, or ``keep`` is a text instead of a list.
+            DataError: a column is missing, a kept column has the name of a result column, or a value does not fit the
+                schema; the error names file, column and record.
         """
         path = as_path(path, "predict_table")
         if isinstance(keep, str):
@@ -212,6 +219,7 @@ class Bundle:
                 f"{self.path}: the model was handed over in a Python session ('{sanitize(said.name)}'); build it as it "
                 "was, and load the bundle with it: fedveil.load(bundle, model)"
             )
+        # An import path in a bundle names code of the reader's installation: run it only if the reader allows it.
         if said.name not in MODELS and given is None:
             raise BundleError(
                 f"{self.path}: its model is built by '{sanitize(said.name)}', which is code of your installation; if "
@@ -227,16 +235,16 @@ class Bundle:
 
 
 def load_bundle(path: str | Path, model: nn.Module | str | None = None) -> Bundle:
-    """Read a bundle, and check every byte of it against its digests.
+    """Read a bundle, and check every byte against its digests.
 
     Args:
         path: the folder, or the ``.zip``.
-        model: for a model that was handed over in Python: one built as it was. For one that an import path builds: that
-            path, which says that the code may run. None for shipped models.
+        model: None for a shipped model. If the trained model was a Python object: a model of the same architecture.
+            If an import path builds the model: that path; the caller thereby allows the code to run.
 
     Raises:
-        ConfigError: no path.
-        BundleError: missing, damaged or changed; names the file.
+        ConfigError: ``path`` is no path.
+        BundleError: the bundle is missing, damaged or changed; the error names the file.
     """
     path = as_path(path, "load")
     if (path / "experiment.toml").is_file():
@@ -257,17 +265,17 @@ def load_bundle(path: str | Path, model: nn.Module | str | None = None) -> Bundl
 def write_table(table: pa.Table, path: str | Path, keep: Collection[str] = ()) -> None:
     """Write predictions as ``.parquet`` or ``.csv``.
 
-    In a ``.csv`` a text of the bundle's that begins like a formula of a spreadsheet has an apostrophe before it: names
-    of classes come from whoever made the model. Kept columns are the reader's own, and are written as they were read:
-    an id that is changed is found nowhere any more.
+    In a ``.csv``, a text from the bundle that begins like a spreadsheet formula gets a leading apostrophe: the names
+    of classes come from the maker of the model, who may be an attacker. Kept columns belong to the reader and are
+    written unchanged, because a changed id could not be matched any more.
 
     Args:
-        table: of :meth:`Bundle.predict_table`.
-        path: where.
+        table: the result of :meth:`Bundle.predict_table`.
+        path: path of the new file.
         keep: columns that were kept.
 
     Raises:
-        DataError: another suffix, or it cannot be written.
+        DataError: the path has another suffix, or the file cannot be written.
     """
     path = as_path(path, "write_table")
     suffix = path.suffix.lower()
@@ -281,7 +289,10 @@ def write_table(table: pa.Table, path: str | Path, keep: Collection[str] = ()) -
 
 
 def _without_formulas(table: pa.Table, keep: Collection[str]) -> pa.Table:
-    """Return a table of whose columns, but those to keep, no name and no text is a formula; a number is none."""
+    """Return the table with an apostrophe before every name and text that looks like a formula.
+
+    Columns in ``keep`` are unchanged.
+    """
     named = table.rename_columns([name if name in keep else _plain(name) for name in table.column_names])
     for place, (name, column) in enumerate(zip(table.column_names, named.columns, strict=True)):
         if name in keep:
@@ -293,5 +304,8 @@ def _without_formulas(table: pa.Table, keep: Collection[str]) -> pa.Table:
 
 
 def _plain(text: str) -> str:
-    """Return a text with an apostrophe before what a spreadsheet would take for a formula."""
+    """Return a text with a leading apostrophe if a spreadsheet could evaluate it.
+
+    Numbers such as -1 are unchanged.
+    """
     return f"'{text}" if text.startswith(_FORMULA) and _NUMBER.fullmatch(text) is None else text

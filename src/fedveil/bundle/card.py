@@ -1,4 +1,4 @@
-"""The card of a model: what it reads and gives, what it reached, and what privacy its training gave."""
+"""Model card: inputs and outputs, test metrics, and the privacy of the training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _GROUPS: Final = (
 )
 
 CARD: Final = "card.html"
-"""Its name in a bundle."""
+"""File name of the card in a bundle."""
 
 
 def model_card(said: Manifest, statement: Statement) -> str:

@@ -1,4 +1,4 @@
-"""A bundle's model for other programs: ONNX, or a PyTorch state."""
+"""Export of a bundle's model for other programs: ONNX, or a PyTorch state."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from fedveil.sanitize import sanitize
 def export_onnx(bundle: Bundle, path: str | Path) -> Path:
     """Write the model as ONNX: input ``features`` (records, ...) float32, output ``outputs`` (records, k).
 
-    Features come as the model sees them: encoded by the schema, scaled by the manifest's factor and shift.
+    The input must be in the form that the model sees: encoded by the schema, scaled by the manifest's factor and
+    shift.
 
     Raises:
         ConfigError: the extra ``onnx`` is not installed.
-        BundleError: the model has a part that ONNX has no word for, or the file cannot be written.
+        BundleError: ONNX cannot express a part of the model, or the file cannot be written.
     """
     path = as_path(path, "export_onnx")
     try:
@@ -32,6 +33,7 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
         import_module("onnxscript")
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'fedveil[onnx]'") from None
+    # Two records: torch.export would specialise a dimension of size 1 instead of keeping it dynamic.
     made_up = torch.zeros(2, *bundle.manifest.input.shape)
     given: dict[str, Any] = {
         "input_names": ["features"],
@@ -39,12 +41,14 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
         "dynamic_shapes": ({0: torch.export.Dim("records")},),
         "verbose": False,
     }
-    log = logging.getLogger("torch.onnx")  # it tells of every library whose operators it does without
+    log = logging.getLogger(
+        "torch.onnx"
+    )  # it warns about every optional operator library that is not installed
     level = log.level
     log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's exporter uses what PyTorch deprecates
+            warnings.simplefilter("ignore")  # the exporter of PyTorch uses deprecated functions of PyTorch
             torch.onnx.export(bundle.model, (made_up,), str(path), dynamo=True, external_data=False, **given)
     except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
         why = sanitize(str(error.__cause__ or error).splitlines()[0])
@@ -57,7 +61,7 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
 
 
 def export_torch(bundle: Bundle, path: str | Path) -> Path:
-    """Write the model's tensors as ``torch.load(path, weights_only=True)`` reads them.
+    """Write the model's tensors in the format of ``torch.load(path, weights_only=True)``.
 
     Raises:
         BundleError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""``bundle.json``: what a bundle's model reads and gives, and how it came to be."""
+"""Manifest of a bundle, ``bundle.json``: input and output of the model, and its origin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class ModelPart(DocumentTable):
-    """The network: a shipped name, an import path, or ``session:NAME`` for one that was handed over."""
+    """The network: a shipped name, an import path, or ``session:NAME`` for a Python object."""
 
     name: str
     seed: int
@@ -27,9 +27,9 @@ class ModelPart(DocumentTable):
 
 
 class InputPart(DocumentTable):
-    """What a record is: a shape, names of columns where they had any, and the map to the model's float32.
+    """Form of a record: shape, column names (None if none), and the affine map to the model's input.
 
-    With ``schema_file`` the columns are encoded as that schema says.
+    With ``schema_file``, the columns are encoded by that schema.
     """
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -40,14 +40,17 @@ class InputPart(DocumentTable):
 
 
 class LedgerPart(DocumentTable):
-    """Where the run's ledger ended."""
+    """End of the run's ledger: number of charges, and digest of the last line."""
 
     count: Annotated[int, Field(ge=0)]
     digest: _Digest
 
 
 class Reached(DocumentTable):
-    """A test metric; with its 95 % interval for the population, whose open ends are None, where it was released."""
+    """A test metric.
+
+    A released metric has its 95 % interval for the population, with None for an open end.
+    """
 
     estimate: _Finite | None
     low: _Finite | None = None
@@ -55,18 +58,23 @@ class Reached(DocumentTable):
 
 
 class Manifest(DocumentTable):
-    """The whole document.
+    """The manifest document.
 
     Attributes:
+        fedveil: version of fedveil that wrote the bundle.
         run: name of the run.
-        about: what the model is for, and for whom, in its maker's words.
-        task: what is predicted.
+        about: purpose and intended users of the model, in its maker's words.
+        model: the network.
+        input: form of a record.
+        task: task of the model.
         classes: labels in the order of their numbers.
-        rounds: complete rounds.
-        test: whose records the metrics are of, and why they may be handed on: a public table's, exact and covered by
-            no guarantee; people's, released with noise inside of epsilon; or people's without that: there are none.
-        metrics: after the last round.
-        experiment: the resolved experiment without where its data lay.
+        rounds: number of completed rounds.
+        test: origin of the metrics. "public": exact metrics of a public table, which no guarantee covers. "released":
+            metrics of private records, released with noise within the stated epsilon. "private": the test records are
+            private and nothing was released, so the bundle has no metrics.
+        metrics: metrics after the last round.
+        ledger: end of the run's ledger.
+        experiment: the resolved experiment without the locations of its data.
     """
 
     schema_version: Literal[2] = 2
@@ -109,15 +117,15 @@ class Manifest(DocumentTable):
     __str__ = __repr__
 
     def to_bytes(self) -> bytes:
-        """Return the document; there is one way to write it."""
+        """Return the content of ``bundle.json``."""
         return (json.dumps(self.model_dump(mode="json"), indent=2, allow_nan=False) + "\n").encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
-        """Read the document.
+        """Read the content of ``bundle.json``.
 
         Raises:
-            BundleError: another version, or no manifest; names the key.
+            BundleError: the document has another version or is no manifest; the error names the key.
         """
         document = parse_json(content, NAME, BundleError)
         if isinstance(document, dict) and document.get("schema_version") != 2:

@@ -1,8 +1,8 @@
-"""Signatures of a bundle: Ed25519 over the digests of all its files, one for each key that vouches for it.
+"""Signatures of a bundle: Ed25519 over the digests of all its files, one signature per key.
 
-Whoever signs says "this is the bundle that I made, or checked": the silos and the coordinator of a federation each
-with the identity key that they have. What a signature proves depends on whose key it is;
-:mod:`fedveil.bundle.verification` asks.
+A signer states that it made or checked this bundle. The silos and the coordinator of a federation sign with their
+identity keys. The weight of a signature depends on the owner of the key, so :mod:`fedveil.bundle.verification` takes
+a list of trusted keys.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.files import parse_json, reading
 
+# Domain separation: the same identity key also signs messages of a federation.
 _PURPOSE: Final = b"fedveil bundle, version 1\n"
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Who signed, and what they wrote."""
+    """A signer's public identity and its Ed25519 signature."""
 
     public: PublicIdentity
     raw: bytes
 
     def to_bytes(self) -> bytes:
-        """Return the signature's file; there is one way to write it."""
+        """Return the content of the signature file.
+
+        The encoding is unique, so that a reader can compare bytes.
+        """
         document = {"schema_version": 1, "public": self.public.raw.hex(), "signature": self.raw.hex()}
         return (json.dumps(document, indent=2) + "\n").encode()
 
 
 def sign(path: Path, key: IdentityKey) -> Path:
-    """Sign a bundle whose files are as they were written; return the name of the signature's file.
+    """Sign an intact bundle; return the name of the signature file.
 
     Raises:
-        BundleError: the bundle is damaged, or this key has signed it.
+        BundleError: the bundle is damaged, or this key has already signed it.
     """
     files = read_files(path)
     made = Signature(key.public, key.sign(_PURPOSE + files[SUMS]))
@@ -49,10 +53,10 @@ def sign(path: Path, key: IdentityKey) -> Path:
 
 
 def signatures(files: Mapping[str, bytes]) -> tuple[PublicIdentity, ...]:
-    """Return the identities that signed a bundle; every signature is checked.
+    """Return the identities that signed a bundle, after verification of every signature.
 
     Raises:
-        BundleError: a signature that is damaged, or not over these files; names it.
+        BundleError: a signature is damaged, or is not over these files; the error names it.
     """
     found = []
     for name in sorted(files):

@@ -1,9 +1,14 @@
-"""Check a bundle: bytes, signatures, ledger, epsilon recomputed from the recorded events; say what cannot be checked.
+"""Verification of a bundle: bytes, signatures, ledger, and epsilon recomputed from recorded events.
 
-Claim: a bundle that passes states no smaller epsilon than its ledger's events cost, by every accountant that the
-statement names, at the delta that its experiment asked for, and none where the experiment names the seed of its noise;
-its ledger is one unbroken chain whose end the manifest holds; and its bytes are those that each
-listed key signed. What no file can show is listed as such: :data:`NOT_CHECKABLE`.
+Claim: a bundle that passes has these properties.
+
+* The stated epsilon is not below the cost of the ledger's events, by every accountant that the statement names, at
+the
+  delta of its experiment. The bundle states no epsilon if the experiment fixes the seed of its noise.
+* The ledger is one unbroken hash chain, and the manifest contains its end.
+* The bytes of the bundle are those that each listed key signed.
+
+Not claimed: the facts in :data:`NOT_CHECKABLE`, which no file can prove.
 """
 
 from __future__ import annotations
@@ -37,21 +42,25 @@ NOT_CHECKABLE: Final = {
     "other releases": "what else was, or will be, released from the same records: other runs add to epsilon",
     "not covered": "whatever the statement lists as not covered",
 }
-"""What no file can show, by the name of its row."""
+"""Facts that no file can prove, by the name of their row in the result."""
 
 
 def verify_bundle(
     path: str | Path, trusted: Sequence[str] = (), charter: str | Path | None = None
 ) -> Verification:
-    """Check a bundle; a failure is a check that fails, no error.
+    """Check a bundle; a failure is a check with the outcome "fails", not an exception.
 
     Args:
         path: the folder, or the ``.zip``.
-        trusted: public keys, 64 hexadecimal digits each, one of which must have signed, and each of which is named.
-        charter: of the federation that trained it; None: whose seal its membership has is not checked.
+        trusted: public keys of 64 hexadecimal digits; each of them must have signed the bundle.
+        charter: charter of the federation that trained the model; None: the signature on the membership is not
+            compared with a charter.
+
+    Returns:
+        All checks with their outcomes, and the list of facts that cannot be checked.
 
     Raises:
-        ConfigError: a trusted key that is none, or something that is no path.
+        ConfigError: a trusted key is invalid, or an argument is no path.
     """
     path = as_path(path, "verify")
     charter = None if charter is None else as_path(charter, "verify: charter")
@@ -66,6 +75,7 @@ def verify_bundle(
             checks=(Check(name="files", outcome="fails", detail=str(error)), *not_checkable(NOT_CHECKABLE)),
         )
     found.append(Check(name="files", outcome="holds", detail=f"{len(files)} files, each with its digest"))
+    # The readers of a ledger take a path, and a zip archive has none for its files.
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.jsonl"
         ledger.write_bytes(files.get("ledger.jsonl", b""))
@@ -73,6 +83,7 @@ def verify_bundle(
         found.append(run_check("card", lambda: _card(bundle, files)))
         found.append(run_check("ledger", lambda: _chain(bundle, ledger)))
         found.append(run_check("statement", lambda: same_events(bundle.statement, read_entries(ledger))))
+    # Without this check, a bundle could state a small epsilon at a larger delta than its experiment set.
     found.append(run_check("experiment", lambda: _asked(bundle)))
     found.extend(check_epsilons(bundle.statement))
     run = RecordedRun(files)
@@ -83,6 +94,7 @@ def verify_bundle(
 
 
 def _model(bundle: Bundle) -> str:
+    """Check that all weights are finite."""
     tensors = bundle.tensors()
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
@@ -91,6 +103,7 @@ def _model(bundle: Bundle) -> str:
 
 
 def _card(bundle: Bundle, files: dict[str, bytes]) -> str:
+    """Check that the card is the page of this manifest and this statement, if the same version wrote it."""
     if bundle.manifest.fedveil != fedveil.__version__:
         raise Unchecked(f"version {bundle.manifest.fedveil} of fedveil wrote it, whose words may be others")
     if files.get(CARD) != model_card(bundle.manifest, bundle.statement).encode():
@@ -99,13 +112,14 @@ def _card(bundle: Bundle, files: dict[str, bytes]) -> str:
 
 
 def _chain(bundle: Bundle, ledger: Path) -> str:
+    """Check that the ledger ends at the head in the manifest, and charges every round of the model."""
     said, found = bundle.manifest.ledger, read_head(ledger)
     if found != Head(count=said.count, digest=said.digest):
         raise BundleError(
             f"the ledger has {found.count} charges, and is not the one that ended after {said.count}"
         )
     charged = {entry.round for entry in read_entries(ledger)}
-    first = next(number for number in count(1) if number not in charged)
+    first = next(number for number in count(1) if number not in charged)  # the first round without a charge
     if first <= bundle.manifest.rounds:
         raise BundleError(
             f"{bundle.manifest.rounds} rounds made the model, and round {first} was not charged"
@@ -114,6 +128,7 @@ def _chain(bundle: Bundle, ledger: Path) -> str:
 
 
 def _asked(bundle: Bundle) -> str:
+    """Check the statement's |U|, delta, accountant and noise seed against the experiment and the schema."""
     said, schema = bundle.statement, bundle.schema
     with reading(f"{NAME}: experiment", BundleError):
         asked, data = (bundle.manifest.experiment[key] for key in ("privacy", "data"))
@@ -127,6 +142,7 @@ def _asked(bundle: Bundle) -> str:
 
 
 def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:
+    """Check all signatures, and that every trusted key has signed."""
     signers = [public.raw.hex() for public in signatures(files)]
     missing = [one for one in trusted if one not in signers]
     if missing:

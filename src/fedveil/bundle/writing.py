@@ -1,4 +1,4 @@
-"""Write a bundle from a run: what is public of its folder, with the model whole and the card beside it."""
+"""Writer of bundles: the public files of a run folder, with the whole model and its card."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _STATEMENT: Final = "privacy.json"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
-    """What a bundle is written of.
+    """Input of :func:`write_bundle`.
 
     Attributes:
-        folder: the run folder, whose run has ended.
-        predictor: the trained model, and how it reads records.
-        model_name: what builds such a model: a shipped name, an import path, or ``session:NAME``.
+        folder: the folder of a completed run.
+        predictor: the trained model with its input description.
+        model_name: name of the model's builder: a shipped name, an import path, or ``session:NAME``.
         public_test: whether the run's test table is public.
-        schema: the schema's document, where the run was on tables.
-        about: what the model is for, and for whom: for its card.
+        schema: the schema document if the run was on tables, else None.
+        about: purpose and intended users of the model, for its card.
     """
 
     folder: Path
@@ -60,13 +60,20 @@ class Source:
 def write_bundle(path: Path, source: Source) -> Path:
     """Write a bundle into a new folder, or a new ``.zip``.
 
-    What goes in is public: released model, statement, ledger, settings without the places of data, and test metrics
-    that were released, or are of a public table. Exact metrics of people, diagnostics, transcripts and checkpoints
-    stay where they are.
+    A bundle contains public files only: the released model, statement, ledger, settings without the locations of
+    data, and test metrics that were released or belong to a public table. Exact metrics of private records,
+    diagnostics, transcripts and checkpoints are left out.
+
+    Args:
+        path: a new folder, or a new ``.zip``.
+        source: run folder and model.
+
+    Returns:
+        The path of the bundle.
 
     Raises:
         RunFolderError: the run has not ended, or its folder is damaged.
-        BundleError: the path exists.
+        BundleError: the path exists, or cannot be written.
     """
     folder, experiment = RunFolder.open(source.folder)
     checkpoint = folder.read_checkpoint()
@@ -89,6 +96,7 @@ def write_bundle(path: Path, source: Source) -> Path:
         **copied,
         **({} if source.schema is None else {"schema.toml": source.schema}),
     }
+    # The card follows from the manifest and the statement; SHA256SUMS is made last, because it covers the card.
     statement = Statement.from_json(parse_json(files[_STATEMENT], folder / _STATEMENT, RunFolderError))
     files[CARD] = model_card(described, statement).encode()
     files[SUMS] = sums(files)
@@ -102,13 +110,15 @@ def bundle_run(run: Path, path: Path, *, about: str = "", code: Collection[str] 
     Args:
         run: the run folder.
         path: a new folder, or a new ``.zip``.
-        about: what the model is for, and for whom: for its card.
-        code: import paths of models, losses and metrics that the folder may name, and that may run.
+        about: purpose and intended users of the model, for its card.
+        code: import paths of models, losses and metrics of the experiment that the caller allows to run.
 
     Raises:
-        ConfigError: they were handed over in Python: ``Result.save`` writes that bundle; or code that is not named.
+        ConfigError: data or model were passed as Python objects (``Result.save`` writes that bundle), or the
+            experiment names code that ``code`` does not list.
         RunFolderError: the run has not ended, or its folder is damaged.
-        DataError: the data are not where the experiment says: their public facts (shape, classes) are read with them.
+        DataError: the data are not at the location in the experiment; they are needed for their public facts (shape,
+            classes).
     """
     folder, experiment = RunFolder.open(run)
     check_code(experiment, code, run)
@@ -138,7 +148,10 @@ def bundle_run(run: Path, path: Path, *, about: str = "", code: Collection[str] 
 
 
 def _population(folder: RunFolder, experiment: Experiment) -> Population:
-    """Return the population of a run; of a federation's run what is public of it: the tables are the silos'."""
+    """Return the population of a run; for a run of a federation, only its public part.
+
+    The tables of a federation's run are stored at the silos.
+    """
     table = experiment.data.table
     if table is None or not (folder / STATE).exists():
         return load_population(experiment.data, experiment.seed)
@@ -150,6 +163,7 @@ def _population(folder: RunFolder, experiment: Experiment) -> Population:
 
 
 def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Row) -> Manifest:
+    """Return the manifest of a bundle; ``row`` has the metrics of the last round."""
     predictor = source.predictor
     head = read_head(folder / _LEDGER)
     test, metrics = _reached(folder, row, source.public_test)
@@ -183,7 +197,7 @@ def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Ro
 def _reached(
     folder: RunFolder, row: Row, public_test: bool
 ) -> tuple[Literal["public", "released", "private"], dict[str, Reached]]:
-    """Return the test metrics that may be handed on, and why they may."""
+    """Return the reason why test metrics may be published, and the metrics (none if "private")."""
     released = read_evaluated(folder.path)
     if released is not None:
         found = {name: one for name, one in released.headline.items() if one is not None}
@@ -196,7 +210,7 @@ def _reached(
 
 
 def _public(experiment: Experiment) -> dict[str, Any]:
-    """Return the experiment without the places of its data: paths of a silo's machine are nobody's business."""
+    """Return the experiment without the locations of its data: paths of a silo's machine are private."""
     document = experiment.model_dump(mode="json", exclude_none=True)
     document["data"] = {
         key: value for key, value in document["data"].items() if key not in ("table", "folder")

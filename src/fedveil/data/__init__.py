@@ -1,1 +1,1 @@
-"""Records by silo and user: allocation of records, tables and their schemas, the catalogue of data sets."""
+"""Records by silo and user: tables, schemas, allocation, and the catalogue of data sets."""

@@ -1,19 +1,19 @@
-"""Who gets which record: the laws by which experiments hand records to users and silos.
+"""Allocation of records to users and silos in experiments: the laws of the ULDP-FL experiments.
 
-A real federation has its users and silos; an experiment on a public data set invents them. The laws are those of the
-ULDP-FL experiments, as the authors' program draws them (which is not always what the paper's text says). All are
-seeded: they are part of the experiment, not of any privacy mechanism.
+A real federation has users and silos; an experiment on a public data set assigns them at random. The laws follow the
+program of the ULDP-FL authors, which differs from the text of the paper in some places. All laws are seeded: they are
+part of the experiment, not of any privacy mechanism.
 
 ==============  ==========================================  =======================================
-law             silos are free                              silos are fixed by the data
+law             silos are assigned                          silos are fixed by the data
 ==============  ==========================================  =======================================
 uniform         equal counts per user, equal silos          user of every record uniform
-zipf            N_u multinomial in k^-0.5; a user's silos   N_u the same, above a least count; 80 %
-                in k^-2 over a random silo order of each    of a user's records in one random silo
+zipf            N_u multinomial in k^-0.5; a user's silos   N_u the same, above a minimum; 80 %
+                in k^-2 over a random silo order per user   of a user's records in one random silo
 limited-labels  zipf, with at most k labels per user        (not defined)
 clients         equal counts; every user is a silo          (not defined)
-dirichlet       every user is a silo; of each class the     (not defined)
-                users' shares are Dirichlet(concentration)
+dirichlet       every user is a silo; the users' shares of  (not defined)
+                each class are Dirichlet(concentration)
 ==============  ==========================================  =======================================
 """
 
@@ -36,19 +36,19 @@ Column: TypeAlias = Int32[np.ndarray, "n"]
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """One law with its parameters.
+    """One law of allocation with its parameters.
 
     Args:
-        law: which law, see the table of this module.
+        law: name of the law, from the table of this module.
         user_exponent: a of P(user k) ∝ k^-a, k = 1 .. |U|; 0 is the uniform multinomial.
         silo_exponent: b of P(a user's j-th silo) ∝ j^-b, j = 1 .. |S|.
-        main_share: share of a user's records in the user's main silo, where silos are fixed (zipf).
+        main_share: expected share of a user's records in the user's main silo ("zipf" with fixed silos).
         labels_per_user: k of "limited-labels".
-        concentration: of "dirichlet"; the smaller, the fewer users share a class.
+        concentration: parameter of "dirichlet"; the smaller it is, the fewer users share a class.
 
     Raises:
-        ConfigError: a concentration or an exponent that is negative or not finite, a share outside [0, 1], fewer than
-            one label.
+        ConfigError: an exponent is negative, a concentration is not positive, one of them is not finite, a share is
+            outside [0, 1], or ``labels_per_user`` is below 1.
     """
 
     law: Law = "zipf"
@@ -71,22 +71,24 @@ class Allocation:
         n_silos: int,
         randomness: ExperimentRandomness,
     ) -> tuple[Column, Column]:
-        """Give n records to users and silos where the data prescribe neither.
+        """Assign n records to users and silos if the data prescribe neither.
 
         Args:
-            labels: (n,) classes; only "limited-labels" looks at them.
+            labels: (n,) classes; only "limited-labels" and "dirichlet" read them.
             n: number of records.
             n_users: |U|.
-            n_silos: |S|; must equal ``n_users`` for "clients".
-            randomness: the experiment's; the result depends on its seed alone.
+            n_silos: |S|; must equal ``n_users`` for "clients" and "dirichlet".
+            randomness: randomness of the experiment; the result depends on its seed alone.
 
         Returns:
-            (user, silo), two columns of n numbers from 0. Users without a record are possible, and silos too.
+            (user, silo), two (n,) int32 columns of numbers from 0. Some users and silos may get no record.
 
         Raises:
-            ConfigError: no user or no silo; "clients" with |S| != |U|; "limited-labels" without labels.
+            ConfigError: no user or no silo; "clients" or "dirichlet" with |S| != |U|; "limited-labels" or "dirichlet"
+                without labels.
         """
         _check_counts(n_users, n_silos)
+        # Separate named streams: the number of silos does not change the allocation to users.
         users, silos = randomness.numpy("allocation", "users"), randomness.numpy("allocation", "silos")
         if self.law in CLIENT_LAWS:
             if n_silos != n_users:
@@ -112,20 +114,21 @@ class Allocation:
     def allocate_within_silos(
         self, silo: Column, *, n_users: int, n_silos: int, least: int, randomness: ExperimentRandomness
     ) -> Column:
-        """Give records to users where every record already lies in a silo (hospitals, centres).
+        """Assign records to users if every record already belongs to a silo (hospitals, centres).
 
         Args:
             silo: (n,) the silo of every record.
             n_users: |U|.
             n_silos: |S|.
-            least: records that belong together: 1, or 2 where a contribution of one record teaches nothing (Cox loss).
-            randomness: the experiment's.
+            least: minimum number of records of a user, which the law tries to keep in one silo. 2 for a loss that has
+                no gradient on a single record (Cox), else 1.
+            randomness: randomness of the experiment.
 
         Returns:
-            user, a column of n numbers from 0.
+            user, an (n,) int32 column of numbers from 0.
 
         Raises:
-            ConfigError: a law that needs free silos; no user.
+            ConfigError: the law does not support fixed silos, or there is no user or no silo.
             DataError: fewer than ``least`` records per user under "zipf".
         """
         _check_counts(n_users, n_silos)
@@ -141,7 +144,7 @@ class Allocation:
 
 
 def deal_evenly(n: int, hands: int, generator: np.random.Generator) -> Column:
-    """Deal n records to ``hands`` users or silos like cards: a random record each, counts equal up to one."""
+    """Assign n records at random to ``hands`` users or silos, with counts that differ by at most one."""
     dealt: Column = generator.permutation(np.arange(n, dtype=np.int32) % np.int32(hands))
     return dealt
 
@@ -149,11 +152,12 @@ def deal_evenly(n: int, hands: int, generator: np.random.Generator) -> Column:
 def share_classes(
     labels: Int64[np.ndarray, "n"], n_users: int, concentration: float, generator: np.random.Generator
 ) -> Column:
-    """Give of each class a share to every user, the shares drawn from Dirichlet(concentration, ..., concentration)."""
+    """Split the records of each class over the users by shares from a symmetric Dirichlet distribution."""
     user = np.empty(len(labels), dtype=np.int32)
     for label in np.unique(labels):
         of_class = generator.permutation(np.flatnonzero(labels == label))
         shares = generator.dirichlet(np.full(n_users, concentration))
+        # Rounding the cumulative shares, not each share, makes the counts add up to the size of the class.
         ends = np.rint(np.cumsum(shares) * len(of_class)).astype(np.int64)
         user[of_class] = np.searchsorted(ends, np.arange(len(of_class)), side="right").clip(max=n_users - 1)
     return user
@@ -173,7 +177,10 @@ def draw_zipf(n: int, size: int, exponent: float, generator: np.random.Generator
 def spread_over_silos(
     user: Column, n_users: int, n_silos: int, exponent: float, generator: np.random.Generator
 ) -> Column:
-    """Spread every user's records: the j-th silo, in a random order of each user's, with probability ∝ j^-exponent."""
+    """Assign each user's records to silos by a Zipf law over a random silo order of that user.
+
+    The j-th silo in the user's order gets a record with probability ∝ j^-exponent, j = 1 .. ``n_silos``.
+    """
     orders = generator.permuted(np.tile(np.arange(n_silos, dtype=np.int32), (n_users, 1)), axis=1)
     rank = draw_zipf(len(user), n_silos, exponent, generator)
     chosen: Column = orders[user, rank]
@@ -183,20 +190,20 @@ def spread_over_silos(
 def limit_labels(
     counts: np.ndarray, labels: Int64[np.ndarray, "n"], labels_per_user: int, generator: np.random.Generator
 ) -> Column:
-    """Give user u about ``counts[u]`` records of at most ``labels_per_user`` labels.
+    """Assign user u about ``counts[u]`` records of at most ``labels_per_user`` labels.
 
-    In the order of their numbers, users draw k labels among those still open and take round(N_u / k) records of each.
-    Where a label has half of that or less left, the first open label with more than half takes its place; a label that
-    runs short is closed. What nobody took goes to user 0, who alone may then hold more labels.
+    In the order of their numbers, users draw k of the open labels and take round(N_u / k) records of each. If a label
+    has at most half of that number left, the first open label with more than half replaces it. A label that runs
+    short is closed. Records that no user takes go to user 0, so user 0 alone may hold more labels.
 
     Args:
-        counts: (|U|,) wanted records per user.
+        counts: (|U|,) wanted records per user, N_u.
         labels: (n,) classes of the records.
         labels_per_user: k.
         generator: source of the labels drawn and of the order within a label.
 
     Returns:
-        user, a column of n numbers.
+        user, an (n,) int32 column of numbers.
     """
     stock = {
         int(label): generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)
@@ -212,9 +219,10 @@ def limit_labels(
         if not open_labels:
             break
         k = min(labels_per_user, len(open_labels))
-        wanted = round(int(counts[who]) / k)
+        wanted = round(int(counts[who]) / k)  # round(N_u / k) records of each of k labels
         for drawn in generator.choice(open_labels, size=k, replace=False).tolist():
             label = drawn
+            # The label has at most half of the wanted records left: take the first open label with more than half.
             if 0 < wanted >= 2 * left(drawn):
                 label = next((other for other in open_labels if 2 * left(other) > wanted), drawn)
             share = stock[label][taken[label] : taken[label] + wanted]
@@ -228,13 +236,14 @@ def limit_labels(
 def fixed_uniform(
     silo: Column, n_users: int, n_silos: int, together: int, generator: np.random.Generator
 ) -> Column:
-    """Draw the user of every record uniformly, with replacement, so some users may have none.
+    """Draw the user of every record uniformly with replacement; some users may get no record.
 
-    With ``together`` = 2 the records of a silo are drawn for in pairs, and an odd last one joins the last pair.
+    With ``together`` = 2, one user is drawn for each pair of records of a silo; an odd last record joins the last
+    pair.
     """
 
     def users_of(size: int) -> np.ndarray:
-        blocks = max(1, size // together)
+        blocks = max(1, size // together)  # a silo with one record still needs one user
         drawn = generator.integers(n_users, size=blocks)
         return np.append(np.repeat(drawn, together), np.repeat(drawn[-1:], together))[:size]
 
@@ -243,11 +252,16 @@ def fixed_uniform(
 
 @dataclass(frozen=True, kw_only=True)
 class FixedZipf:
-    """Every user has ``least`` records and zipf-many more, most of them in one random main silo.
+    """Zipf law for fixed silos: N_u = least + a multinomial count in k^-exponent, mostly in one main silo.
 
-    N_u = least + multinomial in k^-exponent. Each record draws the user's main silo with probability ``main_share`` and
-    each other silo with equal shares of the rest; a full silo passes the record on to the next one that is not full.
-    With ``least`` = 2, records alone in their silo join another silo of their user first (:func:`pair_up`).
+    Each record draws the user's main silo with probability ``main_share``, and the other silos with equal shares of
+    the rest. If the silo is full, the next silo in numerical order with free records takes it. With ``least`` = 2,
+    records that are alone in their silo first move to another silo of their user (:func:`pair_up`).
+
+    Attributes:
+        exponent: exponent of the Zipf law over users.
+        main_share: probability of the main silo.
+        least: minimum number of records per user.
     """
 
     exponent: float
@@ -255,7 +269,7 @@ class FixedZipf:
     least: int
 
     def users(self, silo: Column, n_users: int, n_silos: int, generator: np.random.Generator) -> Column:
-        """Return the user of every record, which already lies in a silo.
+        """Return the user of every record, given the silo of every record.
 
         Raises:
             DataError: fewer than ``least`` records per user.
@@ -271,29 +285,32 @@ class FixedZipf:
         members: list[list[int]] = [[] for _ in range(n_silos)]
         other_share = (1 - self.main_share) / max(1, n_silos - 1)
         for user, count in enumerate((least + extra).tolist()):
+            # P(main silo) = main_share; the other |S| - 1 silos share the rest equally.
             law = np.full(n_silos, other_share)
             law[generator.integers(n_silos)] = self.main_share if n_silos > 1 else 1.0
             wished = generator.choice(n_silos, size=count, p=law / law.sum())
             if least > 1:
                 wished = pair_up(wished, generator)
             for at in wished.tolist():
+                # Ends, because the users' counts add up to the number of records, so that some silo has room.
                 while not room[at]:
                     at = (at + 1) % n_silos
                 room[at] -= 1
                 members[at].append(user)
-        queues = iter(members)
+        queues = iter(members)  # `_within_silos` calls the function once per silo, in the order of the silos
         return _within_silos(silo, n_silos, lambda _: np.array(next(queues)), generator)
 
 
 def pair_up(wished: Int64[np.ndarray, "k"], generator: np.random.Generator) -> Int64[np.ndarray, "k"]:
-    """Move the records that are alone in their silo to a random silo where the user has at least two.
+    """Move a user's records that are alone in their silo to a random silo with two or more of them.
 
-    Where the user has two nowhere, one random silo counts as such a silo and another keeps its single record, as
-    in the authors' program: so a few contributions of one record remain, and their Cox gradient is zero.
+    If no silo has two records of the user, one random silo takes the role of this silo, and a second one keeps its
+    single record, as in the authors' program. So a few contributions of one record remain, and their Cox gradient is
+    zero.
     """
     silos, counts = np.unique(wished, return_counts=True)
     firm, alone = silos[counts >= 2], silos[counts < 2]
-    if not len(firm):
+    if not len(firm):  # chosen[1] is in neither set: the authors' program leaves this silo with one record
         firm, alone = (chosen := generator.permutation(alone))[:1], chosen[2:]
     moves = np.isin(wished, alone)
     return np.where(moves, generator.choice(firm, size=len(wished)), wished)
@@ -302,7 +319,7 @@ def pair_up(wished: Int64[np.ndarray, "k"], generator: np.random.Generator) -> I
 def _within_silos(
     silo: Column, n_silos: int, users_of: Callable[[int], np.ndarray], generator: np.random.Generator
 ) -> Column:
-    """Hand ``users_of(size)`` to the records of each silo in turn, in random order within the silo."""
+    """Assign ``users_of(size)`` to the records of each silo, in random order within the silo."""
     order = np.argsort(silo, kind="stable")
     sizes = np.bincount(silo, minlength=n_silos)
     user = np.empty(len(silo), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""A population from what a Python program holds: arrays, data frames, Arrow tables, tensors, or a PyTorch data set."""
+"""Population from objects in memory: arrays, data frames, Arrow tables, tensors, PyTorch data sets."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def population(
     seed: int = 0,
     name: str = "people",
 ) -> Population:
-    """Make a population from records in memory: features and targets, with the user and the silo of each record.
+    """Make a population from records in memory: features, targets, and the user and silo of each record.
 
     Args:
         features: (n, ...) numbers: a numpy array, a tensor, a pandas or Arrow table; or a PyTorch data set of
             (features, target), or of (features, target, user, silo), which is read into memory. uint8 is kept,
-            everything else is converted to float32, and nothing is scaled.
+            every other type is converted to float32, and nothing is scaled.
         targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival. None for a data set.
         user: (n,) the person to whom each record belongs: text or whole numbers. Ids are compared as text: equal text
             is the same person in all silos, and any difference (case, blanks, leading zeros) makes another person.
@@ -87,32 +87,32 @@ def population(
         task: ``"classification"``, ``"regression"`` or ``"survival"``.
         classes: the labels in the order of the model's outputs. None takes the labels that occur, and the statement
             says that no guarantee covers this choice.
-        target_range: (lower, upper), for regression: DECLARED bounds of the targets. A target outside is refused; move
-            it to the bound beforehand, by ``numpy.clip``, if that is what you want.
+        target_range: (lower, upper), for regression: DECLARED bounds of the targets. A target outside is refused. To
+            clip targets to the bounds instead, call ``numpy.clip`` first.
         silos: names of the silos; a silo without records takes part like any other. None takes the silos that have
             records, and the statement says that no guarantee covers this choice.
         test: PUBLIC (features, targets) to test on. None holds out some of the records instead.
-        test_share: the probability with which each record is held out if there is no public test table,
-            beside which another than the usual one is refused.
-        seed: for the hold-out.
-        name: how reports refer to these data.
+        test_share: probability with which each record is held out. With a public ``test``, only the default is
+            accepted, because no record is held out.
+        seed: seed of the hold-out.
+        name: name of these data in reports.
 
     Returns:
         The population. Users are numbered by the sorted union of their ids, silos by ``silos``.
 
     Raises:
-        ConfigError: an argument that is missing or cannot be.
-        DataError: values that cannot be; names the column and the row, never the value. Test records that are among
-            those to train on, more of them than chance explains.
+        ConfigError: an argument is missing or invalid.
+        DataError: a value is invalid; the error names the column and the row, never the value. Or more test records
+            are also training records than chance explains.
 
     Warns:
-        UserWarning: ids that differ in their form alone; a feature that is an id, or the target; survival times that
-            are all 0 or 1, as events are.
+        UserWarning: ids that differ only in their spelling; a feature that is an id, or the target; survival times
+            that are all 0 or 1, which suggests that events and times are exchanged.
 
     Guarantees:
-        As :func:`fedveil.data.tables.read_tables`: whether a record is held out, and what its user's batches are
-        seeded by, depends on that user's id and records alone, and nothing is fitted on the records, but for what was
-        asked to be counted.
+        As :func:`fedveil.data.tables.read_tables`: whether a record is held out, and the seed of its user's batches,
+        depend only on that user's id and records. Nothing is fitted on the records, except for the quantities that
+        the caller asked to count.
 
     >>> X, y = np.zeros((4, 2)), [0, 1, 1, 0]
     >>> people = population(X, y, user=["a", "b", "a", "c"], silo=["n", "n", "s", "s"], n_users=10,
@@ -133,6 +133,8 @@ def population(
     users, place = index_names(read_ids(columns["user"], "user"))
     names, of_silo = _silos(read_ids(columns["silo"], "silo"), silos)
     _check_lengths({"features": table.values, "targets": labels, "user": place, "silo": of_silo})
+    # Seeds follow the id, not `place`: the place changes for later ids when an earlier user's records are removed.
+    # A counted |U| is at least 1, because |U| divides every user-level mean.
     key, declared = keys_of(users)[place], max(1, len(users)) if n_users == "counted" else n_users
     if len(users) > declared:
         raise DataError(
@@ -145,6 +147,8 @@ def population(
     else:
         split = _public_test(test, table, task, words, within)
         refuse_training_records(table.values, place, split.features, "test, row {}".format)
+    # Warnings go to the owner of the data only. The statement is public, so it must not depend on such a check of the
+    # records (`AS_TEXT` is always in it).
     doubts = [_ALIKE] if near_duplicate_ids(users) else []
     doubts += find_leaking_features(table, labels, (users, place))
     doubts += times_like_events(task, labels)
@@ -180,7 +184,7 @@ def population(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Split:
-    """Which records are trained on, what is tested on, and what a statement notes of it."""
+    """Mask of the training records, the test table, and the sentence about it for the statement."""
 
     kept: Bool[np.ndarray, "all"]
     features: Features
@@ -195,7 +199,7 @@ def _public_test(
     words: tuple[Label, ...],
     within: tuple[float, float] | None,
 ) -> _Split:
-    """Test on a table that was handed over as public, and train on all records."""
+    """Train on all records, and test on the table that the caller declares public."""
     check_alike({"test features": test[0], "test targets": test[1]})
     tested = read_features(test[0], "test features")
     if tested.names != table.names:
@@ -211,7 +215,7 @@ def _public_test(
 
 
 def _held_out(table: FeatureTable, labels: Targets, marked: Bool[np.ndarray, "n"], share: float) -> _Split:
-    """Test on the marked records, and train on the others."""
+    """Train on the unmarked records, and test on the marked ones."""
     return _Split(
         kept=~marked,
         features=table.values[marked],
@@ -241,6 +245,7 @@ def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> Non
 
 
 def _range(task: Task, given: Any) -> tuple[float, float] | None:
+    """Return the declared bounds of regression targets as floats, None if none are given."""
     if given is None:
         return None
     if task != "regression":
@@ -259,6 +264,7 @@ def _range(task: Task, given: Any) -> tuple[float, float] | None:
 def _targets(
     given: Any, task: Task, classes: Sequence[Any] | None, where: str
 ) -> tuple[Targets, tuple[Label, ...]]:
+    """Return the targets, and the class labels by number (empty unless the task is classification)."""
     if task != "classification":
         if classes is not None and len(classes):
             raise ConfigError(f"population: classes belong to classification, not to {task}")
@@ -278,7 +284,7 @@ def _targets(
 def _silos(
     names: list[str], declared: Sequence[str | int] | None
 ) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
-    """Return the silos' names, and the silo number of every record."""
+    """Return the names of all silos, and the silo number of every record."""
     present, place = index_names(names)
     if declared is None:
         if not present:
@@ -287,7 +293,7 @@ def _silos(
     known = tuple(str(one) for one in declared)
     if not known or len(set(known)) != len(known):
         raise ConfigError("population: silos must list one name or more, each once")
-    number = {one: at for at, one in enumerate(known)}
+    number = {one: at for at, one in enumerate(known)}  # the declared order, not that of the records
     missing = [one for one in present if one not in number]
     if missing:
         raise DataError(

@@ -1,9 +1,9 @@
-"""Values that the text of one table cell stands for: numbers, whole numbers, ids, days.
+"""Values of single table cells: numbers, whole numbers, ids and days, parsed from the cell's text.
 
 Programs that write tables choose one type for a whole column. One missing cell turns the whole numbers of a pandas
 column into ``0.0`` and ``1.0``; one time of day turns its dates into ``2020-01-31 00:00:00``. So one person's cell
-changes how everybody else's cells are written. A declared value is therefore matched by what a cell stands for. Every
-function here looks at one cell alone, never at the column.
+changes how the cells of all other people are written. A declared value is therefore matched by the value of a cell,
+not by its text alone. Every function here reads one cell, never the column.
 """
 
 import re
@@ -14,10 +14,11 @@ from functools import cache
 from typing import Final
 
 MOST_EXACT: Final = 1 << 53
-"""Whole numbers below it, by size, are exact in float64; a program may have rounded others before it wrote them."""
+"""Bound on the absolute value of exact whole numbers in float64 (2^53): larger ones may have been rounded before the
+program wrote them."""
 
 MARKS_IN_DATES: Final = {"d": 2, "m": 2, "Y": 4, "H": 2, "I": 2, "M": 2, "S": 2, "f": 6}
-"""Marks of ``strptime`` that stand for digits, and their largest number of digits."""
+"""Directives of ``strptime`` that stand for digits, and their largest number of digits."""
 
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _TRUTH: Final = {"false": 0, "False": 0, "FALSE": 0, "true": 1, "True": 1, "TRUE": 1}
@@ -29,7 +30,10 @@ _MARKS: Final = re.compile(r"%.|\s+|.", re.DOTALL)
 
 
 def number_of(cell: str | None) -> float | None:
-    """Return a cell as a number, None if it is none; ``1_0`` is Python's, and no table's."""
+    """Return a cell as a number, None if it is no number.
+
+    ``1_0`` is Python syntax and not a number of a table.
+    """
     try:
         return None if cell is None or "_" in cell else float(cell)
     except ValueError:
@@ -37,7 +41,7 @@ def number_of(cell: str | None) -> float | None:
 
 
 def whole_number(cell: str, decimal: str = ".") -> int | None:
-    """Return the whole number below 2^53 that a cell stands for, None if it stands for none.
+    """Return the whole number below 2^53 in absolute value that a cell stands for, or None.
 
     A number with leading zeros is a code and stands for no number: ``010`` and ``10`` are different diagnoses.
 
@@ -53,10 +57,10 @@ def whole_number(cell: str, decimal: str = ".") -> int | None:
 
 
 def without_fraction(cell: str, decimal: str = ".") -> str:
-    """Return a whole number below 2^53 without the fraction of zeros that is behind it; any other cell as it is.
+    """Strip a fraction of zeros from a whole number below 2^53; return any other cell unchanged.
 
-    This is the rule for ids. Numbers in exponent notation stay as they are: a program may have written several ids
-    as one of them.
+    This is the rule for ids. Numbers in exponent notation stay unchanged: a program may have rounded several ids to
+    the same such number.
 
     >>> [without_fraction(cell) for cell in ("7.0", "-9.00", "07.0", "7.5", "1E+03", "9007199254740992.0")]
     ['7', '-9', '07.0', '7.5', '1E+03', '9007199254740992.0']
@@ -66,18 +70,22 @@ def without_fraction(cell: str, decimal: str = ".") -> str:
 
 
 def _pointed(cell: str, decimal: str) -> str:
-    """Return a number's text with a decimal point; a point under another decimal mark makes it no number."""
+    """Return a number's text with a decimal point.
+
+    If the decimal mark is a comma, a point is replaced by ``?``, so that ``1.000`` (a thousand) is refused, not read
+    as 1.
+    """
     return cell if decimal == "." else cell.replace(".", "?").replace(decimal, ".")
 
 
 class DeclaredValues:
-    """The whole numbers and truth values among declared texts.
+    """Lookup of declared texts by their value as a whole number or truth value.
 
-    A value that several declared texts with different places have is left out: nothing says which of them is meant.
-    Truth values stand for 1 and 0, and only where both are declared.
+    A value that belongs to declared texts with different places is left out, because it is ambiguous. Truth values
+    stand for 1 and 0, and only if both 0 and 1 are declared.
 
     Args:
-        places: declared texts, each with its place; several may have the same one.
+        places: place of each declared text; several texts may have the same place.
         decimal: the decimal mark.
 
     >>> find = DeclaredValues({"0": 0, "1": 1, "unknown": 2}).place
@@ -86,6 +94,7 @@ class DeclaredValues:
     """
 
     def __init__(self, places: Mapping[str, int], decimal: str = ".") -> None:
+        # `_value` reads truth values while `_truth` is set: declared "true" and "false" count as declared 1 and 0.
         self._decimal, self._truth = decimal, True
         values = {self._value(text) for text in places}
         self._truth = {0, 1} <= values
@@ -96,7 +105,7 @@ class DeclaredValues:
         self._places = {value: same.pop() for value, same in found.items() if len(same) == 1}
 
     def place(self, cell: str) -> int | None:
-        """Return the place of the declared text that has a cell's value, None where there is no such text."""
+        """Return the place of the declared text with the same value as a cell, None if no text has it."""
         value = self._value(cell)
         return None if value is None else self._places.get(value)
 
@@ -107,12 +116,13 @@ class DeclaredValues:
 def day_of(cell: str, written: str) -> int | None:
     """Return a cell's day since 1970-01-01, None if it is no date of this format.
 
-    A time of day behind the date is ignored, whether the format has one or not: a program writes times in a whole
-    column as soon as one cell of it has one. Digits of marks that touch must be complete (:func:`date_pattern`).
+    A time of day after the date is ignored, whether the format has one or not: a program writes times in the whole
+    column if one cell has one. Adjacent numeric directives need all their digits (:func:`date_pattern`).
 
     >>> [day_of(cell, "%d%m%Y") for cell in ("02011970", "2011970", "02011970 00:00:00")]
     [1, None, 1]
     """
+    # First the cell as it is, then cell and format without their times of day.
     for text, form in ((cell, written), (_CLOCK.sub("", cell), _CLOCK_MARKS.sub("", written))):
         if date_pattern(form).fullmatch(text):
             try:
@@ -124,11 +134,12 @@ def day_of(cell: str, written: str) -> int | None:
 
 @cache
 def date_pattern(written: str) -> re.Pattern[str]:
-    """Return what texts of a date format look like, so that each of them is of one day.
+    """Return a regular expression for the texts of a date format that have exactly one reading.
 
-    ``strptime`` takes one digit or two for a day or a month: under ``%d%m%Y`` it reads ``1012020`` as 10 January, and
-    1 January fits as well. In a run of marks that touch one another, or digits, each mark has all of its digits here;
-    as none can have more, the run has one reading. Marks between other characters have one reading anyway.
+    ``strptime`` accepts one or two digits for a day or a month: under ``%d%m%Y`` it reads ``1012020`` as 10 January,
+    and 1 January fits as well. So in a run of numeric directives that touch one another, or literal digits, the
+    pattern requires the full width of each directive. No directive can have more digits, so the run has one reading.
+    Directives between other characters have one reading anyway.
     """
     parts = list[str]()
     marks: list[str] = _MARKS.findall(written)

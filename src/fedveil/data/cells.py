@@ -1,9 +1,9 @@
-"""Convert what a Python program hands over (tensors, arrays, Arrow and pandas columns, lists) to numpy arrays.
+"""Conversion of tensors, arrays, Arrow and pandas columns, and lists to numpy arrays, entry by entry.
 
-An array has one type for all of its entries, and numpy, PyTorch and pandas choose that type from all of the entries. If
-the type decided how an entry is read, one person's entry could change everybody's: ``torch.stack`` makes float16 of
-integers where one record is float16. So lists and columns of objects are converted entry by entry, and what becomes of
-an entry depends on that entry alone. Rows count from 0 in every error, and no error repeats a value.
+An array has one type for all of its entries, and numpy, PyTorch and pandas choose that type from all of the entries.
+If the type decided how an entry is read, one person's entry could change all other entries: ``torch.stack`` turns
+integers into float16 if one record is float16. So lists and columns of objects are converted entry by entry, and the
+result for an entry depends on that entry alone. Errors count rows from 0 and repeat no value.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fedveil.data.records import Features
 from fedveil.errors import DataError
 
 LARGEST_WHOLE: Final = 1 << 24
-"""float32 holds every whole number up to this size."""
+"""Largest absolute value up to which float32 holds every whole number exactly (2^24)."""
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _TENSOR_FLOATS: Final = (torch.float16, torch.float32, torch.float64)
-"""The floating-point types of PyTorch that numpy has too."""
+"""Floating-point types that both PyTorch and numpy have; bfloat16 and the float8 types are not among them."""
 
 _ENCODE: Final = (
     "encode them first (a category as one 0/1 column for each DECLARED category), or describe the table by a schema "
@@ -35,16 +35,16 @@ _TOO_LARGE_WHOLE: Final = "a whole number above 16777216, which float32 does not
 
 
 def refuse_rows(wrong: np.ndarray, where: str, problem: str, rows: Sequence[int] | None = None) -> None:
-    """Raise the error of the first wrong entry, if any.
+    """Raise a DataError for the first wrong entry, if any.
 
     Args:
         wrong: (n, ...) True where an entry is wrong.
-        where: what to call the column.
-        problem: what is wrong with the entry, and what would be right.
+        where: name of the column in errors.
+        problem: the fault and its correction, in words.
         rows: (n,) the row numbers to report; None: 0 .. n - 1.
 
     Raises:
-        DataError: names the row, and the place in the row.
+        DataError: an entry is wrong; the error names the row, and the position in the row.
     """
     if not wrong.any():
         return
@@ -57,17 +57,17 @@ def to_array(given: Any, where: str, row: int | None = None) -> np.ndarray:
     """Convert a column, a table or one record to a numpy array; copy only if necessary.
 
     Args:
-        given: what was handed over.
-        where: what to call the column.
-        row: the record's row, if it is one record; None: all records.
+        given: a tensor, array, Arrow or pandas object, or list.
+        where: name of the column in errors.
+        row: row number if ``given`` is one record; None if ``given`` holds all records.
 
     Raises:
-        DataError: a masked or missing entry, rows of different lengths, or a type that numpy cannot hold.
+        DataError: an entry is masked or missing, rows have different lengths, or numpy has no such type.
     """
     called = where if row is None else f"{where}, row {row}"
     if isinstance(given, torch.Tensor):
         return _tensor_to_array(given, called)
-    if np.ma.isMaskedArray(given):
+    if np.ma.isMaskedArray(given):  # np.asarray would drop the mask and return the values below it
         masked = np.ma.getmaskarray(given)
         refuse_rows(
             np.atleast_1d(masked) if row is None else masked[None],
@@ -77,6 +77,7 @@ def to_array(given: Any, where: str, row: int | None = None) -> np.ndarray:
         )
     try:
         if isinstance(given, pa.Array | pa.ChunkedArray):
+            # Arrow writes a null among integers as NaN, which would turn the whole column into floats.
             refuse_rows(
                 given.is_null().to_numpy(**_copied(given)),
                 where,
@@ -99,7 +100,7 @@ def _tensor_to_array(given: torch.Tensor, where: str) -> np.ndarray:
         raise DataError(f"{where}: a tensor of layout {given.layout}; hand over .to_dense()")
     try:
         if given.is_floating_point() and given.dtype not in _TENSOR_FLOATS:
-            given = given.float()
+            given = given.float()  # float32 holds every bfloat16 and float8 exactly
         return np.asarray(given.detach().cpu().resolve_conj().resolve_neg().numpy())
     except (TypeError, RuntimeError) as error:
         raise DataError(
@@ -109,15 +110,17 @@ def _tensor_to_array(given: torch.Tensor, where: str) -> np.ndarray:
 
 
 def to_float32(values: np.ndarray, where: str, rows: Sequence[int] | None = None) -> Features:
-    """Convert numbers to float32; uint8 stays uint8, and the cells of an array of objects are converted one by one.
+    """Convert numbers to float32; uint8 stays uint8.
+
+    The cells of an array of objects are converted one by one.
 
     Args:
         values: (n, ...) of any type.
-        where: what to call the column.
+        where: name of the column in errors.
         rows: (n,) the row numbers to report; None: 0 .. n - 1.
 
     Raises:
-        DataError: text or other objects, a NaN, an infinity, or a number that float32 cannot hold.
+        DataError: a value is text or another object, NaN, infinite, or a number that float32 cannot hold.
     """
     if values.dtype == np.uint8:
         return values
@@ -132,7 +135,7 @@ def to_float32(values: np.ndarray, where: str, rows: Sequence[int] | None = None
         "the value is NaN or infinite; fill it with a declared constant, or leave the record out",
         rows,
     )
-    size = np.abs(values.astype(np.float64))
+    size = np.abs(values.astype(np.float64))  # np.abs of the smallest int64 would overflow
     if values.dtype.kind in "iu":
         refuse_rows(size > LARGEST_WHOLE, where, _TOO_LARGE_WHOLE, rows)
     refuse_rows(size > _LARGEST, where, "the value is too large for float32; scale it first", rows)
@@ -140,10 +143,10 @@ def to_float32(values: np.ndarray, where: str, rows: Sequence[int] | None = None
 
 
 def numbers_of_cells(values: np.ndarray, where: str, rows: Sequence[int] | None = None) -> np.ndarray:
-    """Convert an array of Python objects to float64, cell by cell; text is never taken for a number.
+    """Convert an array of Python objects to float64, cell by cell; text is never parsed as a number.
 
     Raises:
-        DataError: a cell that is missing or no number, or a whole number that float32 does not hold exactly.
+        DataError: a cell is missing or no number, or a whole number that float32 does not hold exactly.
     """
     cells = [unwrap(cell) for cell in values.ravel().tolist()]
     number = np.array([isinstance(one, int | float | Decimal | Fraction) for one in cells], dtype=np.bool_)
@@ -159,7 +162,7 @@ def numbers_of_cells(values: np.ndarray, where: str, rows: Sequence[int] | None 
 
 
 def _to_float(number: int | float | Decimal | Fraction) -> float:
-    """Convert to a float; what no float holds becomes an infinity, which is refused later."""
+    """Convert to a float; a number that is too large becomes infinity, which :func:`to_float32` refuses."""
     try:
         return float(number)
     except (OverflowError, ValueError):
@@ -167,9 +170,9 @@ def _to_float(number: int | float | Decimal | Fraction) -> float:
 
 
 def unwrap(cell: Any) -> Any:
-    """Return the Python value of a numpy scalar or of a tensor without axes; return anything else as it is.
+    """Return the Python value of a numpy scalar or 0-dimensional tensor; return other objects unchanged.
 
-    A date of numpy stays one: its ``item()`` would be a whole number in one unit and a date in another.
+    A numpy date is not converted: its ``item()`` is a whole number in some units and a date in others.
     """
     if isinstance(cell, np.bool_ | np.integer | np.floating | np.str_):
         return cell.item()
@@ -185,12 +188,12 @@ def stack_records(given: Sequence[Any], where: str, *, keep_bytes: bool) -> Feat
 
     Args:
         given: n records of one shape.
-        where: what to call the column.
-        keep_bytes: keep uint8 if the records are uint8. A record that is uint8 among others that are not, or the
-            reverse, is then refused by its row: otherwise it would decide how all records are stored.
+        where: name of the column in errors.
+        keep_bytes: whether uint8 records stay uint8. If so, a mixture of uint8 and other types is refused: otherwise
+            one record would decide how all records are stored.
 
     Raises:
-        DataError: records of different shapes; otherwise as :func:`to_float32`. Names the row.
+        DataError: records have different shapes; otherwise as :func:`to_float32`. The error names the row.
     """
     records = [to_array(one, where, row) for row, one in enumerate(given)]
     if not records:
@@ -213,21 +216,23 @@ def stack_records(given: Sequence[Any], where: str, *, keep_bytes: bool) -> Feat
     rows_of: dict[np.dtype[Any], list[int]] = {}
     for row, one in enumerate(records):
         rows_of.setdefault(one.dtype, []).append(row)
-    for rows in rows_of.values():  # records of one type are converted together: no entry meets another type
+    for (
+        rows
+    ) in rows_of.values():  # one `np.stack` per type, so that numpy never promotes a record to a common type
         stacked[rows] = to_float32(np.stack([records[row] for row in rows]), where, rows)
     return stacked
 
 
 def read_entries(given: Any, where: str, what: str) -> tuple[list[Any], np.dtype[Any]]:
-    """Return the entries of a column as Python values, and the type of the column, which is object for a list.
+    """Return the entries of a column as Python values, and the type of the column (object for a list).
 
     Args:
-        given: one entry a record.
-        where: what to call the column.
-        what: what to call an entry.
+        given: one entry per record.
+        where: name of the column in errors.
+        what: word for an entry in errors.
 
     Raises:
-        DataError: not one entry a record.
+        DataError: ``given`` does not have exactly one axis.
     """
     if isinstance(given, list | tuple):
         return [unwrap(one) for one in given], np.dtype(object)

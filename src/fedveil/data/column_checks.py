@@ -1,4 +1,4 @@
-"""What the columns of a table of records must be: dtypes, shapes, finite numbers, and targets that fit their task."""
+"""Checks of record columns (dtypes, shapes, finiteness, targets) and of declared bounds and formats."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,23 +12,24 @@ from fedveil.errors import DataError
 from fedveil.sanitize import sanitize
 
 CHUNK: Final = 1 << 22
-"""Values looked at together, so that a memory-mapped table is never in memory whole."""
+"""Number of values that are processed at once, so that a memory-mapped table is never loaded as a whole."""
 
 
 _LARGEST_BOUND: Final = 3.4e38
-"""By size: float32 holds it."""
+"""Largest absolute value of a declared bound, just below the largest float32 (3.4028e38)."""
 
 _NAMES_A_DAY_AGAIN: Final = frozenset({"%b", "%B", "%c", "%G", "%j", "%U", "%V", "%W", "%x"})
-"""Marks that say a second time which day, month or year it is: a text could name two dates."""
+"""Directives that repeat the day, month or year of %d, %m and %Y: a text could name two dates."""
 
 
 def check_bounds(lower: float, upper: float) -> None:
-    """Return if declared bounds are in order, and float32 holds them and their distance.
+    """Check that lower < upper, and that float32 holds both bounds and their difference.
 
-    Else what is scaled by them, or clipped to them, could be no number: a cell of one person would refuse the tables.
+    Otherwise a value that is scaled by the bounds, or clipped to them, could become infinite or NaN, and one person's
+    cell would cause all tables to be refused.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the bounds are out of order, or too large.
     """
     if not lower < upper:
         raise ValueError("lower must be below upper")
@@ -37,10 +38,10 @@ def check_bounds(lower: float, upper: float) -> None:
 
 
 def check_date_format(written: str) -> None:
-    """Return if every day has one text by this format of ``strptime``, and every such text is of one day.
+    """Check that a ``strptime`` format gives every day exactly one text, and every text exactly one day.
 
     Raises:
-        ValueError: says what it lacks, or what is wrong.
+        ValueError: the format lacks day, month or year, names one of them twice, or cannot be parsed.
     """
     marks = re.findall("%.", written)
     if "%y" in marks:
@@ -55,6 +56,7 @@ def check_date_format(written: str) -> None:
         raise ValueError(
             "format: a digit may not follow %z directly, whose length varies; write a blank between them"
         )
+    # `strptime` raises re.error for a directive that occurs twice, and ValueError for one that it does not support.
     try:
         datetime.strptime(datetime(2001, 2, 3, tzinfo=UTC).strftime(written), written)
     except (ValueError, re.error):
@@ -64,10 +66,10 @@ def check_date_format(written: str) -> None:
 
 
 def check_spellings(also: Mapping[str, str] | None, declared: Sequence[str]) -> None:
-    """Return if other spellings stand for declared values, and are none themselves.
+    """Check that every alternative spelling maps to a declared value, and is not itself a declared value.
 
     Raises:
-        ValueError: names the first that does not.
+        ValueError: a spelling violates this; the error names the first one.
     """
     for spelling, meant in (also or {}).items():
         if spelling in declared or meant not in declared:
@@ -78,12 +80,14 @@ def check_spellings(also: Mapping[str, str] | None, declared: Sequence[str]) -> 
 
 
 def check_not_missing(column: str, declared: Sequence[str], missing_values: Sequence[str]) -> None:
-    """Return if no declared value or spelling is a missing value too: its cells would be missing without a word.
+    """Check that no declared value or spelling is also a missing value.
+
+    The cells of such a value would silently count as missing.
 
     Whole numbers are compared by value: a program may write ``1`` as ``1.0``.
 
     Raises:
-        ValueError: names column and value, which are the public schema's.
+        ValueError: a value is both; the error names column and value, which the public schema contains.
     """
     numbers = {whole_number(one) for one in missing_values} - {None}
     for one in declared:
@@ -96,10 +100,16 @@ def check_not_missing(column: str, declared: Sequence[str], missing_values: Sequ
 
 
 def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None:
-    """Check that features and targets are what a table may hold.
+    """Check lengths, dtypes, shapes and finiteness of features and targets.
+
+    Args:
+        where: name of the table in errors.
+        features: (n, ...) float32 or uint8.
+        targets: (n,) int64 labels, (n,) float32 numbers, or (n, 2) float32 of (event, time).
 
     Raises:
-        DataError: of unequal lengths, of another dtype, or not finite; says ``where``, which row and which column.
+        DataError: lengths differ, a dtype or shape is another, or a value is not finite. The error names table, row
+            and column.
     """
     if features.dtype not in (np.float32, np.uint8) or features.ndim < 2:
         raise DataError(
@@ -126,10 +136,12 @@ def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None
 
 
 def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None) -> None:
-    """Check that targets fit a task: labels in 0 .. n_classes - 1, numbers, or (event in {0, 1}, time >= 0).
+    """Check that targets fit a task.
+
+    Classification needs labels in 0 .. n_classes - 1, regression numbers, survival (event in {0, 1}, time >= 0).
 
     Raises:
-        DataError: says ``where``, at which row, and what would fit; never the value.
+        DataError: a target does not fit. The error names table and row and the allowed values, never the value.
     """
     if (task == "classification") != (n_classes is not None):
         raise DataError(
@@ -162,7 +174,7 @@ def describe_values(array: np.ndarray) -> str:
 
 
 def _first_not_finite(values: np.ndarray) -> tuple[int, str] | None:
-    """Row, and column in words, of the first value that is NaN or infinite."""
+    """Return row and column (as words) of the first value that is NaN or infinite; None if all are finite."""
     if values.dtype.kind != "f":
         return None
     width = max(1, int(np.prod(values.shape[1:])))

@@ -1,9 +1,9 @@
-"""Columns of tables as statistics count them: every cell has a place, whatever it holds.
+"""Columns of tables for statistics: every cell counts as valid, missing or invalid; none is refused.
 
-Training refuses a value that is not declared, and everybody sees that it did. A statistic must not: whether a run goes
-on would depend on one cell of one person. So a cell that is missing, out of range, undeclared or no number is counted
-as that, and no cell of a declared column is an error. Errors are about what links records to people (ids, silos), about
-files and about columns, and name them; none repeats a value.
+Training refuses an undeclared value, and every participant sees the refusal. A statistic must not refuse: whether the
+run goes on would depend on one cell of one person. So a cell that is missing, out of range, undeclared or no number
+is counted as such, and no cell of a declared column is an error. Errors concern ids and silos (which link records to
+people), files and columns. They name these and repeat no value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedveil.errors import DataError, did_you_mean
 
 
 class State(IntEnum):
-    """What a cell holds."""
+    """Kind of a cell."""
 
     VALID = 0
     MISSING = 1
@@ -40,8 +40,8 @@ class Numbers:
     """A numeric column.
 
     Attributes:
-        values: (n,) numbers, 0 where the cell holds none; infinities are numbers out of range.
-        state: (n,) of every cell.
+        values: (n,) numbers, 0 for a cell that is not valid. An infinity is a valid number that is out of range.
+        state: (n,) :class:`State` of every cell.
     """
 
     values: Float64[np.ndarray, "n"]
@@ -57,8 +57,8 @@ class Places:
     """A column of declared categories.
 
     Attributes:
-        values: (n,) places among the declared categories, 0 where the cell is none of them.
-        state: (n,) of every cell; INVALID is a category that is not declared.
+        values: (n,) index of each cell among the declared categories, 0 for a cell that is not valid.
+        state: (n,) :class:`State` of every cell; INVALID is an undeclared category.
     """
 
     values: Int64[np.ndarray, "n"]
@@ -77,9 +77,9 @@ class ColumnTable:
     """The records of all silos, column by column.
 
     Attributes:
-        columns: by name.
-        silo: (n,) the silo of every record, from 0.
-        user: (n,) whose record it is, from 0; the same number is the same person in every silo.
+        columns: columns by name.
+        silo: (n,) silo number of every record, from 0.
+        user: (n,) user number of every record, from 0; the same number is the same person in every silo.
         n_users: |U|, the public number of people.
         silo_names: |S| names.
     """
@@ -98,7 +98,7 @@ class ColumnTable:
         """Return a numeric column.
 
         Raises:
-            DataError: it is one of categories, or not there.
+            DataError: the column has categories, or was not read.
         """
         found = self.columns.get(name)
         if not isinstance(found, Numbers):
@@ -109,7 +109,7 @@ class ColumnTable:
         """Return a column of categories.
 
         Raises:
-            DataError: it is numeric, or not there.
+            DataError: the column is numeric, or was not read.
         """
         found = self.columns.get(name)
         if not isinstance(found, Places):
@@ -117,7 +117,7 @@ class ColumnTable:
         return found
 
     def take(self, rows: Int64[np.ndarray, "k"]) -> ColumnTable:
-        """Return the table of these records."""
+        """Return the table of the records at these rows."""
         columns = {name: column.take(rows) for name, column in self.columns.items()}
         return replace(self, columns=columns, silo=self.silo[rows], user=self.user[rows])
 
@@ -127,15 +127,15 @@ class ColumnTable:
 
 
 def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] | None:
-    """Return the declared categories of a column, whatever its role; None for a number.
+    """Return the declared categories of a feature or target column; None for a numeric column.
 
     Args:
-        schema: what the columns are.
-        name: of the column.
-        key: of the document that asks, for its errors.
+        schema: declaration of the columns.
+        name: name of the column.
+        key: configuration key that requests the column, for errors.
 
     Raises:
-        DataError: the schema has no such column, or one of dates.
+        DataError: the schema has no such column, or the column holds dates.
     """
     asked = f"{key}: " if key else ""
     feature = schema.features.get(name)
@@ -164,16 +164,16 @@ def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] |
 
 
 def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -> ColumnTable:
-    """Read declared columns of tables; no cell of them is refused.
+    """Read declared columns of the tables of all silos without refusing a cell.
 
     Args:
-        schema: what the columns are.
-        files: CSV, Parquet or Excel files; without a silo column each is a silo, named by the file's stem.
-        wanted: columns to read, besides users and silos.
+        schema: declaration of the columns.
+        files: CSV, Parquet or Excel files. Without a silo column, each file is a silo, named by the file's stem.
+        wanted: columns to read, in addition to users and silos.
 
     Raises:
-        DataError: a file that cannot be read or lacks a column; a record without an id; more people than ``n_users``;
-            a silo that is not declared.
+        DataError: a file cannot be read or lacks a column; a record has no id; more people than ``n_users`` have
+            records; a silo is not declared.
     """
     columns, users, silos = _read(schema, files, wanted)
     names, user = index_names(users)
@@ -195,18 +195,19 @@ def read_own_columns(
     silo_names: tuple[str, ...],
     users: Sequence[str] | None,
 ) -> ColumnTable:
-    """Read declared columns of one silo's table, where nobody sees the tables of all; no cell of them is refused.
+    """Read declared columns of the table of one silo of a federation without refusing a cell.
 
     Args:
-        schema: what the columns are.
-        path: the silo's own file.
-        wanted: columns to read, besides users and silos.
-        silo: the silo's number.
-        silo_names: of all silos.
-        users: all users' ids, in the order of their numbers; None: the ids are the numbers, from 0.
+        schema: declaration of the columns.
+        path: the silo's file.
+        wanted: columns to read, in addition to users and silos.
+        silo: number of the silo.
+        silo_names: names of all silos.
+        users: ids of all users in the order of their numbers. None: the ids are the numbers, from 0.
 
     Raises:
-        DataError: as :func:`read_columns`; a user without a number, or a record of another silo, named by record.
+        DataError: as :func:`read_columns`; a user has no number, or a record belongs to another silo. The error names
+            the record.
     """
     columns, ids, silos = _read(schema, (path,), wanted)
     rows = np.arange(len(ids))
@@ -225,7 +226,7 @@ def read_own_columns(
 def _read(
     schema: Schema, files: Sequence[Path], wanted: Sequence[str]
 ) -> tuple[dict[str, Column], list[str], list[str]]:
-    """Return columns, and the ids of user and silo of every record."""
+    """Return the columns by name, the user id of every record, and the silo id of every record."""
     categories = {name: categories_of(schema, name) for name in wanted}
     ids = (schema.user,) if schema.silo is None else (schema.user, schema.silo)
     read: dict[str, list[Column]] = {name: [] for name in wanted}
@@ -242,7 +243,7 @@ def _read(
 
 
 def concatenate_columns(parts: Sequence[Column]) -> Column:
-    """Return one column of those of all files."""
+    """Concatenate the parts of a column from several files."""
     values = np.concatenate([part.values for part in parts])
     state = np.concatenate([part.state for part in parts])
     return (
@@ -253,9 +254,11 @@ def concatenate_columns(parts: Sequence[Column]) -> Column:
 
 
 def numbers_of(reader: TableReader, name: str) -> Numbers:
-    """Read a numeric column: what is no number is invalid, infinities are out of range."""
+    """Read a numeric column: a cell that is no number is invalid; an infinity is valid and out of range."""
     found, missing = reader.cells(name)
-    if pa.types.is_string(found.type):
+    if pa.types.is_string(
+        found.type
+    ):  # CSV and Excel cells; -99.0 also matches a declared missing value of -99
         found = reader.parse_numbers(pc.if_else(pa.array(missing), None, found))
         missing = missing | reader.standing_for_none(found)
     values = pc.fill_null(found, np.nan).to_numpy(zero_copy_only=False).astype(np.float64)
@@ -264,7 +267,7 @@ def numbers_of(reader: TableReader, name: str) -> Numbers:
 
 
 def places_of(reader: TableReader, name: str, declared: Sequence[str]) -> Places:
-    """Read a column of categories: what is not declared is invalid."""
+    """Read a column of categories: an undeclared value is invalid."""
     place, missing = reader.places(name, declared)
     state = np.where(missing, State.MISSING, np.where(place < 0, State.INVALID, State.VALID))
     return Places(values=np.maximum(place, 0), state=state.astype(np.int8))

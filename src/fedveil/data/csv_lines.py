@@ -1,6 +1,6 @@
-"""Lines and records of a CSV file's text, checked before a reader takes it.
+"""Check of quotation marks, lines and records of a CSV text, before Arrow parses it.
 
-Errors name lines, and repeat nothing of them.
+Errors name line numbers and repeat no text of the file.
 """
 
 from functools import cached_property
@@ -18,15 +18,16 @@ _WHOLE: Final = "write a mark inside of a cell twice, and the cell between marks
 
 
 class CsvLines:
-    """Where the lines and records of a CSV text end, by its quotation marks.
+    """Line ends and record ends of a CSV text, derived from its quotation marks.
 
-    Of the marks of a file, the 1st, 3rd, ... open a cell or a part of it, and the 2nd, 4th, ... close it; a doubled
-    mark closes and opens again. What is between them belongs to a cell: delimiters, and line breaks.
+    The 1st, 3rd, ... quotation mark of a file opens a cell or a part of it, and the 2nd, 4th, ... closes it. A
+    doubled mark closes and reopens. Delimiters and line breaks between an opening and a closing mark belong to the
+    cell.
 
     Args:
-        path: what errors call the file.
+        path: name of the file in errors.
         content: the text in UTF-8.
-        delimiter: between two cells; one ASCII character.
+        delimiter: one ASCII character between cells.
     """
 
     def __init__(self, path: Path, content: bytes, delimiter: str) -> None:
@@ -39,7 +40,7 @@ class CsvLines:
 
     @cached_property
     def _breaks(self) -> Int64[np.ndarray, " b"]:
-        """Where lines end: every kind of end is one, and ``CR LF`` is two, as for the reader."""
+        """Positions of line ends: ``LF`` and ``CR`` count one each, so ``CR LF`` is two, as in Arrow's reader."""
         return np.flatnonzero((self._byte == _NEWLINE) | (self._byte == _RETURN))
 
     @cached_property
@@ -48,18 +49,19 @@ class CsvLines:
 
     @cached_property
     def _inner(self) -> Bool[np.ndarray, " b"]:
-        """Which line breaks are inside of a cell."""
+        """(b,) True for a line break inside a quoted cell."""
         return self._is_inside(self._breaks)
 
     def check(self) -> bool:
-        """Return whether a cell goes on in the next line; refuse a text whose marks do not say what its records are.
+        """Return whether some cell spans several lines; refuse a text with ambiguous quotation marks.
 
-        Where a mark is missing, one person's cell would decide which records of others there are. So a mark must open
-        a cell at its start and close it at its end. And of the lines of one record at least one must have fewer cells
-        than the header: if each would be a record without the marks, the marks may be wrong.
+        A missing mark in one person's cell could merge or hide the records of other people. So a mark must stand at
+        the start or the end of a cell. And at least one line of a multi-line record must have fewer cells than the
+        header: if every line could be a record without the marks, the marks may be wrong.
 
         Raises:
-            DataError: a mark elsewhere, or records that may be several; names the line.
+            DataError: a mark stands elsewhere, or a multi-line record may be several records. The error names the
+                line.
         """
         if b'"' not in self._content:
             return False
@@ -70,16 +72,21 @@ class CsvLines:
         return True
 
     def refuse_uneven(self) -> None:
-        """Refuse the first record that has more or fewer cells than the header; empty lines are none to the reader.
+        """Refuse the first record that has more or fewer cells than the header.
+
+        Empty lines are no records: Arrow's reader skips them.
 
         Raises:
-            DataError: names its line.
+            DataError: a record is uneven; the error names its line.
         """
+        # Delimiters and line breaks inside quotation marks belong to a cell. Record i has one cell more than it has
+        # other delimiters before its end.
         ends = self._breaks[~self._inner]
         borders = self._delimiters[~self._is_inside(self._delimiters)]
         cells = 1 + np.bincount(np.searchsorted(ends, borders), minlength=len(ends) + 1)
+        # Two ends with a distance of 1 enclose an empty line, or are the CR and LF of one end: neither is a record.
         records = np.flatnonzero(np.diff(ends, prepend=-1, append=len(self._byte)) > 1)
-        uneven = records[cells[records] != cells[records[0]]]
+        uneven = records[cells[records] != cells[records[0]]]  # records[0] is the header
         if len(uneven):
             there, needed = int(cells[uneven[0]]), int(cells[records[0]])
             self._refuse(
@@ -93,12 +100,15 @@ class CsvLines:
         byte, last = self._byte, len(self._byte) - 1
         border = np.array([_NEWLINE, _RETURN, _QUOTE, *self._delimiter.encode()], dtype=np.uint8)
         start = len(_BOM) if self._content.startswith(_BOM) else 0
+        # An opening mark follows a delimiter, a line end, a mark (a doubled one) or the start of the text; a closing
+        # mark precedes one of these or the end.
         opening, closing = self._marks[0::2], self._marks[1::2]
         opens = (opening == start) | np.isin(byte[opening - 1], border)
         closes = (closing == last) | np.isin(byte[np.minimum(closing + 1, last)], border)
         wrong = np.flatnonzero(~(opens[: len(closes)] & closes))
         if not len(wrong) and len(opening) == len(closing):
             return
+        # Report the start of the cell with the first wrong mark, not a doubled mark inside this cell.
         index = wrong[0] if len(wrong) else len(closing)
         cells = np.flatnonzero(
             np.append(True, opening[1:] != closing[: len(opening) - 1] + 1)
@@ -112,13 +122,14 @@ class CsvLines:
         )
 
     def _check_records(self) -> None:
-        """Refuse the first record over several lines each of which may be a record."""
+        """Refuse the first multi-line record of which every line has at least as many cells as the header."""
         ends = self._breaks[~self._inner]
         borders = self._delimiters[~self._is_inside(self._delimiters)]
-        needed = np.count_nonzero(np.searchsorted(ends, borders) == 0)
+        needed = np.count_nonzero(np.searchsorted(ends, borders) == 0)  # delimiters of the header
+        # Per line: its delimiters, inside and outside of marks, as if the text had no quotation marks.
         starts = np.append(0, self._breaks + 1)
         inside_lines = np.bincount(np.searchsorted(self._breaks, self._delimiters), minlength=len(starts))
-        record = np.append(0, np.cumsum(~self._inner))
+        record = np.append(0, np.cumsum(~self._inner))  # the record of every line
         empty = np.diff(self._breaks, prepend=-1, append=len(self._byte)) <= 1
         fewer = np.bincount(record, weights=(inside_lines < needed) & ~empty)
         several = np.bincount(record, weights=~empty) > 1
@@ -132,12 +143,13 @@ class CsvLines:
             )
 
     def _is_inside(self, places: Int64[np.ndarray, " k"]) -> Bool[np.ndarray, " k"]:
-        """Return which places are between an opening and a closing mark."""
+        """Return which positions lie between an opening and a closing mark."""
+        # An odd number of marks before a position means that the last one opened a cell.
         inside: Bool[np.ndarray, " k"] = np.searchsorted(self._marks, places) % 2 == 1
         return inside
 
     def _refuse(self, place: int, problem: str) -> NoReturn:
-        """Raise the error of the line of a place."""
+        """Raise a DataError that names the line of a byte position."""
         before = self._content[:place]
         line = before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n") + 1
         raise DataError(f"{self._path}, line {line}: {problem}")

@@ -1,6 +1,6 @@
-"""Findings about tables: what stands in them that changes a guarantee, a model, or whether there is a run.
+"""Findings about tables that weaken a guarantee, harm a model, or prevent a run.
 
-A finding counts, and repeats no value of a cell.
+A finding contains counts and repeats no value of a cell.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fedveil.data.target_leakage import (
 Bears = Literal["guarantee", "model", "run"]
 MOSTLY_MISSING: Final = 0.5
 RARE: Final = 0.4
-"""Share of the rarest class, in parts of an even share, below which accuracy says little."""
+"""Share of the rarest class, as a multiple of an equal share, below which accuracy is not informative."""
 
 FEWEST_COLUMNS: Final = 5
-"""Columns without which two people's records are equal by chance."""
+"""Smallest number of columns for which equal records of two people are not plausible as a coincidence."""
 
 _MENDED: Final = {
     "number": "a decimal mark (format.decimal), what stands for no value (missing_values), or an infinity",
@@ -39,7 +39,7 @@ _MENDED: Final = {
     "category": "a category that is not declared, or another spelling of one (also)",
     "label": "a class that is not declared, or another spelling of one (also)",
 }
-"""What helps, by the kind of a column."""
+"""Usual causes of invalid cells, by the kind of a column."""
 
 OFTEN_CLIPPED: Final = 0.05
 LARGE_SHARE: Final = 0.1
@@ -47,13 +47,13 @@ LARGE_SHARE: Final = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class DataFinding:
-    """Something that whoever holds the tables should know before a run.
+    """A fact that the owner of the tables should know before a run.
 
     Attributes:
-        bears_on: the guarantee, the model, or whether there is a run at all.
-        where: the column, or what it is about.
-        found: what was counted.
-        effect: what that does, and what helps.
+        bears_on: "guarantee", "model", or "run" (the run would be refused).
+        where: the column, or another subject such as "records".
+        found: the observation, with its count.
+        effect: its consequence and the remedy.
     """
 
     bears_on: Bears
@@ -64,15 +64,15 @@ class DataFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFacts:
-    """A column in figures; shares are of the records, and NaN where there is none.
+    """Statistics of a column; shares are of all records, and 0 without records.
 
     Attributes:
-        name: of the column.
-        kind: number, date, category, or the target's.
-        missing: share of cells that hold nothing.
-        invalid: share of cells that are no such number or date, or are not declared.
-        outside: share of cells beyond the declared bounds.
-        distinct: different valid values.
+        name: name of the column.
+        kind: "number", "date", "category", or the kind of the target.
+        missing: share of missing cells.
+        invalid: share of cells that are no number, no date or undeclared.
+        outside: share of valid cells beyond the declared bounds.
+        distinct: number of distinct valid values.
     """
 
     name: str
@@ -84,7 +84,7 @@ class ColumnFacts:
 
 
 def user_findings(tables: WholeTable, people: set[str]) -> Iterator[DataFinding]:
-    """What links records to people: everything that a guarantee for one person stands on."""
+    """Yield findings about ids and silos, on which the guarantee for one person rests."""
     user = tables.schema.user
     nameless = sum(who is None for who in tables.user)
     if nameless:
@@ -139,7 +139,7 @@ def user_findings(tables: WholeTable, people: set[str]) -> Iterator[DataFinding]
 
 
 def record_findings(tables: WholeTable) -> Iterator[DataFinding]:
-    """Records that are there twice, for the same person or for several."""
+    """Yield findings about repeated records, of the same person or of several."""
     again = len(tables) - len(np.unique(tables.rows))
     if again:
         yield DataFinding(
@@ -149,6 +149,7 @@ def record_findings(tables: WholeTable) -> Iterator[DataFinding]:
             effect="a record that occurs k times counts k times, and may be both trained and tested on; the guarantee "
             "still holds. Remove the copies unless each is a measurement of its own",
         )
+    # Distinct (contents, user) pairs minus distinct contents: the records that also occur under another id.
     _, user = index_names([who or "" for who in tables.user])
     distinct = np.unique(np.stack((tables.contents, user.astype(np.uint64)), axis=1), axis=0)
     shared = len(distinct) - len(np.unique(distinct[:, 0]))
@@ -163,7 +164,7 @@ def record_findings(tables: WholeTable) -> Iterator[DataFinding]:
 
 
 def column_findings(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[DataFinding]:
-    """What each column's cells do to a run and a model."""
+    """Yield findings about the cells of each column: missing, invalid, outside, constant, leaking."""
     names, person = index_names([who or "" for who in tables.user])
     for one in facts:
         yield from _missing(tables.schema, one)
@@ -191,7 +192,7 @@ def column_findings(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterato
 
 
 def _missing(schema: Schema, one: ColumnFacts) -> Iterator[DataFinding]:
-    """Whether a run can do without the cells that hold nothing, and whether they are most."""
+    """Yield a finding if missing cells stop the run, or are the majority."""
     feature = schema.features.get(one.name)
     if one.missing and (feature is None or feature.missing == "error"):
         told = (
@@ -211,7 +212,7 @@ def _missing(schema: Schema, one: ColumnFacts) -> Iterator[DataFinding]:
 
 
 def _invalid(tables: WholeTable, one: ColumnFacts) -> Iterator[DataFinding]:
-    """Whether cells do not fit the declaration; a category may take unknown ones for no category."""
+    """Yield a finding if cells do not fit the declaration; unknown = "zero" allows undeclared categories."""
     feature = tables.schema.features.get(one.name)
     if not one.invalid or (isinstance(feature, Category) and feature.unknown == "zero"):
         return
@@ -222,7 +223,7 @@ def _invalid(tables: WholeTable, one: ColumnFacts) -> Iterator[DataFinding]:
 
 
 def _stops(schema: Schema, column: str, found: str, effect: str) -> DataFinding:
-    """Return what a run refuses, or counts as invalid where the schema has bins for that."""
+    """Return the finding about cells that a run refuses, or counts as invalid if the schema bins them."""
     if not schema.bins_invalid:
         return DataFinding(bears_on="run", where=column, found=found, effect=effect)
     counted = "a run counts them as invalid and goes on (without the record, in a target); to do better, "
@@ -230,7 +231,7 @@ def _stops(schema: Schema, column: str, found: str, effect: str) -> DataFinding:
 
 
 def _outside(schema: Schema, one: ColumnFacts) -> Iterator[DataFinding]:
-    """Whether values lie beyond the declared bounds."""
+    """Yield a finding if values lie beyond the declared bounds."""
     target = schema.target
     refused = isinstance(target, Amount) and target.outside == "error"
     if one.name not in schema.features and one.outside and refused:
@@ -250,7 +251,7 @@ def _outside(schema: Schema, one: ColumnFacts) -> Iterator[DataFinding]:
 
 
 def _outcome(tables: WholeTable, name: str) -> Iterator[DataFinding]:
-    """Whether a feature may be the outcome, by its name or because it tells two classes apart alone."""
+    """Yield a finding if a feature may be the outcome, by its name or because it reveals the target."""
     effect = "if it becomes known only after what is predicted, the model will look excellent and be useless: remove it"
     if has_outcome_name(name):
         yield DataFinding(
@@ -268,12 +269,12 @@ def _outcome(tables: WholeTable, name: str) -> Iterator[DataFinding]:
 
 
 def _values(column: Column) -> Float64[np.ndarray, "n"]:
-    """Return the valid values of a column, places of a category as numbers; NaN for all others."""
+    """Return the valid values of a column (indices of categories as floats), NaN for all other cells."""
     return np.where(column.state == State.VALID, column.values, np.nan).astype(np.float64)
 
 
 def _told_of_more(tables: WholeTable, values: Float64[np.ndarray, "n"]) -> str:
-    """Return in which way a feature gives away a number, or more than two classes; empty where it does not."""
+    """Return the reason for which a feature reveals a numeric or multi-class target; empty if it does not."""
     target = tables.schema.target
     if isinstance(target, Amount) and is_linear_copy(values, _values(tables.columns[target.column])):
         return "it is a linear function of what is predicted"
@@ -286,7 +287,10 @@ def _told_of_more(tables: WholeTable, values: Float64[np.ndarray, "n"]) -> str:
 
 
 def _positive(tables: WholeTable) -> tuple[Int64[np.ndarray, "n"] | None, Bool[np.ndarray, "n"]]:
-    """Return which records are of the second of two classes or had the event, and of which that is known."""
+    """Return the target as 0/1 (None if not binary), and the mask of records with a valid target.
+
+    1 is the second of two classes, or the event.
+    """
     target = tables.schema.target
     if isinstance(target, Label) and len(target.classes) == 2:
         column = tables.columns[target.column]
@@ -298,7 +302,7 @@ def _positive(tables: WholeTable) -> tuple[Int64[np.ndarray, "n"] | None, Bool[n
 
 
 def target_findings(tables: WholeTable) -> Iterator[DataFinding]:
-    """How the classes are balanced."""
+    """Yield findings about the balance of the classes, over all records and by silo."""
     classes, target = classes_of(tables), tables.schema.target
     total = sum(classes.values())
     if not isinstance(target, Label) or not total:
@@ -317,6 +321,8 @@ def target_findings(tables: WholeTable) -> Iterator[DataFinding]:
     held = np.bincount(silo)
     partial = set[str]()
     for place, count in enumerate(classes.values()):
+        # A silo with h records has no record of a class of share p with probability (1 - p)^h, if the class is as
+        # frequent in this silo as in all.
         lacks = np.bincount(silo, weights=column.values[known] == place) == 0
         partial |= set(names[lacks & ((1 - count / total) ** held < BY_CHANCE)].tolist())
     if partial:
@@ -339,6 +345,7 @@ def target_findings(tables: WholeTable) -> Iterator[DataFinding]:
 
 
 def classes_of(tables: WholeTable) -> dict[str, int]:
+    """Return the number of valid records of each declared class; empty unless the target is a label."""
     target = tables.schema.target
     if not isinstance(target, Label):
         return {}
@@ -350,6 +357,7 @@ def classes_of(tables: WholeTable) -> dict[str, int]:
 
 
 def facts_of(schema: Schema, name: str, column: Column) -> ColumnFacts:
+    """Return the statistics of one column."""
     feature = schema.features.get(name)
     valid = column.values[column.state == State.VALID]
     declared = schema.target if feature is None else feature

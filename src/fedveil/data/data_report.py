@@ -1,8 +1,8 @@
-"""What stands in tables, for whoever holds them ALONE: figures of private records, and what they do to a run.
+"""Report about tables for their owner ONLY: exact figures of private records.
 
-Nothing here is noisy and nothing is covered by a guarantee: it is as private as the tables. It repeats no value of a
-cell: an id that is written in two ways is counted, not shown. A report over the tables of one silo sees that silo
-alone; the same person under another id elsewhere is for the silos to settle before a run.
+Not claimed: privacy. The figures carry no noise, no guarantee covers them, and they are as private as the tables. The
+report repeats no value of a cell: an id that is written in two ways is counted, not shown. A report over the tables
+of one silo covers that silo only. The silos must check before a run that no person has different ids at two silos.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedveil.data.schema import Schema
 
 @dataclass(frozen=True, kw_only=True)
 class SiloFacts:
-    """Records and people of one silo."""
+    """Number of records and people of one silo."""
 
     name: str
     records: int
@@ -40,17 +40,17 @@ class SiloFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DataReport:
-    """What stands in tables. See the module's text for whom it is.
+    """Exact figures and findings of tables, for the owner of the tables only.
 
     Attributes:
-        records: how many.
-        people: different ids, as they are written.
+        records: number of records.
+        people: number of distinct ids, as they are written.
         n_users: the declared public number of people.
-        in_several_silos: people who have records in more than one.
-        silos: those that are declared, have a file of their own or have records; some may have none.
-        columns: features and target, in the schema's order.
-        classes: records of each declared class; empty without a label.
-        findings: what to know before a run, what bears on the guarantee first.
+        in_several_silos: number of people with records in more than one silo.
+        silos: silos that are declared, have a file, or have records; some may have no record.
+        columns: statistics of features and target, in the order of the schema.
+        classes: number of records of each declared class; empty without a label.
+        findings: facts to know before a run; those about the guarantee come first.
     """
 
     records: int
@@ -63,7 +63,7 @@ class DataReport:
     findings: tuple[DataFinding, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report for machines; a share of no records is null."""
+        """Return the report as JSON values; NaN becomes null."""
         document = asdict(self)
         for column in document["columns"]:
             column |= {
@@ -73,15 +73,15 @@ class DataReport:
 
 
 def data_report(schema: Schema, files: Sequence[Path]) -> DataReport:
-    """Look through tables that a run would read.
+    """Report on tables that a run would read, without refusing a cell.
 
     Args:
-        schema: what their columns are.
-        files: as for a run; without a silo column each is a silo, named by the file's stem.
+        schema: declaration of the columns.
+        files: the tables; without a silo column, each file is a silo, named by the file's stem.
 
     Raises:
-        ConfigError: two files that would be one silo.
-        DataError: a file that cannot be read or lacks a column. No cell is an error.
+        ConfigError: two files would be one silo.
+        DataError: a file cannot be read or lacks a column.
     """
     tables = read_whole(schema, files)
     facts = tuple(facts_of(schema, name, column) for name, column in tables.columns.items())

@@ -1,4 +1,4 @@
-"""A first draft of a schema, from a PUBLIC sample of a table."""
+"""Draft of a schema from a PUBLIC sample of a table."""
 
 import math
 import re
@@ -45,15 +45,15 @@ USER_NAMES: Final = (
     "p",
     "mrn",
 )
-"""What a user's column is called, with `id`, `nr`, `no` or `number` after it or without, and in any writing."""
+"""Usual names of the user column, alone or followed by `id`, `nr`, `no` or `number`; case and separators are free."""
 
 SILO_NAMES: Final = ("silo", "hospital", "site", "center", "centre", "bank", "organisation", "organization")
 LABEL_NAMES: Final = ("label", "target", "class", "outcome", "y")
 _FEWEST: Final = 2
-"""Categories of which something can be learned."""
+"""Smallest number of categories of a useful feature."""
 
 LEAST_IN_PATTERN: Final = 4
-"""Columns of one beginning and one declaration for which the draft writes a pattern."""
+"""Smallest number of columns with one prefix and one declaration that the draft writes as a pattern."""
 
 _DATES: Final = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
 _NUMBERED: Final = ("", "id", "nr", "no", "number")
@@ -69,26 +69,26 @@ what is known of the domain, not from the records.
 def draft_schema(
     path: Path, *, user: str | None = None, silo: str | None = None, label: str | None = None
 ) -> str:
-    """Draft the TOML of a schema from a public sample, to be read and mended by a person.
+    """Draft the TOML of a schema from a public sample; a person must check and correct it.
 
-    Numbers get the sample's range, rounded outward to two digits; dates the sample's years; columns of text or of few
-    whole numbers (at most two distinct) become categories. Left out, with a comment, are text columns with more than 20
-    distinct values, and columns that look like an outcome: by their name, or because they tell two classes apart alone.
-    Four columns or more with one beginning and one declaration become a pattern. How a CSV file is written (encoding,
-    delimiter, decimal mark) is guessed from its first lines.
+    Numbers get the range of the sample, rounded outward to two significant digits; dates get the years of the sample.
+    Columns of text, or of at most two distinct numbers, become categories. Two kinds of columns are left out, with a
+    comment: text columns with more than 20 distinct values, and columns that look like an outcome, by their name or
+    because they alone separate two classes. Four or more columns with one prefix and one declaration become a
+    pattern. The format of a CSV file (encoding, delimiter, decimal mark) is guessed from its first lines.
 
     Args:
-        path: the sample, a table of any kind that is read.
-        user: column of the user; None guesses by name.
-        silo: column of the silo; None guesses by name, and none is fine.
-        label: column of the class label; None guesses by name, else takes a time and its event (0 and 1) that are
-            named like them, else the last column that can be a target, of those that sound like an outcome first.
+        path: the sample, a table file of any supported format.
+        user: user column; None guesses it by name.
+        silo: silo column; None guesses it by name, and the draft has none if no name fits.
+        label: column of the class label. None guesses it by name; else takes a survival time and its event (0 and 1)
+            with usual names; else the last column that can be a target, preferably with the name of an outcome.
 
     Returns:
         TOML that :func:`read_schema` accepts, with comments.
 
     Raises:
-        DataError: the sample cannot be read, is empty, has no column of such a name, or none that looks like a user's.
+        DataError: the sample cannot be read, is empty, lacks a named column, or no column looks like a user column.
     """
     written = guess_format(path)
     sample = open_table(path, None, written)
@@ -144,7 +144,7 @@ def draft_schema(
 
 
 def _cells(path: Path, sample: pa.Table, written: Format) -> dict[str, pa.Array]:
-    """The text of every cell by column, null where it is missing, numbers with a decimal point."""
+    """Return the text of every cell by column: null if missing, numbers with a decimal point."""
     reader, cells = TableReader(path, sample, MISSING_VALUES), dict[str, pa.Array]()
     for name in sample.column_names:
         text, missing = reader.text(name)
@@ -155,7 +155,7 @@ def _cells(path: Path, sample: pa.Table, written: Format) -> dict[str, pa.Array]
 
 
 def _whole(cells: pa.Array) -> pa.Array:
-    """Return whole numbers without a fraction of zeros or an exponent; other columns as they are."""
+    """Write whole numbers without fractions of zeros and exponents; return other columns unchanged."""
     coded = cells.dictionary_encode()
     found = [whole_number(one) for one in coded.dictionary.to_pylist()]
     if None in found:
@@ -166,7 +166,7 @@ def _whole(cells: pa.Array) -> pa.Array:
 def _sorted_out(
     names: Sequence[str], cells: dict[str, pa.Array], label: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The columns that are declared as features, and why the others are left out."""
+    """Return the declarations of the features, and for every other column the reason for leaving it out."""
     declared, left_out = dict[str, dict[str, Any]](), dict[str, str]()
     for name in names:
         kept = "its name is kept for the silos" if name == SILO else ""
@@ -179,7 +179,7 @@ def _sorted_out(
 
 
 def _nothing(cells: pa.Array) -> str:
-    """Why a column is no feature."""
+    """Return the reason why a column is not declared as a feature."""
     values = len(distinct(cells))
     if values < _FEWEST:
         return "it has one value in the whole sample" if values else "it is empty here"
@@ -187,10 +187,11 @@ def _nothing(cells: pa.Array) -> str:
 
 
 def guess_format(path: Path) -> Format:
-    """Guess how a CSV file is written from its first lines; any other file has no choice.
+    """Guess the format of a CSV file; any other file has the default format.
 
-    UTF-8 unless the file is not, then UTF-16 by its mark or cp1252; the delimiter that is most frequent in the header;
-    a decimal comma where the delimiter is another and some cell is a number with one.
+    The encoding is UTF-16 if the file begins with its byte order mark, else UTF-8 if the file decodes, else cp1252.
+    The delimiter is the most frequent candidate in the header. The decimal mark is a comma if the delimiter is
+    another character and some cell of the first 200 lines is a number with a comma.
     """
     if path.suffix.lower() not in TEXT:
         return Format()
@@ -212,12 +213,12 @@ def _is_number(text: str) -> bool:
 
 
 def _commas(cells: pa.Array) -> bool:
-    """Whether a column's cells are numbers with a decimal comma."""
+    """Return whether all cells of a column are numbers, with at most one decimal comma each."""
     return all(_is_number(cell.replace(",", ".", 1)) for cell in pc.drop_null(cells).to_pylist())
 
 
 def _outcome(name: str, cells: pa.Array, labels: pa.Array) -> str:
-    """Why a column may not be known before what is predicted; empty where nothing says so."""
+    """Return the reason why a column may be known only after the target; empty if it is not suspected."""
     if has_outcome_name(name):
         return "its name sounds like an outcome; declare it if it is known BEFORE what is predicted"
     found, values, classes = numbers(cells), distinct(cells), distinct(labels)
@@ -232,7 +233,7 @@ def _outcome(name: str, cells: pa.Array, labels: pa.Array) -> str:
 
 
 def _patterns(declared: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the patterns that stand for several columns of one declaration, and those columns."""
+    """Return the patterns of several columns with one declaration, each with its columns."""
     alike: dict[tuple[str, str], list[str]] = {}
     for name, feature in declared.items():
         beginning = "".join(takewhile(lambda one: one not in "_-.0123456789", name))
@@ -241,6 +242,7 @@ def _patterns(declared: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     patterns: dict[str, list[str]] = {}
     for (beginning, _), members in alike.items():
         pattern = f"{beginning}{_mark(members, beginning)}*"
+        # A pattern is dropped if it would also match a column with another declaration.
         others = [one for one in declared if one.startswith(pattern[:-1]) and one not in members]
         if len(members) >= LEAST_IN_PATTERN and not others and pattern not in patterns:
             patterns[pattern] = members
@@ -248,7 +250,7 @@ def _patterns(declared: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def _mark(members: Sequence[str], beginning: str) -> str:
-    """The character after the common beginning, if all have the same one and it is no digit."""
+    """Return the character after the common prefix if all names share it and it is no digit, else empty."""
     following = {name[len(beginning)] for name in members}
     return following.pop() if len(following) == 1 and not following & set("0123456789") else ""
 
@@ -259,7 +261,7 @@ def _features(
     patterns: dict[str, list[str]],
     cells: dict[str, pa.Array],
 ) -> Table:
-    """Return the table of features, one line each."""
+    """Return the TOML table of features, one line each, with comments about guesses and left-out columns."""
     features = tomlkit.table()
     within = {name: pattern for pattern, members in patterns.items() for name in members}
     for name, reason in left_out.items():
@@ -276,7 +278,7 @@ def _features(
 
 
 def _other_cases(feature: dict[str, Any]) -> str:
-    """Return categories that differ in case alone, in words."""
+    """Return the categories that differ only in case, as text; empty if there are none."""
     alike: dict[str, list[str]] = {}
     for one in feature.get("categories", ()):
         alike.setdefault(one.lower(), []).append(one)
@@ -284,7 +286,7 @@ def _other_cases(feature: dict[str, Any]) -> str:
 
 
 def _other_format(feature: dict[str, Any], cells: pa.Array) -> str:
-    """Return another format in which all cells of a column of dates are dates too; empty where there is none."""
+    """Return another date format that fits all cells of a date column; empty if none fits."""
     if feature["kind"] != "date":
         return ""
     others = [one for one in _DATES if one != feature.get("format", _DATES[0])]
@@ -299,7 +301,7 @@ def _inline(feature: dict[str, Any]) -> InlineTable:
 
 
 def _chosen(path: Path, names: list[str], asked: str | None, usual: tuple[str, ...]) -> str | None:
-    """The column asked for, or the first that has a usual name."""
+    """Return the requested column, else the first column with a usual name, else None."""
     if asked is not None and asked not in names:
         raise DataError(
             f"{path} has no column '{asked}'; it has: {', '.join(names)}{did_you_mean(asked, names)}"
@@ -308,7 +310,7 @@ def _chosen(path: Path, names: list[str], asked: str | None, usual: tuple[str, .
 
 
 def _feature(cells: pa.Array) -> dict[str, Any] | None:
-    """The declaration of a feature, None where it is neither a number, a date, nor one of few categories."""
+    """Return the declaration of a feature; None if it is no number, no date, and has many categories."""
     values, found = distinct(cells), numbers(cells)
     feature: dict[str, Any]
     if found is not None and len(values) > 2:
@@ -326,7 +328,7 @@ def _feature(cells: pa.Array) -> dict[str, Any] | None:
 
 
 def _dates(cells: pa.Array) -> dict[str, Any] | None:
-    """The declaration of a column of dates, in the first format that all cells have."""
+    """Return the declaration of a date column in the first format that fits all cells; None if none fits."""
     values = distinct(cells)
     for written in _DATES:
         days = [day_of(one, written) for one in values]
@@ -346,5 +348,5 @@ def _outward(bound: float, rounding: Callable[[float], int]) -> float:
     """Round a bound away from the sample to two significant digits."""
     if bound == 0:
         return 0.0
-    digit = 10.0 ** (math.floor(math.log10(abs(bound))) - 1)
+    digit = 10.0 ** (math.floor(math.log10(abs(bound))) - 1)  # the place of the second significant digit
     return float(f"{rounding(bound / digit) * digit:.6g}")

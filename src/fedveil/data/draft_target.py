@@ -1,4 +1,4 @@
-"""The target that a draft of a schema guesses: a class, a number, or a survival time with its event."""
+"""Guess of the target for the draft of a schema: a class, a number, or a survival time with its event."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from fedveil.sanitize import sanitize
 
 MOST_CATEGORIES: Final = 20
 NEGATIVE: Final = frozenset({"no", "n", "false", "negative", "neg", "none", "absent", "nein", "non"})
-"""The first of two classes, where only one of them is such a word: the second is the one that is predicted."""
+"""Words that name the negative one of two classes: it is listed first, so that the second class is predicted."""
 
 _MOST_MARKS: Final = 5
-"""Different texts beside which the numbers of a column are numbers still."""
+"""Largest number of distinct non-numeric texts in a column that still counts as numeric."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class SurvivalGuess:
     Attributes:
         time: column of the time.
         event: column of the event.
-        usable: whether the event has the values 0 and 1, without which no schema can declare it.
+        usable: whether the event has the values 0 and 1, which a schema requires.
     """
 
     time: str
@@ -38,7 +38,7 @@ class SurvivalGuess:
 
 
 def guess_survival(columns: Mapping[str, pa.Array]) -> SurvivalGuess | None:
-    """Return the columns that look like a time and its event, by their names and values; None without both."""
+    """Return the columns that look like a time and its event, by name and values; None without both."""
     time = _most_usual(
         {name: named_like_a_duration(name) for name, cells in columns.items() if _is_duration(cells)}
     )
@@ -70,7 +70,7 @@ def _is_event(cells: pa.Array) -> bool:
 
 
 def guess_label(columns: Mapping[str, pa.Array]) -> str | None:
-    """Return the last column that can be predicted, one that sounds like an outcome before any other."""
+    """Return the last column that can be a target, preferring columns with the name of an outcome."""
     able = [
         name
         for name, cells in columns.items()
@@ -80,7 +80,7 @@ def guess_label(columns: Mapping[str, pa.Array]) -> str | None:
 
 
 def survival_target(time: str, event: str) -> Table:
-    """Return the target of a time and its event."""
+    """Return the TOML table of a survival target."""
     target = tomlkit.table()
     target.add("kind", "survival")
     target.add("time", time)
@@ -92,7 +92,7 @@ def survival_target(time: str, event: str) -> Table:
 
 
 def label_target(label: str, cells: pa.Array, *, guessed: bool) -> Table:
-    """Return the target of a column: a class if it has few values, else a number."""
+    """Return the TOML table of a target column: a label if it has few values, else a number."""
     values = distinct(cells)
     target = tomlkit.table()
     few = 1 < len(values) <= MOST_CATEGORIES
@@ -113,9 +113,9 @@ def label_target(label: str, cells: pa.Array, *, guessed: bool) -> Table:
 
 
 def almost_numbers(cells: pa.Array) -> str:
-    """Return why a column of numbers and a few marks is left out; empty for any other.
+    """Return the reason to leave out a numeric column with a few other texts; empty for other columns.
 
-    An infinity is such a mark: no bound holds it.
+    An infinity counts as such a text, because no bound contains it.
     """
     texts = pc.drop_null(cells).to_pylist()
     marks = sorted({one for one in texts if not _is_finite(one)})
@@ -131,7 +131,7 @@ def _is_finite(text: str) -> bool:
 
 
 def numbers(cells: pa.Array) -> pa.Array | None:
-    """Return the finite numbers that all cells are, or None."""
+    """Return the cells as finite numbers; None if some cell is not a finite number."""
     try:
         found = pc.cast(cells, pa.float64())
     except pa.ArrowInvalid:
@@ -140,5 +140,5 @@ def numbers(cells: pa.Array) -> pa.Array | None:
 
 
 def distinct(cells: pa.Array) -> list[str]:
-    """Return the distinct values, sorted."""
+    """Return the sorted distinct values of a column, without nulls."""
     return sorted(pc.drop_null(pc.unique(cells)).to_pylist())

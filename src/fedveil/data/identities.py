@@ -1,4 +1,4 @@
-"""Ids of people and silos, as text: numbered, and hashed to what a person's own training is seeded by."""
+"""Ids of people and silos as text: their numbering, their seed keys, and detection of near-duplicates."""
 
 import re
 import unicodedata
@@ -15,11 +15,11 @@ AS_TEXT: Final = (
     "Ids are compared as text: a person whose id is written in two ways (case, leading zeros, accents) counts as two "
     "people, each protected separately."
 )
-"""What every statement about ids says. No statement looks whether there are such ids, for that would tell of them; who
-holds the ids is warned (:func:`near_duplicate_ids`)."""
+"""Sentence of every statement about ids. It does not depend on the presence of such ids, which would reveal something
+about them; :func:`near_duplicate_ids` warns the owner of the ids instead."""
 
 MOST_USERS: Final = 100_000_000
-"""What |U| may be, wherever it is declared: what is kept for each user then fits a machine's memory."""
+"""Largest |U| that may be declared, so that arrays with one entry per user fit into memory."""
 
 _SEPARATORS: Final = re.compile(r"[\s\-_.,/'\"]+")
 _FRACTION: Final = re.compile(r"\.0+$")
@@ -28,14 +28,14 @@ _EXPONENT: Final = re.compile(r"[0-9](?:[.,][0-9]+)?[eE]\+?[0-9]{1,2}")
 _LEADING_ZEROS: Final = re.compile(r"(?<![0-9.,])0+(?=[0-9])")
 _ROUNDED: Final = re.compile(r"[0-9](?:[.,][0-9]+)?[eE]\+[0-9]{2}")
 _FEWEST: Final = 10
-"""People of whom a feature that has another number for each is no chance."""
+"""Smallest number of people for which distinct numbers per person are not plausible as a coincidence."""
 
 
 class _PlainCharacters(dict[int, str | None]):
-    """What each character becomes where ids are compared, for :meth:`str.translate`: made when it is first met.
+    """Translation table (:meth:`str.translate`) for the comparison of ids, filled on first use.
 
-    Characters that are not shown are left out; dashes, apostrophes, quotation marks, blanks and digits of all kinds are
-    the ASCII ones; letters of other alphabets that look like Latin ones are those.
+    Invisible characters are removed. Dashes, apostrophes, quotation marks, blanks and digits of all kinds become
+    ASCII characters. Letters of other alphabets become the Latin letters that look the same.
     """
 
     def __missing__(self, code: int) -> str | None:
@@ -65,7 +65,7 @@ _PLAIN: Final = _PlainCharacters(_LETTERS)  # type: ignore[arg-type]
 
 
 def _form(who: str) -> str:
-    """Return an id without what people and programs vary when they write it."""
+    """Return the canonical form of an id, without the variations of :func:`near_duplicate_ids`."""
     plain = unicodedata.normalize("NFKC", who.translate(_PLAIN)).strip(" '\"")
     if _THOUSANDS.fullmatch(plain):
         plain = re.sub("[,' ]", "", plain)
@@ -77,12 +77,11 @@ def _form(who: str) -> str:
 
 
 def near_duplicate_ids(ids: Iterable[str]) -> list[set[str]]:
-    """Return the ids that differ from one another in their form alone, each group of them together.
+    """Return the groups of two or more ids that differ only in their spelling.
 
-    The form is what people and programs vary when they write an id: case, width, accents' encoding, blanks and
-    characters that are not shown, dashes, apostrophes and other marks, leading zeros, separators of thousands, an
-    exponent, letters of another alphabet that look the same, and the ".0" of a whole number that a program took for a
-    real one.
+    Spelling covers the variations by people and programs: case, width, encoding of accents, blanks and invisible
+    characters, dashes, apostrophes and other marks, leading zeros, separators of thousands, an exponent, letters of
+    another alphabet that look the same, and the ".0" of a whole number that a program took for a float.
 
     >>> [sorted(group) for group in near_duplicate_ids(["7", "007", "P-1", "p1", "8", "8.0", "80", "1,000", "1E+03"])]
     [['007', '7'], ['P-1', 'p1'], ['8', '8.0'], ['1,000', '1E+03']]
@@ -94,7 +93,7 @@ def near_duplicate_ids(ids: Iterable[str]) -> list[set[str]]:
 
 
 def rounded(ids: Iterable[str]) -> set[str]:
-    """Return the ids in the exponent notation in which programs write, and round, large numbers.
+    """Return the ids in exponent notation, in which programs write and round large numbers.
 
     >>> sorted(rounded(["1.23457E+12", "1e+05", "12E5", "1E3", "e+05"]))
     ['1.23457E+12', '1e+05']
@@ -103,7 +102,7 @@ def rounded(ids: Iterable[str]) -> set[str]:
 
 
 def index_names(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
-    r"""Return the sorted distinct names, and the place of each name among them.
+    r"""Return the sorted distinct names, and the (n,) index of each name among them.
 
     >>> distinct, place = index_names(["b", "a", "a\0"])  # an array of text would drop the last character
     >>> len(distinct), place.tolist()
@@ -115,21 +114,22 @@ def index_names(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
 
 
 def keys_of(users: list[str]) -> Int64[np.ndarray, "users"]:
-    """Return what each user's batches are seeded by: the id, not the place among those present."""
+    """Return the seed key of each user: a hash of the id, independent of the presence of other users."""
     return np.array([key_of(who) for who in users], dtype=np.int64)
 
 
 def identifies_user(
     values: Float64[np.ndarray, "n"], person: Int32[np.ndarray, "n"], names: Sequence[str]
 ) -> bool:
-    """Return whether a feature is an id: one whole number for all records of a person, and another for everybody else.
+    """Return whether a feature is an id: one whole number per person, different for any two people.
 
-    Of people with one record each any fine measurement does that: there it must be the number in their id.
+    If every person has one record, any fine measurement has this property. Then the feature must equal the number in
+    the person's id.
 
     Args:
-        values: of the feature, NaN where it is missing, which is left out.
-        person: whose record it is.
-        names: the ids, by the number of the person.
+        values: (n,) values of the feature; NaN if missing, which is left out.
+        person: (n,) number of each record's person.
+        names: ids by the number of the person.
 
     >>> names, person = index_names(["p%d" % (i % 10) for i in range(30)])
     >>> identifies_user(person * 3.0 + 7, person, names), identifies_user(np.arange(30.0), person, names)

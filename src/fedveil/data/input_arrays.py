@@ -1,7 +1,7 @@
-"""What a Python program gives: features, ids, labels and numbers of numpy, PyTorch, pandas and pyarrow, as arrays.
+"""Conversion of features, ids, labels and targets from numpy, PyTorch, pandas and pyarrow to numpy.
 
-pandas is never imported: its tables are known by what they can do. Rows count from 0 in every error, and no error
-repeats a value.
+pandas is never imported; its tables are recognised by their attributes ``columns`` and ``iloc``. Errors count rows
+from 0 and repeat no value.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.sanitize import sanitize
 
 _EXACT_WHOLE: Final = 1 << 53
-"""A Python float holds every whole number below this size."""
+"""Bound below which a Python float holds every whole number exactly."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FeatureTable:
-    """Features as a model reads them, and the names of their columns where they came as a table."""
+    """Features as a model reads them, with the column names (None if the input is not a table)."""
 
     values: Features
     names: tuple[str, ...] | None
 
 
 def check_alike(columns: Mapping[str, Any]) -> None:
-    """Return if no two pandas tables or series have different indexes: rows are matched by position, indexes not read.
+    """Check that all pandas tables and series have equal indexes.
+
+    Rows are matched by position and indexes are not read, so unequal indexes mean that rows may be misaligned.
 
     Raises:
-        DataError: names the two, and says what would be right.
+        DataError: two indexes differ; the error names both columns.
     """
     indexed = {name: one.index for name, one in columns.items() if hasattr(one, "iloc")}
     for first, second in pairwise(indexed):
@@ -56,12 +58,13 @@ def check_alike(columns: Mapping[str, Any]) -> None:
 
 
 def read_features(given: Any, where: str = "features") -> FeatureTable:
-    """Read (n, ...) numbers: an array, a tensor, a list of records, or a table whose columns are all numbers.
+    """Read (n, ...) numeric features from an array, a tensor, a list of records, or a numeric table.
 
-    uint8 stays uint8; everything else becomes float32. Records of a list are converted one by one.
+    uint8 stays uint8; every other type becomes float32. Records of a list are converted one by one.
 
     Raises:
-        DataError: no numbers, NaN or infinity, a value that float32 cannot hold, a single axis; names row and column.
+        DataError: a value is no number, NaN, infinite, or too large for float32; or the array has a single axis. The
+            error names row and column.
     """
     names = _names(given, where)
     if names is not None:
@@ -81,23 +84,27 @@ def read_features(given: Any, where: str = "features") -> FeatureTable:
 
 
 def read_ids(given: Any, where: str) -> list[str]:
-    """Read one id a record: text or whole numbers, as text; the number 7 and the text "7" are the same.
+    """Read one id per record, text or a whole number, as text.
+
+    The number 7 and the text "7" are the same id.
 
     Raises:
-        DataError: an id that is missing, empty, or of another type.
+        DataError: an id is missing, empty, or of another type.
     """
     ids, kind = read_entries(given, where, "id")
     if not ids:
-        return []  # nobody's records: numpy takes an empty list for floats
+        return []  # numpy gives an empty list the type float, which the check below would refuse
     if kind.kind not in "iuUO":
         raise DataError(
             f"{where}: ids are text or whole numbers, not {kind}; a missing id makes a column of floats"
         )
+    # bool is a subclass of int, but True is no id.
     wrong = np.array([not isinstance(one, str | int) or isinstance(one, bool) for one in ids], dtype=np.bool_)
     refuse_rows(wrong, where, "the id is missing, or neither text nor a whole number; every record needs one")
     refuse_rows(
         np.array([one == "" for one in ids], dtype=np.bool_), where, "the id is empty; every record needs one"
     )
+    # An unpaired surrogate has no UTF-8 encoding, so the id could not be hashed to a seed key.
     broken = [any("\ud800" <= letter <= "\udfff" for letter in one) for one in map(str, ids)]
     refuse_rows(
         np.array(broken, dtype=np.bool_), where, "the id has half a character (a surrogate), which is no text"
@@ -106,19 +113,23 @@ def read_ids(given: Any, where: str) -> list[str]:
 
 
 def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[Targets, tuple[Label, ...]]:
-    """Read class labels; return each one's number, and the classes; 1, 1.0, "1" and True are the same label.
+    """Read class labels; return the class number of each record, and the classes.
+
+    1, 1.0, "1" and True are the same label.
 
     Args:
-        given: one label a record: whole numbers, text or truth values.
-        classes: in the order of their numbers; None takes those that occur, sorted.
-        where: what to call the column.
+        given: one label per record: whole numbers, text or truth values.
+        classes: the classes in the order of their numbers; None takes the labels that occur, sorted.
+        where: name of the column in errors.
 
     Raises:
-        ConfigError: a class that is neither text nor a whole number.
-        DataError: a label that is missing, of another type, or not among the classes.
+        ConfigError: a class is neither text nor a whole number.
+        DataError: a label is missing, of another type, or not among the classes.
     """
     labels = _label_entries(given, where)
-    if classes is None:  # of one label written in two ways, the whole number names the class
+    if (
+        classes is None
+    ):  # if one label occurs as a number and as text, the sort lets the number name the class
         written = {_label(one): one for one in sorted(set(labels), key=lambda one: isinstance(one, int))}
         known = sorted(written.values(), key=lambda one: (isinstance(one, str), one))
     else:
@@ -136,11 +147,13 @@ def _label_entries(given: Any, where: str) -> list[str | int]:
     """Return the labels as text or whole numbers.
 
     Raises:
-        DataError: names the row of a label that is missing, a fraction, of another type, or perhaps rounded.
+        DataError: a label is missing, a fraction, of another type, or a float so large that it may be rounded. The
+            error names the row.
     """
     labels, kind = read_entries(given, where, "class label")
     if kind.kind not in "biufUO":
         raise DataError(f"{where}: class labels are text, whole numbers or truth values, not {kind}")
+    # A float type with p significand bits (nmant + 1) holds every whole number below 2^p, and rounds larger ones.
     exact = _EXACT_WHOLE if kind.kind != "f" else min(_EXACT_WHOLE, 2 ** (np.finfo(kind).nmant + 1))
     floats = np.array([one if isinstance(one, float) else 0.0 for one in labels], dtype=np.float64)
     wrong = [not isinstance(one, str | int | float) for one in labels]
@@ -162,19 +175,19 @@ def _label_entries(given: Any, where: str) -> list[str | int]:
 
 
 def read_numbers(given: Any, task: Task, where: str) -> Targets:
-    """Read (n,) numbers to predict, or (n, 2) of (event, time) for survival, as float32.
+    """Read (n,) numeric targets, or (n, 2) of (event, time) for survival, as float32.
 
-    The columns of a table may have different types, truth values and nullable types among them.
+    The columns of a table may have different types, including truth values and nullable types.
 
     Raises:
-        DataError: another shape or type, NaN or infinity; a table whose names say that the time comes first.
+        DataError: another shape or type, NaN or infinity; a table whose column names say that the time comes first.
     """
     names = _names(given, where)
     if names is not None:
         values = _columns(given, names, where)
     elif isinstance(given, list | tuple):
         values = stack_records(given, where, keep_bytes=False)
-        if task == "survival" and not len(values):
+        if task == "survival" and not len(values):  # an empty list has no second axis
             values = values.reshape(0, 2)
     else:
         values = _whole(given, where)
@@ -192,12 +205,13 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
 
 
 def refuse_outside(targets: Targets, within: tuple[float, float] | None, where: str) -> None:
-    """Return if every number to predict lies within its declared range, or none is declared.
+    """Check that every target lies within the declared range; do nothing if no range is declared.
 
     Raises:
-        DataError: names the first row that does not.
+        DataError: a target lies outside; the error names the first row.
     """
     if within is not None:
+        # The targets are float32: a target at a bound must not lie outside because only one of them was rounded.
         lower, upper = np.float32(within[0]), np.float32(within[1])
         refuse_rows(
             (targets < lower) | (targets > upper),
@@ -211,7 +225,7 @@ def _label(one: Any) -> str:
 
 
 def _plain(one: Any) -> Label:
-    """A label as JSON has it: text, or a whole number."""
+    """Return a label as a JSON value: text or a whole number."""
     return str(one) if isinstance(one, str) else int(one)
 
 
@@ -219,7 +233,7 @@ def _class(declared: Any) -> Label:
     """Return a declared class as text or as a whole number.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the class is neither.
     """
     one = unwrap(declared)
     if not isinstance(one, str | int) and not (isinstance(one, float) and one.is_integer()):
@@ -228,7 +242,7 @@ def _class(declared: Any) -> Label:
 
 
 def _names(given: Any, where: str) -> tuple[str, ...] | None:
-    """Names of a table's columns; None for anything that is no table."""
+    """Return the column names of a table; None if ``given`` is not a table."""
     if isinstance(given, pa.Table | pa.RecordBatch):
         names = tuple(given.schema.names)
     elif hasattr(given, "columns") and hasattr(given, "iloc"):
@@ -242,10 +256,10 @@ def _names(given: Any, where: str) -> tuple[str, ...] | None:
 
 
 def _columns(given: Any, names: Sequence[str], where: str) -> np.ndarray:
-    """Convert a table's columns to (n, columns) float64, each column by its own type.
+    """Convert the columns of a table to (n, columns) float64, each column by its own type.
 
     Raises:
-        DataError: a column that is not of numbers, or a value that is missing or infinite; names the column.
+        DataError: a column is not numeric, or a value is missing or infinite; the error names the column.
     """
     columns = []
     for place, name in enumerate(names):
@@ -255,7 +269,7 @@ def _columns(given: Any, names: Sequence[str], where: str) -> np.ndarray:
         if values.dtype.kind == "O":
             values = numbers_of_cells(values, called)
         elif values.dtype.kind not in "biuf":
-            to_float32(values, called)  # refuses
+            to_float32(values, called)  # raises the error for a column that is not numeric
         refuse_rows(
             ~np.isfinite(values),
             called,

@@ -1,4 +1,7 @@
-"""Features handed over in Python that are an id, or the target: a model that reads one knows nothing of anybody new."""
+"""Detection of leaking features in arrays: user ids and copies of the target.
+
+A model that uses one of them does not generalise to new people.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,28 @@ from fedveil.data.records import Targets, Task
 from fedveil.sanitize import sanitize
 
 _FIRST: Final = 1000
-"""Records that tell of most columns that they are neither."""
+"""Number of first records on which most columns are excluded cheaply, before all records are compared."""
 
 
 def find_leaking_features(
     table: FeatureTable, targets: Targets, who: tuple[list[str], Int32[np.ndarray, "n"]]
 ) -> Iterator[str]:
-    """Yield a sentence for each such feature; it names the column and no value.
+    """Yield a sentence for each feature that is an id or a copy of the target.
+
+    A sentence names the column and no value.
 
     Args:
-        table: the features; where records are no rows of a table, none is looked at.
-        targets: of the records; of a class its number.
-        who: the ids, and whose record each is.
+        table: the features; features that are not (n, d) are not checked.
+        targets: targets of the records; a class is given by its number.
+        who: the sorted ids, and the (n,) index of each record's user among them.
     """
-    if table.values.ndim != 2 or not len(targets):  # nobody's records look like nothing
+    if table.values.ndim != 2 or not len(targets):  # without records, every column would equal the target
         return
     (names, person), kinds = who, targets.reshape(len(targets), -1).T
     for place in range(table.values.shape[1]):
         column = table.values[:, place]
         called = f"column {place}" if table.names is None else f"column '{sanitize(table.names[place])}'"
+        # A constant column equals a constant target without a leak: np.ptp excludes it.
         if len(column) and np.ptp(column) and any(_equal(column, kind) for kind in kinds):
             yield (
                 f"features: {called} is what is predicted, in every record: nobody has it when it is needed; take it "
@@ -48,7 +54,7 @@ def find_leaking_features(
 
 
 def times_like_events(task: Task, targets: Targets) -> list[str]:
-    """Return a sentence if all survival times are 0 or 1, as they are where times and events are exchanged."""
+    """Return a sentence if all survival times are 0 or 1: times and events may be exchanged."""
     if task != "survival" or not len(targets) or not np.isin(targets[:, 1], (0, 1)).all():
         return []
     return ["targets: every time is 0 or 1, as events are; survival targets are (event, time), in this order"]
@@ -59,5 +65,5 @@ def _equal(column: Shaped[np.ndarray, "n"], kind: Shaped[np.ndarray, "n"]) -> bo
 
 
 def _may_be_an_id(column: Shaped[np.ndarray, "n"], person: Int32[np.ndarray, "n"]) -> bool:
-    """Return whether no number is that of two people here."""
+    """Return whether no value of the column belongs to two people."""
     return len(set(zip(column.tolist(), person.tolist(), strict=True))) == len(np.unique(column))

@@ -1,7 +1,7 @@
-"""Which silo a user's whole weight is in, as a file says that all silos share.
+"""Assignment of each user's whole weight to one silo, from a file that all silos share.
 
-The file (:mod:`fedveil.data.salted_file`) has a line a user: the id, a comma, the name of a silo. Ids are those
-of the list of users, in its order, or 0, 1, 2, ... where there is no list.
+The file (:mod:`fedveil.data.salted_file`) has one line per user: the id, a comma, and the name of a silo. The ids are
+those of the list of users, in its order, or 0, 1, 2, ... without a list.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fedveil.errors import DataError
 
 
 class MainSilosError(DataError):
-    """A silo's file of main silos is not the one that a run names, or there is none."""
+    """Error of a silo whose file of main silos is missing, or is not the file that the run names."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MainSilos:
-    """One silo for each user.
+    """Main silo of each user.
 
     Attributes:
         digest: SHA-256 of the file, in hexadecimal.
-        silo: (|U|,) number of the silo.
+        silo: (|U|,) number of each user's main silo.
     """
 
     digest: str
@@ -35,16 +35,16 @@ class MainSilos:
 
 
 def read_main_silos(path: Path, users: Sequence[str], silos: Sequence[str]) -> MainSilos:
-    """Read the file.
+    """Read a file of main silos.
 
     Args:
-        path: of it.
-        users: all users' ids, in the order of their numbers.
-        silos: names of all silos, in the order of theirs.
+        path: the file.
+        users: ids of all users, in the order of their numbers.
+        silos: names of all silos, in the order of their numbers.
 
     Raises:
-        DataError: as :func:`read_salted`; other users, or one twice; a silo that does not exist. Lines are named, and
-            no id.
+        DataError: as :func:`read_salted`; the users are not those of ``users`` in this order; a silo does not exist.
+            The error names the line, and no id.
     """
     file = read_salted(path)
     if len(file.lines) != len(users):
@@ -53,7 +53,7 @@ def read_main_silos(path: Path, users: Sequence[str], silos: Sequence[str]) -> M
         )
     numbers, found = {name: number for number, name in enumerate(silos)}, []
     for line, (text, user) in enumerate(zip(file.lines, users, strict=True), start=2):
-        who, _, silo = text.rpartition(",")
+        who, _, silo = text.rpartition(",")  # the last comma: an id may contain commas
         if who != user:
             raise DataError(
                 f"{path}: line {line} is not of the user in line {line - 1} of the list of users, or of number "

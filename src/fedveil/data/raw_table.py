@@ -1,6 +1,6 @@
-"""Tables as one, cell by cell and without refusing any: what a look at the data is made of.
+"""All records of several table files, read without refusing a cell: the input of the data report.
 
-No value of a cell leaves this: rows are known by hashes, ids by what they are equal to.
+Rows are compared by hashes. Ids and cells are only compared and counted, so that no report repeats a value.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fedveil.data.tables import check_files
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WholeTable:
-    """All records of some files, one after the other.
+    """All records of several files, one file after the other.
 
     Attributes:
-        schema: what the columns are.
-        user: (n,) ids as they are written; None where there is none.
-        silo: (n,) silos, likewise.
-        columns: features and target by name.
-        rows: (n,) a hash of every column that is read: equal for equal records, silo and person included.
-        contents: (n,) a hash of features and target alone.
-        otherwise: by column of declared values: cells that differ from one of them in case alone.
+        schema: declaration of the columns.
+        user: (n,) user ids as they are written; None for a record without an id.
+        silo: (n,) silo ids as they are written; None for a record without a silo.
+        columns: feature and target columns by name.
+        rows: (n,) hash of all columns of a record, including silo and user.
+        contents: (n,) hash of the features and the target of a record.
+        otherwise: number of invalid cells, by column, that differ from a declared value only in case.
     """
 
     schema: Schema
@@ -49,11 +49,11 @@ class WholeTable:
 
 
 def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
-    """Read all columns of a schema, whatever their cells hold.
+    """Read all columns of a schema without refusing a cell.
 
     Raises:
-        ConfigError: two files that would be one silo, which a run refuses.
-        DataError: a file that cannot be read or lacks a column.
+        ConfigError: two files would be one silo, which a run refuses.
+        DataError: a file cannot be read or lacks a column.
     """
     check_files(schema, files)
     user: list[str | None] = []
@@ -88,7 +88,7 @@ def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
 
 
 def _column(schema: Schema, reader: TableReader, name: str) -> Column:
-    """Read one column without refusing a cell."""
+    """Read one column as categories, numbers or days, without refusing a cell."""
     feature: Feature | None = schema.features.get(name)
     if declared := _declared(schema, name):
         return places_of(reader, name, declared)
@@ -100,7 +100,7 @@ def _column(schema: Schema, reader: TableReader, name: str) -> Column:
 
 
 def _as_runs_read(schema: Schema, name: str, found: Numbers) -> Numbers:
-    """Count as invalid what a run refuses: infinities, and times below 0."""
+    """Mark as invalid the numbers that a run refuses: infinities, and survival times below 0."""
     values, target = found.values, schema.target
     wrong = ~np.isfinite(values)
     if isinstance(target, Survival) and name == target.time:
@@ -110,7 +110,7 @@ def _as_runs_read(schema: Schema, name: str, found: Numbers) -> Numbers:
 
 
 def _declared(schema: Schema, name: str) -> tuple[str, ...]:
-    """Return the declared values of a column; none of a number or a date."""
+    """Return the declared values of a column; empty for a number or a date."""
     feature = schema.features.get(name)
     if isinstance(feature, Category):
         return feature.categories
@@ -121,14 +121,20 @@ def _declared(schema: Schema, name: str) -> tuple[str, ...]:
 
 
 def _other_case(column: Column, cells: pa.Array, declared: Sequence[str]) -> int:
-    """Return how many cells are a declared value in another case."""
+    """Return the number of invalid cells that equal a declared value except for case."""
     lowered = pa.array([one.lower() for one in declared], pa.string())
     same = np.asarray(pc.fill_null(pc.is_in(pc.utf8_lower(cells), lowered), False), dtype=np.bool_)
     return int((same & (column.state == State.INVALID)).sum())
 
 
 def _hashed(cells: pa.Array, place: int) -> UInt64[np.ndarray, "n"]:
-    """Return a random linear hash of a column's cells: sums of them are equal for unequal rows once in 2^64."""
+    """Return a 64-bit hash of each cell: a uniform random word per distinct text of the column.
+
+    The hash of a row is the sum of its cells' hashes modulo 2^64 (:func:`_summed`). Two unequal rows have equal sums
+    with probability 2^-64.
+    """
+    # `place` seeds each column separately. With one seed for all columns, two rows that exchange the values of two
+    # columns could have equal sums.
     coded = cells.dictionary_encode(null_encoding="encode")
     random = np.random.default_rng((7, place)).integers(
         0, 1 << 64, max(1, len(coded.dictionary)), dtype=np.uint64
@@ -138,6 +144,6 @@ def _hashed(cells: pa.Array, place: int) -> UInt64[np.ndarray, "n"]:
 
 
 def _summed(hashes: list[UInt64[np.ndarray, "n"]]) -> UInt64[np.ndarray, "n"]:
-    """Return the sums modulo 2^64 of every row."""
+    """Return the sum of the hashes of every row, modulo 2^64."""
     total: UInt64[np.ndarray, "n"] = np.stack(hashes).sum(axis=0, dtype=np.uint64)
     return total

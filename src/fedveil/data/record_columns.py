@@ -1,4 +1,4 @@
-"""The four columns of records: features, targets, users and silos, handed over one by one or by a PyTorch data set."""
+"""Columns of records (features, targets, users, silos) from separate objects or a PyTorch data set."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _REQUIRED: Final = {
 
 
 def record_columns(features: Any, targets: Any, user: Any, silo: Any) -> dict[str, Any]:
-    """Return the four columns; those that a data set brings with its records are read from it.
+    """Return the four columns by name; a PyTorch data set supplies the columns that its items contain.
 
     Raises:
-        ConfigError: a column that is missing, or that the data set brings too; a data set without a length.
-        DataError: a data set without a record, or an item that is not like the first.
-        UserCodeError: the data set's own code fails at a record.
+        ConfigError: a column is missing, or is passed although the data set contains it; the data set has no length.
+        DataError: the data set has no record, or an item has another form than the first.
+        UserCodeError: the data set's code fails at a record.
     """
     if isinstance(features, Dataset):
         if targets is not None:
@@ -49,14 +49,14 @@ def record_columns(features: Any, targets: Any, user: Any, silo: Any) -> dict[st
 
 
 def _of_data_set(data: Any) -> dict[str, Any]:
-    """Read a PyTorch data set into memory, record by record."""
+    """Read a PyTorch data set of (features, target) or (features, target, user, silo) into memory."""
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise ConfigError(
             "population: a data set needs a length and items by number; an iterable one has neither"
         )
     if not len(data):
         raise DataError("population: the data set has no record, so the shape of a record is unknown")
-    with name_user_code():
+    with name_user_code():  # an error of the data set's code is reported as the user's
         items = [data[row] for row in range(len(data))]
     width = len(items[0]) if isinstance(items[0], tuple | list) else 0
     alike = [isinstance(one, tuple | list) and len(one) == width for one in items]
@@ -72,7 +72,7 @@ def _of_data_set(data: Any) -> dict[str, Any]:
 
 
 def _single(value: Any) -> Any:
-    """Return the one number of an array or a tensor as Python has it; return anything else as it is."""
+    """Return the entry of a one-element array or tensor as a Python value; return other objects unchanged."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.numel() == 1:
         return unwrap(value.reshape(()))
     if isinstance(value, np.ndarray) and value.size == 1:

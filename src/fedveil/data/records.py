@@ -1,9 +1,9 @@
-"""Records with a silo and a user, and how they group into contributions.
+"""Records with a silo and a user, their grouping into contributions, and populations.
 
-A record is one training example. It lies in one silo and belongs to one user; a user may have records in
-several silos. The pair (silo, user) is what the user-level methods train and bound; a whole silo is what
-federated averaging trains; a client of cross-device learning is a silo that holds one user. So one table
-serves all of them, and a method only says how records group.
+A record is one training example. It is held by one silo and belongs to one user; a user may have records in several
+silos. User-level methods train and bound one contribution per pair (silo, user). Federated averaging trains one
+contribution per silo. A client of cross-device learning is a silo with one user. So one table serves all methods, and
+a method only chooses the grouping.
 """
 
 from __future__ import annotations
@@ -50,11 +50,18 @@ class Affine:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Groups:
-    """Which records each contribution holds: m contributions over n records.
+    """Grouping of n records into m disjoint contributions.
 
     Contribution i holds the records ``order[start[i] : start[i] + size[i]]``. Contributions are sorted by
-    (silo, user) and do not overlap; within one, records keep their order in the table. ``user[i]`` is -1
-    where the contribution is a whole silo. ``key[i]`` names the user for seeds; None: the number does.
+    (silo, user); within a contribution, records keep their order in the table.
+
+    Attributes:
+        order: (n,) int64 indices of the records, contribution by contribution.
+        start: (m,) int64 position of the first record of each contribution in ``order``.
+        size: (m,) int64 number of records of each contribution.
+        silo: (m,) int32 silo of each contribution.
+        user: (m,) int32 user of each contribution; -1 if the contribution is a whole silo.
+        key: (m,) int64 key that seeds each user's randomness; None: the user number is the key.
     """
 
     order: Int64[np.ndarray, "n"]
@@ -77,8 +84,13 @@ class Groups:
 def group_by_silo_user(
     silo: Int32[np.ndarray, "n"], user: Int32[np.ndarray, "n"], key: Int64[np.ndarray, "n"] | None = None
 ) -> Groups:
-    """Group records by (silo, user): one contribution per pair that has records. O(n log n) time, O(n) memory."""
-    whose = silo.astype(np.int64) << 32 | user
+    """Group records by (silo, user): one contribution per pair that has records.
+
+    O(n log n) time, O(n) memory.
+    """
+    whose = (
+        silo.astype(np.int64) << 32 | user
+    )  # both are non-negative int32, so the sorted key is (silo, user)
     order = np.argsort(whose, kind="stable").astype(np.int64)
     pairs, size = np.unique(whose, return_counts=True)
     start = _starts(size)
@@ -93,26 +105,28 @@ def group_by_silo_user(
 
 
 def empty_groups() -> Groups:
-    """Return no contribution at all: what a party without records has."""
+    """Return the grouping without contributions, for a party without records."""
     none, nobody = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
     return Groups(order=none, start=none, size=none, silo=nobody, user=nobody)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Records:
-    """A table of n training records; n may be 0, because the last user's records may be taken away, too.
+    """Table of n training records.
+
+    n may be 0, because the removal of the last user's records must not fail.
 
     Args:
         features: (n, ...) float32, or uint8 that an :class:`Affine` makes float32; may be memory-mapped.
         targets: (n,) int64 labels, (n,) float32 numbers, or (n, 2) float32 of (event, time) for survival.
-        silo: (n,) int32, the silo that holds the record, from 0.
-        user: (n,) int32, whose record it is, from 0; the same number is the same person in every silo.
-        key: (n,) int64, what the batches and dropout of the record's user are seeded by: a function of who it is and
-            of nothing else. None: the user's number, which must then be the same whoever else is there.
+        silo: (n,) int32, number of the silo that holds the record, from 0.
+        user: (n,) int32, number of the user of the record, from 0; the same number is the same person in every silo.
+        key: (n,) int64, seed key of the batches and dropout of the record's user: a function of the user's identity
+            alone. None: the user number is the key, and must not depend on the presence of other users.
 
     Raises:
-        DataError: columns of different lengths; a dtype other than these; a feature or
-            target that is NaN or infinite (named by row and column, not value); a negative silo or user.
+        DataError: columns have different lengths or another dtype; a feature or target is NaN or infinite (the error
+            names row and column, not the value); a silo or user number is negative.
     """
 
     features: Features
@@ -142,14 +156,15 @@ class Records:
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of types, shapes and contents of all columns, in hexadecimal; as private as the records.
+        """SHA-256 of types, shapes and contents of all columns, in hexadecimal; as private as the records.
 
-        The users' keys are among them: batches, and where noise is correlated the rounds that a user takes part in,
-        follow from these, so the same records under other ids are others.
+        The digest covers the users' keys: a user's batches follow from the key, and so do the rounds in which the
+        user takes part if noise is correlated. So the same records under other ids have another digest.
         """
         digest = hashlib.sha256()
         keys = () if self.key is None else (self.key,)
         for column in (self.features, self.targets, self.silo, self.user, *keys):
+            # Type and shape first: otherwise two tables with the same bytes in another shape would be equal.
             digest.update(f"{column.dtype.str}{column.shape}".encode())
             rows = max(1, CHUNK // max(1, int(np.prod(column.shape[1:]))))
             for first in range(0, len(column), rows):
@@ -157,7 +172,7 @@ class Records:
         return digest.hexdigest()
 
     def select(self, rows: Int64[np.ndarray, "k"]) -> "Records":
-        """Return the records at these rows, in this order (copied)."""
+        """Return a copy of the records at these rows, in this order."""
         return Records(
             features=self.features[rows],
             targets=self.targets[rows],
@@ -167,14 +182,14 @@ class Records:
         )
 
     def by_silo_user(self) -> Groups:
-        """Group by (silo, user)."""
+        """Group the records by (silo, user); see :func:`group_by_silo_user`."""
         return group_by_silo_user(self.silo, self.user, self.key)
 
     def by_silo(self, n_silos: int) -> Groups:
-        """Group by silo: one contribution for each of ``n_silos`` silos, whose size may be 0.
+        """Group the records by silo: one contribution, perhaps of size 0, for each of ``n_silos`` silos.
 
         Raises:
-            DataError: a record lies in a silo numbered ``n_silos`` or above.
+            DataError: a record has a silo number of ``n_silos`` or above.
         """
         largest = int(self.silo.max(initial=-1))
         if largest >= n_silos:
@@ -191,15 +206,15 @@ class Records:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSource:
-    """Which tables a population was read from, by which schema, and what of them is held out.
+    """Tables and schema that a population was read from, and the parameters of the hold-out.
 
     Attributes:
-        schema_file: of the schema.
-        schema: what was in it.
-        files: of the silos.
-        test_file: a public test table; None: records are held out.
-        test_share: probability with which each is.
-        seed: of the hold-out.
+        schema_file: path of the schema.
+        schema: content of the schema file.
+        files: paths of the training tables.
+        test_file: path of the public test table; None: records are held out.
+        test_share: probability with which each record is held out.
+        seed: seed of the hold-out.
     """
 
     schema_file: Path
@@ -212,36 +227,36 @@ class TableSource:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Population:
-    """Who holds what: training records over silos and users, and a test table outside every guarantee.
+    """Training records over silos and users, with a test table outside every guarantee.
 
-    Silos and users are declared, like |U|: those without a record take part in every round and send their noise, so
-    that nobody sees who has records from who is there.
+    Silos and users are declared, like |U|. Silos and users without a record take part in every round like any other,
+    with their noise. So participation does not reveal which of them have records.
 
     Args:
-        name: the data set, as a report names it.
-        train: the records that silos train on.
+        name: name of the data set in reports.
+        train: the training records of all silos.
         test_features: (t, ...) like ``train.features``.
         test_targets: (t,) or (t, 2) like ``train.targets``.
-        test_weights: (t,) weights of the test rows in every metric; None weighs them equally.
-        test_rows: (t,) which records of the silos' tables were held out for testing, in the order of the tables; None
-            where the test table comes from elsewhere.
-        public_test: whether the test table is public, and not held out of the records of people: its exact metrics may
-            be handed on.
-        n_users: |U|, the PUBLIC number of users. It is declared, not counted: users without a record belong
-            to it, and the divisor of every user-level average uses it.
+        test_weights: (t,) weights of the test rows in every metric; None: equal weights.
+        test_rows: (t,) rows of the silos' tables that were held out for testing, in the order of the tables; None if
+            the test table has another source.
+        public_test: whether the test table is public and not held out of private records: its exact metrics may be
+            published.
+        n_users: |U|, the PUBLIC number of users. It is declared, not counted: it includes users without a record,
+            and the divisor of every user-level average uses it.
         silo_names: |S| names, in the order of the silo numbers.
-        task: what the targets are.
+        task: kind of the targets.
         n_classes: number of classes; None unless ``task`` is "classification".
         scale: the map from stored to float32 features, the same for train and test.
-        notes: sentences that every report repeats: subsets, and what was fitted on private records.
-        main_silos: the silo of each user's whole weight, where a file says so.
-        feature_names: of the columns that new records must have, where features came as a table.
-        classes: the labels, in the order of their numbers, where they are known.
-        source: the tables that it was read from, where a program named them.
+        notes: sentences that every report repeats: subsets, and quantities that were fitted on private records.
+        main_silos: the silo of each user's whole weight, if a file assigns one.
+        feature_names: names of the columns that new records must have, if features came as a table.
+        classes: the labels in the order of their numbers; empty if unknown.
+        source: the tables that the population was read from; None if it was not read by :func:`fedveil.tables`.
 
     Raises:
-        DataError: |U| below the users present; targets that do not fit the task; labels outside 0 .. n_classes - 1;
-            a survival event other than 0 or 1; a test table that does not fit the training table.
+        DataError: |U| is below the number of users present; targets do not fit the task; a label is outside
+            0 .. n_classes - 1; a survival event is not 0 or 1; the test table does not fit the training table.
     """
 
     name: str
@@ -262,10 +277,10 @@ class Population:
     classes: tuple[Label, ...] = ()
     source: TableSource | None = None
     complete: ClassVar[bool] = True
-    """Whether the records of all silos are here, and not those of one party of a federation."""
+    """Whether the population holds the records of all silos, and not only those of one party of a federation."""
 
     def __repr__(self) -> str:
-        """Public facts alone: what is printed, logged or shown by a notebook holds no record."""
+        """Return public facts only, so that a printed, logged or displayed population shows no record."""
         public = (
             f"n_users={self.n_users}, n_silos={self.n_silos}, task='{self.task}', n_classes={self.n_classes}"
         )
@@ -335,29 +350,29 @@ class Population:
         return self.train.features.shape[1:]
 
     def records_per_user(self) -> Int64[np.ndarray, "users"]:
-        """Return N_u, the training records of each user over all silos (0 for users without any)."""
+        """Return N_u, the number of training records of each user over all silos (0 if none)."""
         return np.bincount(self.train.user, minlength=self.n_users).astype(np.int64)
 
     def records_per_silo(self) -> Int64[np.ndarray, "silos"]:
-        """Return the training records of each silo."""
+        """Return the number of training records of each silo."""
         return np.bincount(self.train.silo, minlength=self.n_silos).astype(np.int64)
 
 
 def _starts(size: np.ndarray) -> Int64[np.ndarray, "m"]:
-    """Offsets of consecutive runs of these sizes."""
+    """Return the offsets of consecutive runs of these sizes."""
     start: Int64[np.ndarray, "m"] = (np.cumsum(size) - size).astype(np.int64)
     return start
 
 
 # --- contribution limit --------------------------------------------------------------------------------------------
-# Flags of ULDP-GROUP: which records stay when a user may keep at most k of them over all silos.
+# Flags of ULDP-GROUP: the records that remain if a user keeps at most k records over all silos.
 
 
 def limit_records_per_user(records: Records, per_user: int) -> Int64[np.ndarray, "kept"]:
-    """Return the rows kept, in the order of the table: at most ``per_user`` records of each user over all silos.
+    """Return the rows, in table order, of at most ``per_user`` records of each user over all silos.
 
-    A user's records are taken in turn from the silos (the first of each silo, then the second of each, ...), as the
-    authors' flags are, so that no silo loses more than it must.
+    A user's records are taken in turn from the silos (the first of each silo, then the second of each, ...), as in
+    the authors' program, so that the losses are spread evenly over the silos.
 
     >>> one = np.zeros(4, dtype=np.int32)
     >>> table = Records(features=np.zeros((4, 1), np.float32), targets=np.zeros(4, np.int64),
@@ -365,6 +380,8 @@ def limit_records_per_user(records: Records, per_user: int) -> Int64[np.ndarray,
     >>> limit_records_per_user(table, 2).tolist()
     [0, 3]
     """
+    # `turn` is a record's place among the records of its (user, silo) pair; sorting a user's records by (turn, silo)
+    # gives the round-robin order.
     by_pair = np.lexsort((records.silo, records.user))
     turn = np.empty(len(records), dtype=np.int64)
     turn[by_pair] = _position_in_run(records.user[by_pair].astype(np.int64) << 32 | records.silo[by_pair])

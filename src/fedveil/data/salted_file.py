@@ -1,8 +1,8 @@
-"""A file that silos share among themselves, and that everybody else may know by its digest.
+"""Salted file: shared secretly among the silos, and known to all others by its SHA-256.
 
-Its first line is 64 hexadecimal digits, drawn at random and as secret as the file: without it, whoever can guess the
-lines would find them by the digest. Then come lines that end at a line feed and nowhere else; with a control character
-in it a line is refused, because programs differ on whether it ends there.
+The first line is a salt of 64 random hexadecimal digits, as secret as the file. Without the salt, an attacker could
+guess the lines and confirm the guess by the public digest. The other lines end with a line feed only. A line with
+another control character is refused, because programs differ on whether a line ends at that character.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 @dataclass(frozen=True, kw_only=True)
 class SaltedFile:
-    """What such a file says.
+    """Content of a salted file.
 
     Attributes:
-        digest: SHA-256 of all its bytes, in hexadecimal, as ``sha256sum`` prints it.
-        lines: without the first.
+        digest: SHA-256 of all bytes of the file, in hexadecimal, as ``sha256sum`` prints it.
+        lines: the lines after the salt.
     """
 
     digest: str
@@ -34,11 +34,11 @@ class SaltedFile:
 
 
 def read_salted(path: Path) -> SaltedFile:
-    """Read the file.
+    """Read a salted file.
 
     Raises:
-        DataError: unreadable, without such a first line, or with a control character in a line; names the line, and
-            nothing of it.
+        DataError: the file is unreadable, has no salt in its first line, or a control character in a line. The error
+            names the line number and repeats no text of the line.
     """
     content = read_content(path, DataError, largest=LARGEST_FILE)
     salt, *lines = as_text(content, path, DataError).removesuffix("\n").split("\n")

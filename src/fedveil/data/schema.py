@@ -1,14 +1,14 @@
-"""The public schema of a user's own tables: which column is what, and how values become features.
+"""Public schema of tables: the role of each column, and the encoding of its values as features.
 
-Bounds and categories are DECLARED here, by somebody who knows the domain or a public sample. Nothing is fitted on
-private records: a minimum, a mean or a list of categories taken from them would leave the silos without any noise.
+Bounds and categories are DECLARED here, from domain knowledge or a public sample. Nothing is fitted on private
+records: a minimum, a mean or a list of categories computed from them would leave the silos without any noise.
 
-A number x with bounds [lower, upper] becomes 2 (x - lower) / (upper - lower) - 1, in [-1, 1]; a value
-outside is clipped to its bound first. A date is the number of its day. A category becomes one 0/1 feature per
-declared category, in the declared order.
+A number x with bounds [lower, upper] becomes 2 (x - lower) / (upper - lower) - 1, in [-1, 1]; a value outside is
+clipped to the nearest bound first. A date is scaled in the same way by the number of its day. A category becomes one
+0/1 feature per declared category, in the declared order.
 
-A feature's name may be a pattern, ``lab_*``, over the columns that the schema itself lists: what a table happens to
-hold decides no model's width.
+The name of a feature may be a pattern, ``lab_*``, over the columns that the schema itself lists. So the content of a
+table never decides the width of a model.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from fedveil.sanitize import sanitize
 from fedveil.validation import DocumentTable, validate_document
 
 # --- invalid cells -------------------------------------------------------------------------------------------------
-# For which single records all data are refused, as statements say it: no noise hides whether a run begins.
+# Sentences of the statement about records that cause all data to be refused. The start of a run is public and carries
+# no noise, so it reveals that no record causes a refusal.
 #
-# ``tests/test_named_refusals.py`` lists every refusal that a record can cause, beside the words here that name it.
+# ``tests/test_named_refusals.py`` maps every refusal that a record can cause to the words here that name it.
 
 _BEGINS: Final = (
     "A run that begins therefore shows that there is no such record, and no guarantee covers this."
@@ -57,10 +58,10 @@ OF_PUBLIC_TESTS: Final = (
 
 
 def invalid_cells_notice(binned: bool) -> str:
-    """Return the sentence for tables.
+    """Return the sentence about records of a table that cause the table to be refused.
 
     Args:
-        binned: whether invalid cells have a place of their own.
+        binned: whether invalid cells are counted in a feature of their own instead of being refused.
     """
     cells = "" if binned else ", or, in training and by silos, with a cell that is not as declared"
     instead = "" if binned else ' (invalid = "bin" refuses no cell)'
@@ -75,12 +76,14 @@ def invalid_cells_notice(binned: bool) -> str:
 MISSING_VALUES = ("", "NA", "NaN", "nan", "null")
 EPOCH: Final = date(1970, 1, 1)
 SILO: Final = "silo"
-"""What releases of columns call a record's silo, whatever its column is named: no feature or target has this name."""
+"""Name of a record's silo in releases of columns, whatever its column is called; no feature or target may have it."""
 
 _NO_DELIMITER: Final = '"\n\r'
 
 
 class _Part(DocumentTable):
+    """Base class of the tables of a schema."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -90,10 +93,11 @@ def _check_absent(absent: str | None, missing: str) -> None:
 
 
 class Format(_Part):
-    """How the tables' files are written, where that is not usual.
+    """Format of the table files, if it differs from the defaults.
 
-    ``delimiter`` and ``encoding`` are of CSV files, ``sheet`` is of Excel files (None: the first). ``decimal`` is the
-    mark in numbers that are text: where it is a comma, a full stop in a number is no number, rather than a wrong one.
+    ``delimiter`` and ``encoding`` apply to CSV files, ``sheet`` to Excel files (None: the first sheet). ``decimal``
+    is the decimal mark of numbers that are text: if it is a comma, a text with a full stop is invalid rather than a
+    wrong number.
     """
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -108,6 +112,7 @@ class Format(_Part):
         if self.delimiter == self.decimal:
             raise ValueError("delimiter and decimal are the same character")
         try:
+            # `encode` refuses codecs that are no text encodings (base64, zip), which `lookup` accepts.
             "".encode(self.encoding)
             codecs.lookup(self.encoding)
         except (LookupError, ValueError):
@@ -119,11 +124,12 @@ class Format(_Part):
 
 
 class Number(_Part):
-    """A numeric feature, scaled from its declared bounds to [-1, 1]; values outside are clipped to them.
+    """A numeric feature, scaled from its declared bounds to [-1, 1]; a value outside is clipped.
 
-    A missing value is an error, or the middle of the bounds (0 after scaling), or that with a second feature
-    that is 1 where the value is missing and 0 elsewhere ("indicator"). ``fill`` is a number in the middle's place.
-    ``absent`` says that a table may lack the column: then all its cells are missing. Without it, that is an error.
+    ``missing`` is the treatment of a missing value: "error"; "middle", the middle of the bounds (0 after scaling); or
+    "indicator", the middle and a second feature that is 1 if the value is missing, else 0. ``fill`` is a number that
+    replaces the middle. ``absent = "missing"`` allows a table without the column: all its cells count as missing.
+    Without ``absent``, such a table is an error.
     """
 
     kind: Literal["number"]
@@ -143,25 +149,25 @@ class Number(_Part):
 
     @property
     def fill_value(self) -> float:
-        """What a missing value becomes."""
+        """Scaled value of a missing cell."""
         return 0.0 if self.fill is None else 2 * (self.fill - self.lower) / (self.upper - self.lower) - 1
 
     @property
     def width(self) -> int:
-        """Number of features this column becomes."""
+        """Number of features of this column."""
         return 2 if self.missing == "indicator" else 1
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """What is scaled to -1 and to 1."""
+        """Values that are scaled to -1 and to 1."""
         return self.lower, self.upper
 
 
 class Date(_Part):
-    """A date as a numeric feature: its day, scaled from the declared bounds to [-1, 1]; others are clipped to them.
+    """A date as a numeric feature: its day, scaled from the declared bounds to [-1, 1], else clipped.
 
-    ``format`` is how text cells are written, as ``strptime`` has it, the year with four digits; a column of dates or
-    times needs none. Missing values and absent columns are as those of :class:`Number`.
+    ``format`` is the ``strptime`` format of text cells, with a year of four digits; a column of dates or times needs
+    none. Missing values and absent columns are treated as in :class:`Number`.
     """
 
     fill_value: ClassVar[float] = 0.0
@@ -183,22 +189,22 @@ class Date(_Part):
 
     @property
     def width(self) -> int:
-        """Number of features this column becomes."""
+        """Number of features of this column."""
         return 2 if self.missing == "indicator" else 1
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """What is scaled to -1 and to 1, as days since 1970-01-01."""
+        """Days since 1970-01-01 that are scaled to -1 and to 1."""
         return float((self.lower - EPOCH).days), float((self.upper - EPOCH).days)
 
 
 class Category(_Part):
-    """A categorical feature, one 0/1 feature per declared category.
+    """A categorical feature: one 0/1 feature per declared category.
 
-    A whole number is matched by its value: ``1.0`` is ``1`` (:class:`fedveil.data.cell_values.DeclaredValues`).
-    A value that is not declared is an error, or all zeros. A missing value is an error, or all zeros, or all
-    zeros with a last feature that is 1 ("indicator"). ``also`` names other spellings, each with the category that it
-    stands for. ``absent`` is as that of :class:`Number`.
+    A whole number is matched by its value: ``1.0`` is ``1`` (:class:`fedveil.data.cell_values.DeclaredValues`). An
+    undeclared value is an error, or all zeros (``unknown = "zero"``). A missing value is an error, all zeros
+    ("zero"), or all zeros and a last feature that is 1 ("indicator"). ``also`` maps other spellings to their
+    category. ``absent`` is as in :class:`Number`.
     """
 
     kind: Literal["category"]
@@ -218,12 +224,12 @@ class Category(_Part):
 
     @property
     def width(self) -> int:
-        """Number of features this column becomes."""
+        """Number of features of this column."""
         return len(self.categories) + (self.missing == "indicator")
 
 
 class Label(_Part):
-    """A class label; class i is the i-th of ``classes``, and ``also`` is as that of :class:`Category`."""
+    """A class label: class i is ``classes[i]``, and ``also`` maps other spellings to their class."""
 
     kind: Literal["label"]
     column: str
@@ -239,9 +245,9 @@ class Label(_Part):
 
 
 class Amount(_Part):
-    """A number to predict, as it is, within its declared bounds where it has some.
+    """A number to predict, not scaled, with optional declared bounds.
 
-    A target outside of them is invalid, or ("clip") taken for the bound.
+    A target outside the bounds is invalid, or clipped to the nearest bound (``outside = "clip"``).
     """
 
     kind: Literal["number"]
@@ -262,12 +268,12 @@ class Amount(_Part):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Between what a target lies; None where nothing is declared."""
+        """Declared bounds of the target; None if none are declared."""
         return None if self.lower is None or self.upper is None else (self.lower, self.upper)
 
 
 class Survival(_Part):
-    """A time, not negative, and whether it ended with the event (1) or the record was censored (0)."""
+    """A survival target: a time >= 0, and an event that is 1 if it occurred and 0 if censored."""
 
     kind: Literal["survival"]
     time: str
@@ -279,27 +285,27 @@ Target: TypeAlias = Annotated[Label | Amount | Survival, Field(discriminator="ki
 
 
 class Schema(_Part):
-    """What a table's columns are; public, and the same for every silo.
+    """Declaration of the columns of the tables; public, and the same for every silo.
 
-    ``user`` names the column of the user, whose values are the same for the same person in every silo.
-    ``silo`` names the column of the silo, or is left out where each silo has its own file. ``n_users`` is
-    |U|, the public number of users, with or without records. ``silos`` may list the silos: one without a record
-    then takes part like any other. Columns that the schema does not name are not read. Cells equal to one of
-    ``missing_values`` are missing, numbers by their value and dates by their day.
+    ``user`` names the column of user ids; a person has the same id in every silo. ``silo`` names the column of silo
+    ids, and is left out if each silo has its own file. ``n_users`` is |U|, the public number of users, with or
+    without records. ``silos`` may list the silos: a listed silo without a record takes part like any other. Columns
+    that the schema does not name are not read. A cell equal to one of ``missing_values`` is missing; numbers are
+    compared by value and dates by day.
 
-    ``users`` is the SHA-256 of the list of ids that institutions share among themselves
-    (:mod:`fedveil.data.salted_file`): one id a line, in the order of the users' numbers. A silo with another
-    list, or none, takes no part. Where it is left out, ids are numbers from 0 between institutions. In one process ids
-    are matched as they are, and no list is read.
+    ``users`` is the SHA-256 of the list of ids that the institutions share among themselves
+    (:mod:`fedveil.data.salted_file`): one id per line, in the order of the users' numbers. A silo with another list,
+    or without one, takes no part. If ``users`` is left out, ids between institutions are the numbers from 0. In one
+    process, ids are compared as text and no list is read.
 
-    ``invalid`` says what happens to a cell that its column's declaration does not allow: no number, not declared,
-    missing without a rule for it. By "error" the tables are refused, and everybody sees that there is such a cell. By
-    "bin" every feature's column gets one more feature, its last, which is 1 there, while the others are 0; and a record
-    whose target is invalid is left out.
+    ``invalid`` is the treatment of a cell that its column's declaration does not allow: no number, undeclared, or
+    missing without a rule. With "error" the tables are refused, and every participant sees that such a cell exists.
+    With "bin" the column of every feature gets one more feature, its last, which is 1 for an invalid cell, while the
+    others are 0. A record with an invalid target is left out.
 
-    ``listed_columns`` is the tables' header, for patterns alone: a feature whose name has a ``*`` stands for every
-    listed column that it matches and that has no role and no declaration of its own, in the listed order.
-    ``features`` holds what they stand for.
+    ``listed_columns`` is the header of the tables, for patterns only. A feature whose name has a ``*`` stands for
+    every listed column that matches, has no role and no declaration of its own, in the listed order. ``features``
+    holds the expanded columns.
     """
 
     n_users: Annotated[int, Field(ge=1, le=MOST_USERS)]
@@ -351,7 +357,7 @@ class Schema(_Part):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Columns that are no features: user, silo, target."""
+        """Columns that are not features: user, silo, target."""
         return (self.user, *((self.silo,) if self.silo is not None else ()), *self.target_columns)
 
     @property
@@ -361,12 +367,12 @@ class Schema(_Part):
 
     @property
     def may_lack(self) -> frozenset[str]:
-        """Columns without which a table is read, as if every cell of them were missing."""
+        """Columns that a table may lack; all cells of a lacking column count as missing."""
         return frozenset(name for name, feature in self.features.items() if feature.absent is not None)
 
     @property
     def spellings(self) -> dict[str, dict[str, str]]:
-        """By column: what else is written for a declared value, and that value."""
+        """Alternative spellings by column, each mapped to its declared value."""
         found = {name: one.also for name, one in self.features.items() if isinstance(one, Category)}
         if isinstance(self.target, Label):
             found[self.target.column] = self.target.also
@@ -379,7 +385,7 @@ class Schema(_Part):
 
     @property
     def matching(self) -> tuple[str, str, str]:
-        """How the records of one user are recognised, as statements say it: what is checked of it, and what is not."""
+        """Sentences of the statement about the matching of a user's records: checked and unchecked facts."""
         how = (
             "a user's id is the user's number"
             if self.users is None
@@ -393,17 +399,18 @@ class Schema(_Part):
 
     @property
     def bins_invalid(self) -> bool:
-        """Whether invalid cells have a place of their own."""
+        """Whether an invalid cell is encoded in a feature of its own instead of being refused."""
         return self.invalid == "bin"
 
 
 def _expanded(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the features with every pattern replaced by the listed columns that it stands for."""
+    """Return the features with every pattern replaced by the listed columns that it matches."""
     features, target = document["features"], document.get("target")
     roles = [document.get("user"), document.get("silo")]
     if isinstance(target, dict):
         roles += [target.get(key) for key in ("column", "time", "event")]
     listed = document.get("listed_columns", ())
+    # This runs before validation: the document may still have any type in any place.
     free = [one for one in listed if one not in roles and one not in features] if _are_names(listed) else []
     found: dict[str, Any] = {}
     owner: dict[str, str] = {}
@@ -432,7 +439,7 @@ def read_schema(path: str | Path) -> Schema:
     """Read a schema from a TOML file.
 
     Raises:
-        DataError: the file is missing, is no TOML, or says something a schema does not; names the file and the key.
+        DataError: the file is missing, is not TOML, or is not a valid schema; the error names the file and the key.
     """
     document = parse_toml(read_text(as_path(path, "read_schema"), DataError), f"schema {path}", DataError)
     return validate_document(Schema, document, f"schema {path} does not fit", DataError)

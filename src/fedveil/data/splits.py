@@ -1,4 +1,4 @@
-"""Seeded hold-outs: which records are kept for testing."""
+"""Seeded hold-outs: the choice of records for testing."""
 
 from typing import Any, Final
 
@@ -9,22 +9,25 @@ from fedveil.config_keys import is_number
 from fedveil.errors import ConfigError
 
 TEST_SHARE: Final = 0.2
-"""The share of tables and arrays that is held out where no other is asked for."""
+"""Default share of the records of tables and arrays that is held out."""
 
 LOCAL_TEST_SHARE = 0.1
+"""Share of its records that a large silo of the ULDP-FL experiments sets aside."""
+
 LOCAL_TEST_ABOVE = 500
+"""Number of records above which a silo of the ULDP-FL experiments sets records aside."""
 
 
 def check_share(where: str, share: Any, test: Any) -> None:
-    """Return if a share of records to hold out can be one, and nothing else is to be tested on too.
+    """Check that the share to hold out is in (0, 1), and is not combined with a public test table.
 
     Args:
-        where: the function that was called.
-        share: what was given; the usual one counts as left out.
-        test: public records to test on; None: there are none.
+        where: name of the calling function in errors.
+        share: the argument ``test_share``; the default counts as left out.
+        test: public records to test on; None if there are none.
 
     Raises:
-        ConfigError: names both arguments.
+        ConfigError: the share is invalid, or is combined with ``test``.
     """
     if test is not None and share != TEST_SHARE:
         raise ConfigError(
@@ -40,21 +43,26 @@ def check_share(where: str, share: Any, test: Any) -> None:
 def holdout_by_user(
     user: Integer[np.ndarray, "n"], key: Int64[np.ndarray, "n"], share: float, seed: int
 ) -> Bool[np.ndarray, "n"]:
-    """Mark each record with probability ``share``, by a hash of seed, user and its place among the user's records.
+    """Mark each record with probability ``share``, by a hash of seed, user and place.
 
-    So no record's fate depends on whether another user is there: with a count of all records, removing one user
-    would move the others' records between the two sides.
+    The place is the record's position among its user's records. So the choice for a record does not depend on the
+    presence of other users. A choice by position in the whole table would move other users' records between training
+    and test when one user's records are removed.
 
     Args:
-        user: (n,) whose record it is, or whose in which silo.
-        key: (n,) a word that names the user, alike for all the user's records.
+        user: (n,) integer that identifies the user, or the pair (user, silo), of each record.
+        key: (n,) seed key of the user, equal for all records of the user.
         share: probability, between 0 and 1.
-        seed: of the choice.
+        seed: seed of the choice.
+
+    Returns:
+        (n,) True for a record that is held out.
     """
     order = np.argsort(user, kind="stable")
     sorted_user = user[order]
     place = np.empty(len(user), dtype=np.int64)
     place[order] = np.arange(len(user)) - np.searchsorted(sorted_user, sorted_user)
+    # A uniform 64-bit word is below share * 2^64 with probability `share`.
     words = _mixed(_mixed(_mixed(np.uint64(seed)) ^ key.astype(np.uint64)) ^ place.astype(np.uint64))
     return words < np.uint64(share * 2.0**64)
 
@@ -71,19 +79,21 @@ def _mixed(words: np.ndarray | np.uint64) -> np.ndarray:
 def stratified_holdout(
     labels: Int64[np.ndarray, "n"], count: int, generator: np.random.Generator
 ) -> Bool[np.ndarray, "n"]:
-    """Mark ``count`` of n records so that each class gets its share.
+    """Mark ``count`` of n records at random, in proportion to the classes.
 
-    Class c with n_c records gives count * n_c / n, rounded to whole records by the largest remainder (ties at random).
+    Class c with n_c records contributes count * n_c / n records, rounded by the largest remainder (ties at random).
 
     Args:
         labels: (n,) classes.
-        count: records to mark, at most n.
+        count: number of records to mark, at most n.
         generator: source of the choice within a class.
 
     Returns:
-        (n,) True where a record is marked; exactly ``count`` are.
+        (n,) True for a marked record; exactly ``count`` records are marked.
     """
     classes, of_record, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    # Largest remainder: floor of every share, then one record more for the largest remainders. The noise of at most
+    # 1e-9 breaks ties at random.
     exact = count * sizes / len(labels)
     share = np.floor(exact).astype(np.int64)
     remainder = exact - share + generator.random(len(classes)) * 1e-9
@@ -98,9 +108,10 @@ def stratified_holdout(
 def local_tests(
     silo: Int32[np.ndarray, "n"], labels: Int64[np.ndarray, "n"], generator: np.random.Generator
 ) -> Bool[np.ndarray, "n"]:
-    """Mark the records that silos set aside: a stratified tenth (rounded up) of each silo with more than 500.
+    """Mark the records that silos set aside: a stratified tenth of each silo with more than 500 records.
 
-    The ULDP-FL experiments set them aside as a local test set and never use them, so MNIST trains on 54,000 records.
+    The tenth is rounded up. The ULDP-FL experiments set these records aside as a local test set and never use them,
+    so MNIST trains on 54,000 records.
     """
     aside = np.zeros(len(silo), dtype=np.bool_)
     order = np.argsort(silo, kind="stable")

@@ -1,4 +1,4 @@
-"""One table as a file: CSV, Parquet or Excel, read once into columns, CSV cells as text.
+"""Reader of table files: CSV, Parquet or Excel into Arrow columns, with CSV cells as text.
 
 No error repeats a value.
 """
@@ -25,20 +25,20 @@ from fedveil.sanitize import sanitize
 
 EXCEL: Final = (".xlsx", ".xls", ".ods")
 EXCEL_CELL: Final = pa.struct([("text", pa.string()), ("day", pa.date32()), ("id", pa.bool_())])
-"""A cell of an Excel file: its text, its day if it is a date, and whether it may be an id, being text or a whole number
-that Excel holds exactly. Each is a function of the cell alone, whatever else its column holds."""
+"""Type of an Excel cell: its text, its day if it is a date, and whether it may be an id, that is, text or a whole
+number that Excel holds exactly. Each field is a function of the cell alone, whatever else its column holds."""
 
 DELIMITERS: Final = ",;\t|"
-"""Those that CSV files usually have."""
+"""Usual delimiters of CSV files."""
 
 _Pick: TypeAlias = Callable[[list[str]], list[str]]
-"""From the columns that a file has to those that are read."""
+"""Function from the columns of a file to the columns to read."""
 
 REPLACED: Final = "\ufffd"
-"""What stands in a cell for bytes that are no text."""
+"""Character that replaces undecodable bytes in a cell."""
 
 TEXT: Final = (".csv", ".txt", ".tsv")
-"""Endings of a CSV file's name."""
+"""Suffixes of CSV files."""
 
 _PARQUET: Final = ".parquet"
 _USUAL: Final = Format()
@@ -55,17 +55,17 @@ _REASONS: Final = tuple(
         r"Unexpected end of stream",
     )
 )
-"""What Arrow says was wrong, up to where it quotes a cell or a path."""
+"""Beginnings of Arrow's error messages, up to the point where Arrow quotes a cell or a path."""
 
 _UNEVEN: Final = " columns, got "
-"""In what Arrow says of a line with more or fewer cells than the header."""
+"""Part of Arrow's message about a line with more or fewer cells than the header."""
 
 
 class LackingColumnsError(DataError):
-    """A file does not have columns that are needed.
+    """Error of a file that lacks required columns.
 
     Attributes:
-        columns: their names.
+        columns: names of the missing columns.
     """
 
     def __init__(self, told: str, columns: Sequence[str]) -> None:
@@ -81,22 +81,22 @@ def open_table(
     tolerant: bool = False,
     may_lack: Container[str] = frozenset(),
 ) -> pa.Table:
-    """Read these columns of a table (None: all of them).
+    """Read columns of a table file (None: all columns).
 
     Args:
-        path: a ``.csv``, ``.txt``, ``.tsv``, ``.parquet``, ``.xlsx``, ``.xls`` or ``.ods`` file, in any case.
-        columns: by name, without the blanks around it; each must be there once.
-        written: how a CSV or Excel file is written.
-        tolerant: whether bytes of a CSV file that are no text are read as U+FFFD, so that they are invalid in their
-            own cell, and nothing is refused because of them.
-        may_lack: columns whose cells are all missing where the file does not have them.
+        path: a ``.csv``, ``.txt``, ``.tsv``, ``.parquet``, ``.xlsx``, ``.xls`` or ``.ods`` file; case is ignored.
+        columns: names of the columns, without surrounding blanks; each must occur exactly once.
+        written: format of a CSV or Excel file.
+        tolerant: whether undecodable bytes of a CSV file are read as U+FFFD. They then make their own cell invalid,
+            and no file is refused because of them.
+        may_lack: columns that the file may lack; all their cells are then missing.
 
     Returns:
-        The columns in the order asked for. CSV cells are text; Excel cells are of the type :data:`EXCEL_CELL`.
+        The columns in the requested order. CSV cells are text; Excel cells have the type :data:`EXCEL_CELL`.
 
     Raises:
-        DataError: no such file, another format, or columns that are missing (named, with those the file has).
-        ConfigError: an Excel file, and nothing is installed that reads it.
+        DataError: the file does not exist, has another format, or lacks columns (the error lists its columns).
+        ConfigError: the file is an Excel file and no reader for it is installed.
     """
     suffix = path.suffix.lower()
     if suffix not in (*TEXT, _PARQUET, *EXCEL):
@@ -111,6 +111,8 @@ def open_table(
         content = read_content(path, DataError, largest=LARGEST_FILE)
         if suffix in EXCEL:
             return _completed(_excel(path, pick, written), columns)
+        # Undecodable bytes are refused only after parsing, and only if a column that is read holds them: a cell that
+        # nobody requests must not cause a refusal.
         text, wrong = _in_utf8(path, content, written.encoding, tolerant)
         _check_delimiter(path, text, columns, written.delimiter)
         table = _csv(path, text, pick, written)
@@ -135,7 +137,7 @@ def _check_delimiter(path: Path, content: bytes, columns: Sequence[str] | None, 
 
 
 def _completed(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
-    """Return a table with all columns that were asked for; one that the file lacks has no value."""
+    """Return the table with all requested columns; a column that the file lacks is null in every record."""
     lacked = [name for name in columns or () if name not in table.column_names]
     for name in lacked:
         table = table.append_column(name, pa.nulls(table.num_rows, pa.string()))
@@ -143,6 +145,7 @@ def _completed(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
 
 
 def _csv(path: Path, content: bytes, pick: _Pick, written: Format) -> pa.Table:
+    """Parse a CSV text; errors about its records come from :class:`CsvLines`, which quotes no cell."""
     lines = CsvLines(path, content, written.delimiter)
     parsing = pa_csv.ParseOptions(delimiter=written.delimiter, newlines_in_values=lines.check())
     try:
@@ -154,8 +157,10 @@ def _csv(path: Path, content: bytes, pick: _Pick, written: Format) -> pa.Table:
 
 
 def _parsed(content: bytes, pick: _Pick, parsing: pa_csv.ParseOptions) -> pa.Table:
-    # A copy in Arrow's own memory: its threads let go of it last, and of Python's they would abort a process that ends.
+    # Copy the text into memory that Arrow owns. Arrow's threads release the buffer last; if Python owned it, a
+    # release during the exit of the interpreter would abort the process.
     held = pa.array([content], pa.large_binary()).buffers()[2]
+    # Read the header first, then all columns as text: an inferred type would depend on all cells of a column.
     with pa_csv.open_csv(pa.BufferReader(held), parse_options=parsing) as reader:
         read = _named(reader.schema.names, pick)
     own = list(read.values())
@@ -167,17 +172,21 @@ def _parsed(content: bytes, pick: _Pick, parsing: pa_csv.ParseOptions) -> pa.Tab
 
 
 def _named(present: Sequence[str], pick: _Pick) -> dict[str, str]:
-    """Return the columns to read, by their names without the blanks around them, each as the file calls it."""
+    """Map the stripped name of every column to read to its name in the file."""
     names = [one.strip() for one in present]
     return {one: present[names.index(one)] for one in pick(names)}
 
 
 def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> tuple[bytes, DataError | None]:
-    """Return a text's bytes in UTF-8, as Arrow reads them, and the error to raise if a column with wrong bytes is read.
+    """Convert a text to UTF-8 for Arrow.
 
-    In UTF-8 such bytes are in their own cell, and do no harm where nobody reads it.
+    Return also the error to raise if a column with undecodable bytes is read; None if the text has no such bytes or
+    they are tolerated.
+
+    In UTF-8, undecodable bytes stay within their own cell, and do no harm in a column that is not read.
     """
     marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # in the header, which is public
+    # Even tolerant reading reports a UTF-16 file under a declared UTF-8: otherwise all its cells would be invalid.
     wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
     if tolerant and (wide or not marked):
         return content.decode(encoding, errors="replace").encode(), None
@@ -196,13 +205,16 @@ def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> tuple
 
 
 def _has_replaced(table: pa.Table) -> bool:
-    """Return whether a column that is read, or its name, has bytes that are no text."""
+    """Return whether a column of the table, or its name, has undecodable bytes."""
     named = any(REPLACED in name for name in table.column_names)
     return named or any(pc.any(pc.match_substring(column, REPLACED)).as_py() for column in table.columns)
 
 
 def _parquet(path: Path, pick: _Pick) -> pa.Table:
-    """Read a Parquet file piece by piece: room is made for the rows that it has, not for those that it announces."""
+    """Read a Parquet file batch by batch.
+
+    Memory is allocated for the rows that the file has, not for the number of rows that its header announces.
+    """
     with pa_parquet.ParquetFile(path) as file:
         present = file.schema_arrow
         read = _named(present.names, pick)
@@ -242,7 +254,7 @@ def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
 
 
 def _cells(cells: list[Any], written: Format) -> pa.Array:
-    """Return an Excel column, one cell by one; an empty cell has no text."""
+    """Convert an Excel column cell by cell to :data:`EXCEL_CELL`; an empty cell has no text."""
     found = [
         {
             "text": None if cell == "" else _text(cell, written),
@@ -255,7 +267,10 @@ def _cells(cells: list[Any], written: Format) -> pa.Array:
 
 
 def _text(cell: Any, written: Format) -> str:
-    """Return one cell as somebody would have written it."""
+    """Return the text of one cell.
+
+    Whole numbers have no fraction, dates are in ISO 8601, truth values are 1 and 0.
+    """
     if isinstance(cell, bool):
         return str(int(cell))
     if isinstance(cell, float) and not _is_whole(cell):
@@ -270,7 +285,7 @@ def _is_whole(cell: Any) -> bool:
 
 
 def without_days(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column's cells as others read them: those of an Excel file as their text."""
+    """Return the cells of a column; Excel cells are replaced by their text."""
     cells = column.combine_chunks()
     return cells.field("text") if cells.type == EXCEL_CELL else cells
 
@@ -278,10 +293,12 @@ def without_days(column: pa.ChunkedArray) -> pa.Array:
 def _required_columns(
     path: Path, present: list[str], *, columns: Sequence[str] | None, may_lack: Container[str]
 ) -> list[str]:
-    """The columns to read: those asked for, each of which the file must have once, or may lack.
+    """Return the requested columns that the file has.
 
-    One that it may lack and has in another case, or without the blanks that somebody declared around it, is not
-    lacking: it would be read as missing in every record.
+    Each must occur exactly once unless the file may lack it.
+
+    A column that the file may lack is refused if the file has it in another case, or without declared surrounding
+    blanks: it would silently be read as missing in every record.
     """
     if columns is None:
         columns = present
@@ -296,7 +313,7 @@ def _required_columns(
                 f"{path} has {present.count(column)} columns '{sanitize(column)}', and exactly one is needed; it has: "
                 f"{sanitize(', '.join(present))}"
             )
-    if columns and len(lacking) == len(columns):
+    if columns and len(lacking) == len(columns):  # not a single requested column: probably another table
         _refuse_lacking(path, present, lacking)
     return [one for one in columns if one in present]
 
@@ -314,7 +331,7 @@ def _refuse_lacking(path: Path, present: list[str], lacking: Sequence[str]) -> N
 
 
 def _without_values(error: Exception) -> str:
-    """What Arrow says was wrong, without the cells that it quotes."""
+    """Return Arrow's error message without the cells that it quotes."""
     said = str(error)
     if "Empty CSV file" in said:
         return "it is empty; one without records has its header"

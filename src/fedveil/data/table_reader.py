@@ -1,6 +1,6 @@
-"""The columns of one table: cells as text, numbers or dates, encoded as a schema declares.
+"""Reader of the columns of one table: cells as text, numbers or dates, encoded by a schema.
 
-Records are counted from 1, without the header, in every error. No error repeats a value.
+Errors count records from 1, without the header, and repeat no value.
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ from fedveil.errors import DataError
 from fedveil.sanitize import sanitize
 
 EVENTS: Final = ("0", "1")
-"""Declared values of a survival event: censored, and ended with the event."""
+"""Declared values of a survival event: "0" for a censored record, "1" for the event."""
 
 _ISO: Final = "%Y-%m-%d"
 
 
 def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
-    """Cells as text without surrounding blanks, and which are missing: null, or a declared missing value."""
+    """Return the cells as text without surrounding blanks, and the mask of missing cells.
+
+    A cell is missing if it is null or equals a declared missing value.
+
+    Raises:
+        DataError: the column holds durations, or values that are neither numbers nor text.
+    """
     cells = without_days(column)
     if pa.types.is_dictionary(cells.type):
         cells = cells.dictionary_decode()
@@ -49,16 +55,16 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
 
 
 class TableReader:
-    """Turns columns of one file into arrays; every error names file, record and column.
+    """Converts the columns of one file to arrays; every error names file, record and column.
 
     Args:
-        path: what errors call it.
-        table: its columns.
-        missing_values: cells that hold nothing.
-        decimal: the mark in numbers that are text.
-        binned: whether a cell that its declaration does not allow is counted as invalid, and not refused: as a feature
-            it has a place of its own, as a target its record is left out.
-        spellings: by column, what else is written for a declared value.
+        path: name of the file in errors.
+        table: the columns of the file.
+        missing_values: texts of cells that count as missing.
+        decimal: decimal mark of numbers that are text.
+        binned: whether a cell that its declaration does not allow is counted as invalid instead of refused. An
+            invalid feature is encoded in a feature of its own; a record with an invalid target is left out.
+        spellings: alternative spellings by column, each mapped to its declared value.
     """
 
     def __init__(
@@ -86,7 +92,14 @@ class TableReader:
     def by_schema(
         cls, schema: Schema, path: Path, columns: Sequence[str], *, tolerant: bool, binned: bool = False
     ) -> TableReader:
-        """Open these columns of a file as a schema says that it is written.
+        """Open columns of a file in the format that the schema declares.
+
+        Args:
+            schema: declaration of the columns and of the format.
+            path: the file.
+            columns: columns to read.
+            tolerant: whether undecodable bytes are read as U+FFFD instead of refused (:func:`open_table`).
+            binned: whether invalid cells are counted instead of refused.
 
         Raises:
             DataError: as :func:`open_table`.
@@ -109,41 +122,52 @@ class TableReader:
 
     @property
     def n_records(self) -> int:
-        """Records of the file."""
+        """Number of records of the file."""
         return int(self._table.num_rows)
 
     def encode(self, column: str, feature: Feature) -> Float32[np.ndarray, "n width"]:
-        """Return a column's features by its declaration; where invalid cells have a place, it is the last."""
+        """Encode a column as (n, width) features by its declaration.
+
+        If the reader is binned, the last feature marks invalid cells.
+        """
         encoded = (
             self._one_hot(column, feature) if isinstance(feature, Category) else self._scaled(column, feature)
         )
         if not self._binned:
             return encoded
-        wrong = self.invalid(column)
+        wrong = self.invalid(column)  # filled by the encoding above
         encoded[wrong] = 0.0
         return np.column_stack((encoded, wrong)).astype(np.float32)
 
     def invalid(self, *columns: str) -> Bool[np.ndarray, "n"]:
-        """Return which records have an invalid cell in one of these columns, as far as they were read."""
+        """Return the (n,) mask of records with an invalid cell in one of these columns.
+
+        Only columns that were encoded or read as a target count: the mask is filled during reading.
+        """
         found = np.zeros(self.n_records, dtype=np.bool_)
         for column in columns:
             found |= self._invalid.get(column, False)
         return found
 
     def number(self, column: str) -> Float32[np.ndarray, "n"]:
-        """Return a column of numbers as it is."""
+        """Return a numeric column without scaling.
+
+        Raises:
+            DataError: a value is missing, no number, or too large for float32.
+        """
         values, missing = self._numbers(column)
         self._refuse(missing, column, "the value is missing; the model was trained without missing values")
         self._refuse(np.abs(values) > np.finfo(np.float32).max, column, "the value is too large for float32")
         return values.astype(np.float32)
 
     def identities(self, column: str) -> list[str]:
-        """Return the ids of a user or silo column as text; strings and integers are ids, nothing else.
+        """Return the ids of a user or silo column as text; only strings and integers are ids.
 
-        A whole number has no fraction of zeros (:func:`without_fraction`): ``7.0`` is 7, and ``07`` is another id.
+        A fraction of zeros is stripped (:func:`without_fraction`): ``7.0`` is 7, and ``07`` is another id.
 
         Raises:
-            DataError: a missing id, or a column (of an Excel file: a cell) of another type.
+            DataError: an id is missing or has undecodable bytes, or the column (in an Excel file: a cell) has another
+                type.
         """
         kind = self._table.schema.field(column).type
         if pa.types.is_dictionary(kind):
@@ -158,12 +182,12 @@ class TableReader:
         self._refuse(missing, column, "the id is missing; every record needs one")
         unknown = np.array(
             [REPLACED in (one or "") for one in ids], dtype=np.bool_
-        )  # two of them may be two people
+        )  # two different undecodable ids may look equal after the replacement
         self._refuse(unknown, column, "the id has bytes that are no text")
         return [str(one) for one in ids]
 
     def ids(self, column: str) -> list[str | None]:
-        """Return the cells of a user or silo column as ids, None where a cell holds none; no cell is refused."""
+        """Return the cells of a user or silo column as ids, None for a cell without an id; no cell is refused."""
         cells, missing = self.text(column)
         found = [
             None if gone else self._plain(one) for one, gone in zip(cells.to_pylist(), missing, strict=True)
@@ -172,7 +196,7 @@ class TableReader:
         return [None if one in nothing else one for one in found]
 
     def targets(self, schema: Schema) -> Targets:
-        """Return labels, numbers, or (event, time)."""
+        """Return the targets: (n,) int64 labels, (n,) float32 numbers, or (n, 2) float32 of (event, time)."""
         target = schema.target
         if isinstance(target, Label):
             return self._classes(target)
@@ -202,6 +226,7 @@ class TableReader:
                 missing, column, "the value is missing; declare `missing` in the schema if that may be"
             )
         lower, upper = feature.bounds
+        # x in [lower, upper] becomes 2 (x - lower) / (upper - lower) - 1 in [-1, 1].
         scaled = 2 * (np.clip(values, lower, upper) - lower) / (upper - lower) - 1
         scaled[missing] = feature.fill_value
         columns = (scaled, missing) if feature.missing == "indicator" else (scaled,)
@@ -236,6 +261,7 @@ class TableReader:
     def _required(self, column: str) -> Float64[np.ndarray, "n"]:
         values, missing = self._numbers(column)
         self._count(missing, column, "the target is missing")
+        # Replaced by 0 below: with bins no error is raised, and the value would overflow in float32.
         large = np.abs(values) > np.finfo(np.float32).max
         self._count(large, column, "the target is too large for float32")
         return np.where(large, 0.0, values)
@@ -243,10 +269,10 @@ class TableReader:
     def places(
         self, column: str, declared: Sequence[str]
     ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-        """Return the place of every cell in a declared list, -1 where it is not in it; and which cells are missing.
+        """Return the index of every cell in a declared list (-1 if unlisted), and the mask of missing cells.
 
-        A cell is matched by its text. A text that nobody declared is matched by its value, as a whole number or a
-        truth value (:class:`DeclaredValues`); this holds for missing values too.
+        A cell is matched by its text. An undeclared text is matched by its value, as a whole number or a truth value
+        (:class:`DeclaredValues`). Both rules apply to missing values as well.
         """
         cells, missing = self.text(column)
         meant = {one: place for place, one in enumerate(declared)}
@@ -256,7 +282,7 @@ class TableReader:
         )
         rest = pc.and_(pc.is_null(place), pa.array(~missing))
         if pc.any(rest).as_py():
-            other = pc.unique(cells.filter(rest))
+            other = pc.unique(cells.filter(rest))  # parse each distinct text once
             by_value, gone = self._by_value(other.to_pylist(), meant)
             at = pc.index_in(cells, other)
             place = pc.coalesce(place, by_value.take(at))
@@ -265,9 +291,9 @@ class TableReader:
         return np.where(missing, -1, found).astype(np.int64), missing
 
     def _by_value(self, cells: Sequence[str], declared: Mapping[str, int]) -> tuple[pa.Array, pa.Array]:
-        """Return the places of texts by their values, null where there is none; and which of them are missing values.
+        """Return the index of every text by its value (null if none), and whether it is a missing value.
 
-        A value that is both declared and missing is neither.
+        A value that is both declared and missing gets neither an index nor the mark of a missing value.
         """
         found = DeclaredValues(declared, self._decimal)
         missing = {whole_number(one, self._decimal) for one in self._missing_values.to_pylist()} - {None}
@@ -281,7 +307,7 @@ class TableReader:
         return without_fraction(cell, self._decimal)
 
     def _numbers(self, column: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-        """Values of a numeric column, 0 where missing; and which are missing."""
+        """Return the values of a numeric column, 0 if missing or infinite, and the mask of missing cells."""
         values, missing = self.cells(column)
         if not pa.types.is_floating(values.type):
             values = self._parsed(column, pc.if_else(pa.array(missing), None, values), missing)
@@ -292,13 +318,13 @@ class TableReader:
         return np.where(np.isfinite(numbers), numbers, 0.0), missing
 
     def _days(self, column: str, feature: Date) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-        """Days of a column of dates since 1970-01-01, 0 where missing; and which are missing."""
+        """Return the days since 1970-01-01 (0 if missing or no date), and the mask of missing cells."""
         days, missing = self.dates(column, feature.format)
         self._count(np.isnan(days) & ~missing, column, f"the value is no date as {feature.format}")
         return np.where(np.isnan(days), 0.0, days), missing
 
     def dates(self, column: str, written: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-        """Days since 1970-01-01 of every cell, NaN where it is missing or no date; and which are missing."""
+        """Return the days since 1970-01-01 (NaN if missing or no date), and the mask of missing cells."""
         cells = self._table.column(column).combine_chunks()
         if pa.types.is_date(cells.type) or pa.types.is_timestamp(cells.type):
             days = cells.cast(pa.date32(), safe=False).cast(pa.int32())
@@ -308,7 +334,7 @@ class TableReader:
             coded = text.dictionary_encode()
             plain = [
                 self._plain(one) for one in coded.dictionary.to_pylist()
-            ]  # 20200131.0 is written for 20200131
+            ]  # a program that reads the column as floats writes 20200131 as 20200131.0
             found = [day_of(one, written) for one in coded.dictionary.to_pylist()]
             found = [
                 day_of(one, written) if day is None else day for one, day in zip(plain, found, strict=True)
@@ -322,13 +348,13 @@ class TableReader:
         return pc.fill_null(days.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False), missing
 
     def _missing_days(self, written: str) -> pa.Array:
-        """Days that stand for none: declared missing values that are dates of this format, or else of ISO 8601."""
+        """Return the days of the declared missing values, read in this format or else in ISO 8601."""
         marks = self._missing_values.to_pylist()
         days = [day_of(one, written) for one in marks], [day_of(one, _ISO) for one in marks]
         return pc.drop_null(pc.coalesce(*(pa.array(one, pa.int32()) for one in days)))
 
     def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
-        """Text cells as numbers; refuse the first that is none."""
+        """Convert text cells to numbers; refuse or count a cell that is neither missing nor a number."""
         values = self.parse_numbers(cells)
         self._count(
             np.asarray(values.is_null()) & ~missing,
@@ -338,8 +364,11 @@ class TableReader:
         return values
 
     def parse_numbers(self, cells: pa.Array) -> pa.Array:
-        """Text cells as float64, null where they are no number; one by one only where Arrow refuses the column."""
-        if self._decimal != ".":
+        """Convert text cells to float64, null for a cell that is no number.
+
+        Cells are converted one by one only if Arrow cannot convert the whole column.
+        """
+        if self._decimal != ".":  # "." becomes "?", so that 1.000 is no number rather than 1
             cells = pc.replace_substring(pc.replace_substring(cells, ".", "?"), self._decimal, ".")
         try:
             return pc.cast(cells, pa.float64())
@@ -347,11 +376,13 @@ class TableReader:
             return pa.array([number_of(cell) for cell in cells.to_pylist()], pa.float64())
 
     def cells(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
-        """Cells as they are, float64 of a numeric column and else text; and which are missing."""
+        """Return the cells, as float64 for a numeric column and else as text, and the mask of missing cells."""
         kind = self._table.schema.field(column).type
         if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
             values = self._table.column(column).combine_chunks()
-            if pa.types.is_decimal(kind):  # by its text, as in a CSV table: a cast rounds twice
+            if pa.types.is_decimal(
+                kind
+            ):  # through its text, as in a CSV table: a direct cast to float rounds twice
                 values = values.cast(pa.string())
             values = values.cast(pa.float64(), safe=False)
             missing = np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
@@ -359,28 +390,29 @@ class TableReader:
         return self.text(column)
 
     def standing_for_none(self, values: pa.Array, kind: pa.DataType | None = None) -> Bool[np.ndarray, "n"]:
-        """Which numbers are declared missing values, as a column of this type holds these."""
+        """Return the mask of numbers that equal a declared missing value, rounded to the column's float type."""
         marks = self._missing_numbers
         if kind is not None and pa.types.is_floating(kind):
+            # A float32 column holds a declared -99.9 as its nearest float32, not as the float64 of the same text.
             marks = marks.cast(kind, safe=False).cast(pa.float64())
         return np.asarray(pc.is_in(values, marks), dtype=np.bool_)
 
     def text(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
-        """Cells as text; and which are missing."""
+        """Return the cells as text, and the mask of missing cells."""
         try:
             return text_cells(self._table.column(column), self._missing_values)
         except DataError as error:
             raise DataError(f"{self._path}, column '{sanitize(column)}': {error}") from error
 
     def _count(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
-        """Count wrong cells as invalid where they have a place; else raise the error of the first."""
+        """Mark wrong cells as invalid if the reader is binned; else raise a DataError for the first one."""
         if self._binned:
             self._invalid[column] = self.invalid(column) | wrong
         else:
             self._refuse(wrong, column, problem)
 
     def _refuse(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
-        """Raise the error of the first wrong cell, if any."""
+        """Raise a DataError for the first wrong cell, if any."""
         if wrong.any():
             record = int(np.argmax(wrong)) + 1
             raise DataError(

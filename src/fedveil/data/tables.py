@@ -1,7 +1,7 @@
-"""A user's own tables, CSV, Parquet or Excel, read by a public schema into a population.
+"""Population from CSV, Parquet or Excel tables, read by a public schema.
 
-Either each silo has its own file, named after it, or one or more files have a silo column. Records are
-counted from 1, without the header, in every error. No error repeats a value.
+Either each silo has its own file, whose stem is the silo's name, or the files have a silo column. Errors count
+records from 1, without the header, and repeat no value.
 """
 
 from collections.abc import Sequence
@@ -37,11 +37,16 @@ TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "su
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """What one file holds, before users and silos of all files are numbered together; it may be no record at all.
+    """Records of one file (n may be 0), before the users and silos of all files are numbered together.
 
     Attributes:
-        rows: which of the file's records these are: all, but those whose target is invalid, where that is no error.
-        records: how many the file has.
+        features: (n, d) encoded features.
+        targets: labels, numbers or (event, time).
+        silo: (n,) silo ids as text.
+        user: (n,) user ids as text.
+        rows: (n,) rows of these records in the file. Records with an invalid target are left out if the schema bins
+            invalid cells.
+        records: number of records in the file, including those left out.
     """
 
     features: Float32[np.ndarray, "n d"]
@@ -60,19 +65,18 @@ def tables(
     test_share: float = TEST_SHARE,
     seed: int = 0,
 ) -> Population:
-    """Read tables by a public schema, CSV, Parquet or Excel: see :func:`read_tables`.
+    """Read CSV, Parquet or Excel tables by a public schema into a population; see :func:`read_tables`.
 
     Args:
         schema: the schema's TOML file (``fedveil schema`` drafts one).
         files: one file for each silo, named after it, or any files with a silo column.
         test: a PUBLIC table to test on; None holds out some of the records instead.
-        test_share: the probability with which each record is held out; another than the usual one is refused beside
-            ``test``.
-        seed: for the hold-out.
+        test_share: probability with which each record is held out. With ``test``, only the default is accepted.
+        seed: seed of the hold-out.
 
     Raises:
-        ConfigError: one file where a list of them is needed.
-        DataError: a table that does not fit the schema; names file, record and column.
+        ConfigError: ``files`` is one path instead of a list of paths.
+        DataError: a table does not fit the schema; the error names file, record and column.
     """
     if isinstance(files, str | Path):
         raise ConfigError(f"tables: files is a list, [{str(files)!r}], one a silo or with a silo column")
@@ -103,28 +107,30 @@ def read_tables(
     """Read tables into a population.
 
     Args:
-        schema: what the columns are.
-        files: CSV, Parquet or Excel files; without a silo column each is a silo, named by the file's stem.
-        test: a table for testing; its user and silo columns are not read. None holds records out of the
+        schema: declaration of the columns.
+        files: CSV, Parquet or Excel files. Without a silo column, each file is a silo, named by the file's stem.
+        test: a PUBLIC table for testing; its user and silo columns are not read. None holds out records of the
             training tables.
-        test_share: probability with which each record is held out where there is no test table, between 0 and 1.
-        seed: of the hold-out.
+        test_share: probability in (0, 1) with which each record is held out if ``test`` is None. With ``test``, only
+            the default is accepted.
+        seed: seed of the hold-out.
 
     Returns:
-        The population. Users are numbered by the sorted union of their ids over all files, silos by name in
-        the order of the schema's ``silos``, else sorted. A silo is one that is declared, or has a file, or, where
-        there is a silo column and nothing is declared, has a record; it may hold none.
+        The population. Users are numbered by the sorted union of their ids over all files. Silos are numbered in the
+        order of the schema's ``silos``, else sorted by name. If the schema lists no silos, the silos are the files,
+        or the names that occur in the silo column. A silo may hold no record.
 
     Raises:
-        ConfigError: no file, two files of one name, a share outside (0, 1), or beside a test table.
-        DataError: a file that cannot be read or lacks a column (named, with those it has); a value that does not fit
-            the schema, by file, record and column; more users than ``n_users``; a test table without a record, or that
-            is one of the files.
+        ConfigError: no file; a table that is named twice, or two files of one stem without a silo column; a share
+            outside (0, 1), or another than the default with ``test``.
+        DataError: a file cannot be read or lacks a column (the error lists the columns that it has); a value does not
+            fit the schema (the error names file, record and column); more users have records than ``n_users``; the
+            test table has no record, is one of the files, or shares more records with them than chance explains.
 
     Guarantees:
-        Nothing about the private records enters another user's: scaling and categories are the schema's, and whether
-        a record is held out, and what its user's batches are seeded by, depends on that user's id and records alone.
-        Taking a user's records away is never refused, down to tables that are a header alone.
+        The private records of one user do not affect another user's records: scaling and categories come from the
+        schema. Whether a record is held out, and the seed of its user's batches, depend only on that user's id and
+        records. The removal of a user's records is never refused, even if the tables are then a header alone.
     """
     files = [as_path(one, "read_tables: files") for one in files]
     test = None if test is None else as_path(test, "read_tables: test")
@@ -148,12 +154,13 @@ def read_tables(
     ]
     if test is not None:
         kept, tested, test_rows = np.ones(len(features), dtype=np.bool_), read_test(schema, test), None
-        check_public(files, test)
+        check_public(files, test)  # first, because its error names the file that was given twice
         refuse_training_records(features, user, tested[0], lambda row: f"{test} (data.table.test_file) has")
         declared = f"The test table is the declared file {test.name}; no guarantee covers its records."
         notes += [declared, OF_PUBLIC_TESTS]
     else:
         marked = held_out(user, silo, key, test_share, seed)
+        # `test_rows` counts all records of all files, also those that were left out for an invalid target.
         starts = np.cumsum([0, *(part.records for part in parts)])
         rows = np.concatenate([start + part.rows for start, part in zip(starts, parts, strict=False)])
         kept, tested, test_rows = ~marked, (features[marked], targets[marked]), rows[marked]
@@ -188,18 +195,19 @@ def read_tables(
 def read_own(
     schema: Schema, path: Path, *, silo: int, name: str, users: Sequence[str] | None
 ) -> tuple[Records, Int64[np.ndarray, "n"]]:
-    """Read the table of one silo of a federation, where nobody sees the tables of all; return also the records' rows.
+    """Read the table of one silo of a federation; return its records and their rows in the file.
 
     Args:
-        schema: what the columns are.
-        path: the silo's own file.
-        silo: the silo's number.
-        name: the silo's name; where the schema has a silo column, every record must carry it.
-        users: all users' ids, in the order of their numbers, as the silos agreed on it among themselves. None: the
-            ids are the numbers, from 0.
+        schema: declaration of the columns.
+        path: the silo's file.
+        silo: number of the silo.
+        name: name of the silo. If the schema has a silo column, every record must carry this name.
+        users: ids of all users in the order of their numbers, as agreed among the silos. None: the ids are the
+            numbers, from 0.
 
     Raises:
-        DataError: as :func:`read_tables`; a user without a number, or a record of another silo, named by record.
+        DataError: as :func:`read_tables`; a user has no number, or a record belongs to another silo. The error names
+            the record.
     """
     part = _read_part(schema, path)
     if schema.silo is not None:
@@ -223,28 +231,41 @@ def held_out(
     share: float,
     seed: int,
 ) -> Bool[np.ndarray, "n"]:
-    """Mark the records of tables that are held out for testing, as :func:`holdout_by_user` does in every silo.
+    """Mark the records that are held out for testing, within every (user, silo) pair.
 
-    A record's place is that among its user's records in its silo, so that the silo finds it in its own table.
+    The rule is :func:`holdout_by_user`.
+
+    The choice depends on a record's place among its user's records in its silo. So a silo of a federation computes
+    the same choice from its own table as a program that reads all tables.
 
     Args:
-        user: (n,) whose record it is.
-        silo: (n,) who holds it.
-        key: (n,) a word that names the user.
-        share: probability of each record.
-        seed: of the experiment.
+        user: (n,) user number of each record.
+        silo: (n,) silo number of each record.
+        key: (n,) seed key of each record's user.
+        share: probability with which each record is held out.
+        seed: seed of the experiment.
+
+    Returns:
+        (n,) True for a record that is held out.
     """
-    owner = (user.astype(np.int64) << 32) | silo
+    owner = (user.astype(np.int64) << 32) | silo  # both are non-negative int32, so the pair is unique
     return holdout_by_user(owner, key, share, ExperimentRandomness(seed).integer("tables", "test"))
 
 
 def check_own(
     schema: Schema, path: Path, rows: Int64[np.ndarray, "n"], silos: Sequence[str], name: str
 ) -> None:
-    """Return if all records of a file are of one silo.
+    """Check that all records of a file belong to the silo ``name``.
+
+    Args:
+        schema: schema with a silo column.
+        path: file that errors name.
+        rows: (n,) rows of the records in the file.
+        silos: (n,) silo id of each record.
+        name: expected silo.
 
     Raises:
-        DataError: names the first record that is not.
+        DataError: a record belongs to another silo; the error names the first one.
     """
     assert schema.silo is not None
     own = without_fraction(name, schema.format.decimal)
@@ -258,17 +279,18 @@ def own_numbers(
     ids: Sequence[str],
     users: Sequence[str] | None,
 ) -> Int32[np.ndarray, "n"]:
-    """Return the numbers of the users of a silo's records.
+    """Return the (n,) user numbers of the records of one silo.
 
     Args:
-        schema: how many there are.
-        path: the silo's own file.
-        rows: (n,) which of the file's records these are.
-        ids: of their users.
-        users: all users' ids, in the order of their numbers; None: the ids are the numbers, from 0.
+        schema: schema that declares |U|.
+        path: the silo's file, which errors name.
+        rows: (n,) rows of the records in the file.
+        ids: (n,) user ids of the records.
+        users: ids of all users in the order of their numbers. None: the ids are the numbers, from 0.
 
     Raises:
-        DataError: a list that is none of n_users, or a user without a number, named by record.
+        DataError: ``users`` repeats an id or has more than |U| entries, or a user has no number. The error names the
+            record.
     """
     known = range(schema.n_users) if users is None else users
     number = {without_fraction(str(who), schema.format.decimal): place for place, who in enumerate(known)}
@@ -288,7 +310,7 @@ def own_numbers(
 
 
 def read_test(schema: Schema, path: Path) -> tuple[Float32[np.ndarray, "n d"], Targets]:
-    """Read features and targets of a public test table; its user and silo columns are not read.
+    """Read features and targets of a public test table, without its user and silo columns.
 
     Raises:
         DataError: as :func:`read_tables`.
@@ -298,7 +320,7 @@ def read_test(schema: Schema, path: Path) -> tuple[Float32[np.ndarray, "n d"], T
 
 
 def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "n width"]:
-    """Read the features of a table alone, encoded as for training; no other column is read.
+    """Read the feature columns of a table, encoded as for training.
 
     Raises:
         DataError: as :func:`read_tables`.
@@ -311,10 +333,10 @@ def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "
 
 
 def read_number_columns(path: Path, columns: Sequence[str] | None) -> Float32[np.ndarray, "n width"]:
-    """Read columns of numbers as they are, in this order (None: all, in theirs).
+    """Read numeric columns without scaling, in the order of ``columns`` (None: all columns of the file).
 
     Raises:
-        DataError: as :func:`read_tables`; a number that is missing.
+        DataError: as :func:`read_tables`; a number is missing.
     """
     table = open_table(path, columns)
     reader = TableReader(path, table, MISSING_VALUES)
@@ -322,7 +344,7 @@ def read_number_columns(path: Path, columns: Sequence[str] | None) -> Float32[np
 
 
 def _refuse_first(path: Path, column: str, wrong: Int64[np.ndarray, "k"], problem: str) -> None:
-    """Raise the error of the first wrong record of a file, if any."""
+    """Raise a DataError that names the first wrong record of a file, if any."""
     if len(wrong):
         raise DataError(
             f"{path}, record {int(wrong[0]) + 1} (the header not counted), column '{column}': {problem}"
@@ -330,10 +352,10 @@ def _refuse_first(path: Path, column: str, wrong: Int64[np.ndarray, "k"], proble
 
 
 def check_files(schema: Schema, files: Sequence[Path]) -> None:
-    """Refuse no files at all, one that is named twice, and two that would be one silo.
+    """Refuse an empty list of files, a file that is named twice, and two files that would be one silo.
 
     Raises:
-        ConfigError: says what would be right.
+        ConfigError: the list of files violates one of these rules.
     """
     if not files:
         raise ConfigError("no table is named; give one file per silo, or one with a silo column")
@@ -343,20 +365,21 @@ def check_files(schema: Schema, files: Sequence[Path]) -> None:
         raise ConfigError(
             f"two files would both be silo '{twice[0]}'; without a silo column each file names a silo"
         )
-    real = [path.resolve() for path in files]
+    real = [path.resolve() for path in files]  # a symbolic link is the same table under another name
     again = [path for path, at in zip(files, real, strict=True) if real.count(at) > 1]
     if again:
         raise ConfigError(f"{again[0]}: the table is named twice, so that its records would count twice")
 
 
 def check_public(files: Sequence[Path], test: Path) -> None:
-    """Refuse a public test table that is one of the training tables, by another name or as a copy too.
+    """Refuse a public test table that is one of the training tables, or a byte-identical copy of one.
 
     Raises:
-        DataError: names both, and says what would be right.
+        DataError: the test table is a training table; the error names both.
     """
     for path in files:
         with reading(path, DataError):
+            # Compare the sizes first: the digest reads both files.
             same = path.samefile(test) or (
                 path.stat().st_size == test.stat().st_size and _digest(path) == _digest(test)
             )
@@ -374,7 +397,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
-    """Read one file; ``tested`` leaves user and silo out."""
+    """Read one file. If ``tested``, the user and silo columns are not read."""
     columns = (*schema.target_columns, *schema.features) if tested else schema.columns
     reader = TableReader.by_schema(
         schema, path, columns, tolerant=schema.bins_invalid, binned=schema.bins_invalid
@@ -388,6 +411,7 @@ def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
         user = reader.identities(schema.user)
         silo = reader.identities(schema.silo) if schema.silo is not None else [path.stem] * reader.n_records
     targets = reader.targets(schema)
+    # After `targets`, which marks the invalid cells. Without bins no cell is invalid here: it has raised an error.
     rows = np.flatnonzero(~reader.invalid(*schema.target_columns))
     return _Part(
         features=np.concatenate(features, axis=1)[rows],
@@ -402,10 +426,20 @@ def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
 def silo_numbers(
     schema: Schema, files: Sequence[Path], names: list[str]
 ) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
-    """Silo names and the silo number of every record; a file that is a silo's is one without a record too."""
+    """Return the names of all silos, and the silo number of every record.
+
+    Args:
+        schema: schema that may list the silos.
+        files: the tables; without a silo column, each file is a silo even if it has no record.
+        names: (n,) silo id of every record.
+
+    Raises:
+        DataError: the schema lists a silo twice, or does not list a silo that occurs.
+    """
     known = sorted({path.stem for path in files} if schema.silo is None else set(names))
     silos = tuple(known) if schema.silos is None else schema.silos
     decimal = schema.format.decimal
+    # Ids in the silo column are read without a fraction of zeros, so declared names lose it as well.
     plain = silos if schema.silo is None else [without_fraction(silo, decimal) for silo in silos]
     number = {silo: place for place, silo in enumerate(plain)}
     if len(number) < len(silos):

@@ -1,6 +1,7 @@
-"""Features that may be the outcome itself, or known only after it: by their names, and by how well each tells it alone.
+"""Detection of target leakage: features that contain the outcome, or are known only after it.
 
-A model that reads them looks excellent on records of the past and knows nothing when it is needed.
+A feature is suspected by its name, or if it predicts the target on its own. A model that uses such a feature is
+excellent on past records and useless for new ones, whose outcome is not yet known.
 """
 
 import re
@@ -14,16 +15,16 @@ from fedveil.errors import DataError
 from fedveil.sanitize import sanitize
 
 SUSPICIOUS: Final = 0.98
-"""Area under the ROC curve of one feature alone from which on it is suspected of being the outcome."""
+"""Smallest area under the ROC curve of a single feature that is suspected of being the outcome."""
 
 FEWEST: Final = 10
-"""Records of each class, or with one value, without which a feature is not suspected: few are told apart by chance."""
+"""Smallest number of records of each class, or with one value, for a suspicion: fewer are separated by chance."""
 
 SAME_LINE: Final = 0.9999
-"""Correlation from which on a feature is the number that is predicted, in another unit perhaps."""
+"""Correlation with the target above which a feature counts as the target itself, perhaps in another unit."""
 
 BY_CHANCE: Final = 1e-6
-"""Chance of a category's value to be found with one class alone, below which that is no chance."""
+"""Probability below which it is no coincidence that a category occurs with one class only."""
 
 _WORDS: Final = frozenset(
     {
@@ -105,7 +106,7 @@ _EVENT_WORDS: Final = frozenset({*_OF_EVENTS, "e", "events", "deaths", "observed
 
 
 def has_outcome_name(column: str) -> bool:
-    """Return whether a column's name sounds like an outcome or a time until it.
+    """Return whether a column's name suggests an outcome, or a time until an outcome.
 
     >>> [has_outcome_name(name) for name in ("died", "DAYS", "followup_months", "age_days", "gender")]
     [True, True, True, False, False]
@@ -115,7 +116,7 @@ def has_outcome_name(column: str) -> bool:
 
 
 def named_like_an_event(column: str) -> int | None:
-    """Return how usual a column's name is for a survival event, 0 for the most usual; None if it is not.
+    """Return the rank of a column's name among usual names of survival events (0: most usual), or None.
 
     >>> [named_like_an_event(name) for name in ("event", "cens", "OS_STATUS", "E", "alive")]
     [0, 1, 5, 16, None]
@@ -124,7 +125,7 @@ def named_like_an_event(column: str) -> int | None:
 
 
 def named_like_a_duration(column: str) -> int | None:
-    """Return how usual a column's name is for the time until an event, 0 for the most usual; None if it is not.
+    """Return the rank of a column's name among usual names of survival times (0: most usual), or None.
 
     >>> [named_like_a_duration(name) for name in ("time", "survival_months", "T", "age_years", "T_cells")]
     [0, 3, 15, None, None]
@@ -141,16 +142,17 @@ def _rank(column: str, usual: tuple[str, ...], letter: str) -> int | None:
 
 
 def refuse_time_before_event(names: Sequence[str], where: str) -> None:
-    """Return unless the names of two columns of a survival target say that the time stands before the event.
+    """Refuse a survival target whose column names say that the time stands before the event.
 
-    The order is (event, time). Times that are all 0 or 1 could be events, so the values do not show a wrong order.
+    The required order is (event, time). The values do not show a wrong order: times that are all 0 or 1 could be
+    events.
 
     Args:
-        names: of the two columns, which are public.
-        where: what to call the target.
+        names: names of the two columns, which are public.
+        where: name of the target in errors.
 
     Raises:
-        DataError: the first is named like a time, or the second like an event, and not both alike.
+        DataError: only the first column is named like a time, or only the second is named like an event.
 
     >>> refuse_time_before_event(("died", "days_to_death"), "targets")
     """
@@ -167,11 +169,13 @@ def refuse_time_before_event(names: Sequence[str], where: str) -> None:
 
 
 def single_feature_auc(values: Float64[np.ndarray, "n"], positive: Int64[np.ndarray, "n"]) -> float:
-    """Return how well a number orders two classes, whichever way: max(AUC, 1 - AUC); NaN for a class of fewer than 10.
+    """Return max(AUC, 1 - AUC) of one feature for two classes; NaN if a class has fewer than 10 records.
+
+    The larger of the two counts, because a feature may separate the classes in either direction.
 
     Args:
-        values: of one feature; NaN where it is missing, which is left out.
-        positive: 1 for one class and 0 for the other.
+        values: (n,) values of the feature; NaN if missing, which is left out.
+        positive: (n,) 1 for one class and 0 for the other.
 
     >>> single_feature_auc(np.arange(20.0), np.repeat([1, 0], 10))
     1.0
@@ -182,6 +186,8 @@ def single_feature_auc(values: Float64[np.ndarray, "n"], positive: Int64[np.ndar
     n_negative = len(positive) - n_positive
     if min(n_positive, n_negative) < FEWEST:
         return float("nan")
+    # AUC = (R - p (p + 1) / 2) / (p q): the Mann-Whitney statistic, with R the rank sum of the p positive records
+    # among p + q; tied values share their mean rank.
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     rank = np.cumsum(count) - (count - 1) / 2
     area = (rank[place][positive == 1].sum() - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative)
@@ -191,13 +197,13 @@ def single_feature_auc(values: Float64[np.ndarray, "n"], positive: Int64[np.ndar
 def leakage_reason(
     values: Float64[np.ndarray, "n"], positive: Int64[np.ndarray, "n"], *, category: bool
 ) -> str:
-    """Return in which way a feature gives the class away, as a sentence's end; empty where it does not.
+    """Return the reason why a feature reveals the class, as the end of a sentence; empty if it does not.
 
     Args:
-        values: of the feature, NaN where it is missing: a number, or the place of a category.
-        positive: 1 for one class and 0 for the other.
-        category: whether the values are places. One in more than a tenth of the records is an id, not a category,
-            and tells nothing.
+        values: (n,) numbers, or indices of categories; NaN if missing.
+        positive: (n,) 1 for one class and 0 for the other.
+        category: whether the values are indices of categories. A column with more categories than a tenth of its
+            records is an id rather than a category, and is not suspected.
 
     >>> died, sick = np.repeat([1.0, 0.0, 0.0], [20, 5, 75]), np.repeat([1, 1, 0], [20, 5, 75])
     >>> leakage_reason(died, sick, category=True)
@@ -209,11 +215,13 @@ def leakage_reason(
         count, share = np.bincount(place), float(positive.mean()) if len(place) else 0.0
         if np.count_nonzero(count) > len(place) / 10:
             return ""
+        # Under independence, all `count` records of a category are positive with probability share^count, and all are
+        # negative with probability (1 - share)^count.
         high = np.bincount(place, weights=positive)
         chance = np.where(high == count, share**count, np.where(high == 0, (1 - share) ** count, 1.0))
         values = (high / np.maximum(count, 1))[
             place
-        ]  # a category is as high as its share of positive records
+        ]  # order categories by their share of positive records, so that the AUC applies
     if single_feature_auc(values, positive) >= SUSPICIOUS:
         return "it alone tells what is predicted almost always"
     decided = category and bool(np.any((count >= FEWEST) & (chance < BY_CHANCE)))
@@ -221,7 +229,7 @@ def leakage_reason(
 
 
 def is_linear_copy(values: Float64[np.ndarray, "n"], target: Float64[np.ndarray, "n"]) -> bool:
-    """Return whether a feature and a number that is predicted lie on one line, in 10 records or more.
+    """Return whether a feature is a linear function of a numeric target, on 10 records or more.
 
     >>> is_linear_copy(np.arange(10.0), 3 - 2 * np.arange(10.0)), is_linear_copy(np.arange(10.0), np.arange(10.0) ** 2)
     (True, False)
@@ -230,13 +238,15 @@ def is_linear_copy(values: Float64[np.ndarray, "n"], target: Float64[np.ndarray,
     first, second = values[there], target[there]
     if len(first) < FEWEST or np.ptp(first) == 0 or np.ptp(second) == 0:
         return False
+    # |correlation| = 1 if and only if the points lie on one line that is not parallel to an axis.
     return bool(abs(np.corrcoef(first, second)[0, 1]) > SAME_LINE)
 
 
 def determines_class(values: Float64[np.ndarray, "n"], classes: Int64[np.ndarray, "n"]) -> bool:
-    """Return whether each value of a feature is found with one class alone, and each class with 10 records or more.
+    """Return whether each value of a feature occurs with one class, and each class in 10 or more records.
 
-    A feature whose values are more than a tenth of the records tells nothing so: they are hardly found twice.
+    A feature with more distinct values than a tenth of the records is not suspected: its values hardly repeat, so
+    each occurs with one class by chance.
 
     >>> classes = np.arange(60) % 3
     >>> determines_class(7.0 - classes, classes), determines_class(np.arange(60) % 4.0, classes)

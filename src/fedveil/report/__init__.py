@@ -1,1 +1,1 @@
-"""Reports: pages made from run folders alone, each complete in one file, for reading offline."""
+"""Reports: self-contained HTML pages for offline reading, made from run folders only."""

@@ -1,7 +1,7 @@
 """Comparison of runs: means and deviations over seeds, privacy-utility curves, one page and one table.
 
-Runs are repetitions of one experiment when their experiment.toml agree in everything but seeds and the name's
-seed suffix; their mean is then a mean over seeds and over nothing else.
+Runs are repetitions of one experiment if their experiment.toml files agree in everything except seeds and the seed
+suffix of the name. Their mean is therefore a mean over seeds only.
 """
 
 import math
@@ -37,14 +37,20 @@ _OF_ONE_RUN: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Runs side by side: a row a variant, and warnings where they promise unlike things."""
+    """Comparison of variants.
+
+    Attributes:
+        rows: one row per variant.
+        warnings: reasons why the guarantees of the variants are not comparable, or absent.
+        variants: the variants with their runs.
+    """
 
     rows: tuple[ComparisonRow, ...]
     warnings: tuple[str, ...]
     variants: tuple[Variant, ...]
 
     def to_json(self) -> JsonObject:
-        """The table for machines; an infinite epsilon and a missing deviation are null."""
+        """Return the table as JSON values; an infinite epsilon and a missing deviation are null."""
         return {
             "schema_version": SCHEMA_VERSION,
             "warnings": list(self.warnings),
@@ -60,7 +66,7 @@ class Comparison:
         return write_document(path, self.page())
 
     def page(self) -> str:
-        """The comparison as one HTML text."""
+        """Return the comparison as one HTML text."""
         runs = sum(row.seeds for row in self.rows)
         return document(
             title=f"{len(self.rows)} variants, {runs} runs",
@@ -128,7 +134,7 @@ class Comparison:
         )
 
     def _baselines(self) -> list[tuple[str, Mapping[str, float]]]:
-        """What the best constant answer reaches: one line for all variants, or one for each that has another."""
+        """Return the metrics of the best constant answer: one line, or one per group of variants that differ."""
         found: dict[tuple[tuple[str, float], ...], list[str]] = {}
         for variant in self.variants:
             constant = variant.runs[0].baseline
@@ -154,6 +160,7 @@ class Comparison:
             private: list[Curve] = []
             unprotected: list[Curve] = []
             for variant, row in zip(self.variants, self.rows, strict=True):
+                # A variant without a guarantee has no position on an axis of epsilon: only its last mean is drawn.
                 guaranteed = math.isfinite(row.epsilon)
                 if curve := variant.curve(metric, over="epsilon" if guaranteed else "rounds"):
                     (private if guaranteed else unprotected).append(curve)
@@ -172,7 +179,7 @@ class Comparison:
 
 
 def compare(run_folders: Sequence[Path]) -> Comparison:
-    """Group runs into variants and put them side by side, in the order given.
+    """Group runs into variants, in the order of the folders.
 
     Raises:
         RunFolderError: no folder is given; one is missing, damaged, of another version, or has no round yet;
@@ -196,12 +203,13 @@ def compare(run_folders: Sequence[Path]) -> Comparison:
 
 
 def _variants(runs: Sequence[RunData]) -> tuple[Variant, ...]:
-    """Group runs by experiment; variants of one name are told apart by the settings in which they differ."""
+    """Group runs by experiment; the labels of variants of one name contain the settings that differ."""
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[RunData]] = {}
     for run in runs:
         settings = tuple(sorted(settings_of(run.experiment).items()))
         groups.setdefault((run.variant, settings), []).append(run)
     variants: list[Variant] = []
+    # A label has the name, and the settings in which the variant differs from others of this name.
     for (name, settings), members in groups.items():
         rivals = [dict(other) for rival, other in groups if rival == name]
         differing = [
@@ -215,7 +223,8 @@ def _variants(runs: Sequence[RunData]) -> tuple[Variant, ...]:
 
 
 def _warnings(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
-    """What makes epsilons of different variants unlike: they must not be read against each other unsaid."""
+    """Return the reasons why the epsilons of the variants are not comparable, or protect no unit."""
+    # An epsilon holds for one unit, one neighbouring relation and one delta: with others it is another quantity.
     private = [row for row in rows if math.isfinite(row.epsilon)]
     unlike = [
         name
@@ -242,7 +251,7 @@ def _warnings(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
 
 
 def _finite(value: float) -> float | None:
-    """What JSON can hold."""
+    """Return a finite value, None for any other: JSON has no infinity and no NaN."""
     return value if math.isfinite(value) else None
 
 

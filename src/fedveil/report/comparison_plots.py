@@ -1,4 +1,4 @@
-"""The plots that lay runs beside one another: variants, planned budgets, and the values of a swept key."""
+"""Plots that compare runs: variants, planned budgets, and the values of a swept key."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -21,7 +21,7 @@ from fedveil.report.drawing import (
 
 
 def compared_by_round(curves: Sequence[Curve], metric: str) -> Plot:
-    """A test metric over rounds, one curve a variant, with a band of one standard deviation over seeds."""
+    """Plot a test metric over rounds: one curve per variant, with a band of one standard deviation."""
     figure = empty_figure(x="round", y=f"test {words(metric)}")
     for curve in curves:
         band(figure, curve)
@@ -37,10 +37,16 @@ def compared_by_round(curves: Sequence[Curve], metric: str) -> Plot:
 def compared_by_epsilon(
     private: Sequence[Curve], unprotected: Sequence[Curve], metric: str, *, measured_by: str
 ) -> Plot:
-    """Privacy-utility curves: a test metric against epsilon, for at least one private variant.
+    """Plot privacy-utility curves: a test metric against epsilon, for at least one private variant.
 
-    A variant without a guarantee lies at infinite epsilon: a dashed line at its last mean. `measured_by` says whose
-    epsilon is on the axis, which starts out logarithmic where one variant ends at 20 times the epsilon of another.
+    A variant without a guarantee has infinite epsilon, and is drawn as a dashed line at its last mean. The axis is
+    initially logarithmic if one variant ends at more than 20 times the epsilon of another.
+
+    Args:
+        private: curves of the variants with a guarantee.
+        unprotected: curves of the variants without a guarantee.
+        metric: the test metric.
+        measured_by: unit of privacy of epsilon, for the axis.
     """
     figure = _against_cost(private, x=f"ε spent ({measured_by})", y=f"test {words(metric)}")
     spent = [x for curve in private for x in curve.x]
@@ -59,7 +65,10 @@ def compared_by_epsilon(
 
 
 def _against_cost(curves: Sequence[Curve], *, x: str, y: str) -> go.Figure:
-    """Curves over a cost, whose axis starts out logarithmic where one ends at 20 times the cost of another."""
+    """Return a figure of curves over a cost.
+
+    The axis is initially logarithmic if one curve ends at more than 20 times the cost of another.
+    """
     figure = empty_figure(x=x, y=y)
     figure.update_layout(hovermode="closest")
     for curve in curves:
@@ -71,7 +80,7 @@ def _against_cost(curves: Sequence[Curve], *, x: str, y: str) -> go.Figure:
 
 
 def compared_by_communication(curves: Sequence[Curve], metric: str) -> Plot:
-    """Rate-accuracy curves: a test metric against the bytes that were sent to the server until then."""
+    """Plot rate-accuracy curves: a test metric against the MiB sent to the server so far."""
     figure = _against_cost(curves, x="MiB sent to the server, all messages so far", y=f"test {words(metric)}")
     return Plot(
         figure=figure,
@@ -83,7 +92,7 @@ def compared_by_communication(curves: Sequence[Curve], metric: str) -> Plot:
 
 
 def plan_curves(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", "log"]) -> Plot:
-    """Epsilon against one planned quantity, one curve for every setting of the others."""
+    """Plot epsilon against one planned quantity: one curve for every setting of the other quantities."""
     figure = empty_figure(x=axis, y="ε")
     figure.update_layout(hovermode="closest")
     figure.update_xaxes(type=scale, dtick="D2" if scale == "log" else None)
@@ -102,13 +111,13 @@ def plan_curves(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", 
 def against_key(
     lines: Mapping[str, Sequence[tuple[str, float]]], values: Sequence[str], key: str, y: str
 ) -> Plot:
-    """One measure against a swept key: its mean at every value, one line for each combination of the other settings.
+    """Plot one measure against a swept key: one line for each combination of the other settings.
 
     Args:
         lines: the points (value of the key, mean) of each line, by label; a line without points keeps its colour.
         values: all values of the key, in their order on the axis.
         key: the swept key.
-        y: what is measured.
+        y: name of the measure.
     """
     figure = empty_figure(x=key, y=y)
     drawn = [(index, label, points) for index, (label, points) in enumerate(lines.items()) if points]
@@ -131,7 +140,13 @@ def against_key(
 
 
 def pareto(points: Sequence[tuple[float, float, str, bool]], *, x: str, y: str) -> Plot:
-    """Every run by cost and result (cost, result, label, whether no other beats it), with the front joined."""
+    """Plot every run by cost and result, with the Pareto front joined by a line.
+
+    Args:
+        points: (cost, result, label, whether the run is on the front) of every run.
+        x: name of the cost.
+        y: name of the result.
+    """
     figure, best = empty_figure(x=x, y=y), sorted(point for point in points if point[3])
     for index, shown in enumerate((best, [point for point in points if not point[3]])):
         name, labels = ("no run beats it", "beaten")[index], [label_text(point[2]) for point in shown]

@@ -1,4 +1,4 @@
-"""The page of a look at tables, for whoever holds them alone."""
+"""Page of the data report, for the owner of the tables only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOR_WHOM = (
 
 
 def write_data_page(report: DataReport, path: Path) -> Path:
-    """Write the page.
+    """Write the page of a data report.
 
     Raises:
         RunFolderError: the file cannot be written.
@@ -30,7 +30,7 @@ def write_data_page(report: DataReport, path: Path) -> Path:
 
 
 def data_page(report: DataReport) -> str:
-    """Return the page as one HTML text."""
+    """Return the page of a data report as one HTML text."""
     return document(
         title=f"{show(report.records)} records of {show(report.people)} people",
         kicker="fedveil · data report",

@@ -1,9 +1,8 @@
-"""A self-contained HTML document: text, tables and plots in one file that never touches the network.
+"""Self-contained HTML document: text, tables and plots in one file that makes no network request.
 
-Two walls stand between a hostile name in a run folder and the reader's browser. Every text is escaped by the template
-engine where it enters the document, and a Content-Security-Policy in the document allows no request at all and no
-script but the two that are shipped here, by their hash. The library that draws travels packed, and is unpacked by the
-page.
+Two defences protect the reader's browser from a hostile name in a run folder. The template engine escapes every text
+that enters the document. A Content-Security-Policy in the document forbids all requests, and all scripts except the
+two shipped ones, by their hashes. The plotting library is embedded as gzip in base64, and the page unpacks it.
 """
 
 import base64
@@ -28,16 +27,23 @@ from fedveil.sanitize import strip_control_characters
 
 _HERE: Final = Path(__file__).parent
 EMPTY: Final = Markup()
-"""No HTML at all."""
+"""Empty HTML."""
 PRIVATE: Final = (
     "Seconds and bytes depend on who takes part and with how many records: no guarantee covers them"
 )
-"""Stands under every table that has them."""
+"""Caption of every table with seconds or bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One part of a page: `body` is HTML made by the functions below, `lead` a plain sentence above it."""
+    """Section of a page.
+
+    Attributes:
+        identifier: anchor of the section.
+        title: heading.
+        body: HTML from the functions of this module.
+        lead: plain sentence above the body; empty if there is none.
+    """
 
     identifier: str
     title: str
@@ -46,32 +52,35 @@ class Section:
 
 
 def escape(text: object) -> Markup:
-    """Text as HTML shows it as it stands, in elements and in quoted attributes."""
+    """Escape a text for HTML elements and quoted attributes, without its control characters."""
     return escaped(strip_control_characters(str(text)))
 
 
 def join_parts(parts: Sequence[Markup]) -> Markup:
-    """Parts of a page, one after the other."""
+    """Concatenate parts of a page."""
     return EMPTY.join(parts)
 
 
 def paragraphs(texts: Sequence[str]) -> Markup:
-    """One paragraph for each text."""
+    """Return one paragraph for each text."""
     return _part("paragraphs", texts)
 
 
 def bullets(texts: Sequence[str]) -> Markup:
-    """A list with one item for each text; nothing for none."""
+    """Return a list with one item for each text; empty HTML for no texts."""
     return _part("bullets", texts)
 
 
 def notice(text: str, *, kind: str) -> Markup:
-    """A highlighted remark; `kind` is "error", "warning" or "note"."""
+    """Return a highlighted remark; `kind` is "error", "warning" or "note"."""
     return _part("notice", text, kind)
 
 
 def statement_claim(statement: Statement) -> Markup:
-    """The claim in one line, and in the statement's own sentences."""
+    """Return the privacy claim as a headline, with all sentences of the statement.
+
+    A guarantee with delta >= 1 / |U| gets the headline "No protection", because it allows the release of one unit.
+    """
     guaranteed = statement.epsilon is not None
     if guaranteed and statement.has_large_delta:
         said = f"ε = {show_epsilon(statement.epsilon)}, δ = {show_delta(statement.delta)}"
@@ -84,12 +93,15 @@ def statement_claim(statement: Statement) -> Markup:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str) -> Markup:
-    """A table of texts; the first cell of each row is its heading. The keyboard can scroll it where it is wide."""
+    """Return a table of texts; the first cell of each row is its heading.
+
+    A wide table can be scrolled by keyboard.
+    """
     return _part("table", header, rows, caption)
 
 
 def parties(statement: Statement) -> Markup:
-    """What each party sees, each with its own epsilon; nothing for none."""
+    """Return the table of the parties: the data that each sees, and epsilon against it; empty for none."""
     rows = [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust]
     return (
         table(
@@ -103,27 +115,28 @@ def parties(statement: Statement) -> Markup:
 
 
 def fields(pairs: Sequence[tuple[str, JsonValue]]) -> Markup:
-    """Named values of any JSON form, as a description list: lists as lists, objects nested, null as "none"."""
+    """Return named JSON values as a description list: lists as lists, objects nested, null as "none"."""
     return _part("fields", pairs)
 
 
 def source(text: str) -> Markup:
-    """A text file, as it stands."""
+    """Return the unchanged content of a text file in a block."""
     return _part("source", text)
 
 
 def collapsible(summary: str, body: Markup) -> Markup:
-    """A part that opens on demand."""
+    """Return a part that is collapsed until the reader opens it."""
     return _part("folded", summary, body)
 
 
 def figures(plots: Sequence[Plot], *, wide: bool = False) -> Markup:
-    """Plots, side by side where the page has room for two; `wide` plots have a row each."""
+    """Return plots, two in a row if the page is wide enough; `wide` plots have a row each."""
     return _part("figures", [(plot, _data(plot)) for plot in plots], wide)
 
 
 def document(*, title: str, kicker: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole page; what draws is in it once, where there is a plot."""
+    """Return the whole page as HTML text; it contains the plotting library if some section has a plot."""
+    # The embedded library is about 0.5 MB: leave it out of pages without plots.
     drawn = any('<div class="plot"' in section.body for section in sections)
     program = _shipped("page.js")
     packed, library = _library()
@@ -144,21 +157,23 @@ def document(*, title: str, kicker: str, lead: str, sections: Sequence[Section])
 
 
 def refuse_no_page(path: Path) -> None:
-    """Refuse a file that is called as no page is.
+    """Refuse a path without the suffix of a page.
+
+    Such a file could be a table or an experiment, and would be overwritten.
 
     Raises:
-        ConfigError: another suffix than a page's: the file may be a table or an experiment.
+        ConfigError: the suffix is neither .html nor .htm.
     """
     if path.suffix not in (".html", ".htm"):
         raise ConfigError(f"{path}: a page is written as .html")
 
 
 def write_document(path: Path, text: str) -> Path:
-    """Write a page whole or not at all.
+    """Write a page atomically.
 
     Raises:
-        ConfigError: another suffix than a page's: the file may be a table or an experiment.
-        RunFolderError: the file cannot be written (a full disk, say); an older page stays as it was.
+        ConfigError: the suffix is neither .html nor .htm.
+        RunFolderError: the file cannot be written (a full disk, for example); an older page stays unchanged.
     """
     refuse_no_page(path)
     with writing(path, RunFolderError):
@@ -168,6 +183,7 @@ def write_document(path: Path, text: str) -> Path:
 
 @cache
 def _engine() -> Environment:
+    """Return the template engine, which escapes every value that is not `Markup`."""
     engine = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
@@ -184,31 +200,42 @@ def _engine() -> Environment:
 
 
 def _part(name: str, *values: Any) -> Markup:
-    """Return what a macro of the parts makes of values."""
+    """Return the HTML of a macro of the template parts.html for these values."""
     made: Markup = getattr(_engine().get_template("parts.html").module, name)(*values)
     return made
 
 
 @cache
 def _shipped(name: str) -> Markup:
-    """Return a file of our own as it goes into the page."""
-    return Markup((_HERE / name).read_text(encoding="utf-8"))  # ours
+    """Return a shipped file as trusted HTML."""
+    return Markup((_HERE / name).read_text(encoding="utf-8"))  # not escaped: part of this package
 
 
 @cache
 def _library() -> tuple[Markup, bytes]:
-    """Return the library that draws, as it travels, and as it runs."""
+    """Return the plotting library as embedded text (gzip in base64), and as the bytes that are executed.
+
+    The policy needs the hash of the executed bytes.
+    """
     packed = (_HERE / "plotly-basic.min.js.gz").read_bytes()
-    return Markup(base64.b64encode(packed).decode()), gzip.decompress(packed)  # letters and digits
+    return Markup(base64.b64encode(packed).decode()), gzip.decompress(
+        packed
+    )  # base64 has no character of HTML
 
 
 def _data(plot: Plot) -> Markup:
-    """A plot's data as JSON, with no "<" that could end the element."""
-    return Markup(plot.figure.to_json().replace("<", "\\u003c"))  # JSON in a script of data
+    """Return a plot's data as JSON for a script element, with every "<" replaced by a JSON escape.
+
+    A literal "</script>" in a label would end the element and let the rest of the label be parsed as HTML.
+    """
+    return Markup(plot.figure.to_json().replace("<", "\\u003c"))
 
 
 def _policy(scripts: Sequence[bytes]) -> str:
-    """Nothing is loaded; these scripts run and no other; plotly styles elements and draws images to save."""
+    """Return the Content-Security-Policy: no requests, and only these scripts, by their SHA-256.
+
+    Inline styles and data images are allowed, because plotly styles elements and draws images for saving.
+    """
     digests = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts]
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"

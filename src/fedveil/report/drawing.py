@@ -1,7 +1,7 @@
-"""What every plot of a report is drawn with: one template, its colours, lines and bands, and numbers for a reader.
+"""Elements of plots: template, colours, lines, bands, and formats of numbers.
 
-Colours are those of Okabe and Ito, which readers of every colour vision can tell apart. Backgrounds are
-transparent and text is coloured by the page's style sheet, so a plot follows the page's light or dark theme.
+The colours are those of Okabe and Ito, which are distinguishable for every colour vision. Backgrounds are transparent
+and the page's style sheet colours the text, so a plot follows the light or dark theme of the page.
 """
 
 import html
@@ -59,9 +59,14 @@ _TEMPLATE = go.layout.Template(
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A figure with its title, its caption, and `alt`: what a reader who cannot see it is told.
+    """A figure with its texts.
 
-    `log_x` offers a switch to a logarithmic horizontal axis.
+    Attributes:
+        figure: the plotly figure.
+        title: title above the plot.
+        alt: text alternative for readers who cannot see the plot.
+        caption: text below the plot.
+        log_x: whether the page offers a switch to a logarithmic horizontal axis.
     """
 
     figure: go.Figure
@@ -75,7 +80,7 @@ class Plot:
 class Curve:
     """A mean over seeds with its sample standard deviation (None for one seed), point by point.
 
-    `colour` is its place in the palette: a variant keeps its colour in every plot of a page.
+    `colour` is an index into the palette: a variant keeps its colour in every plot of a page.
     """
 
     label: str
@@ -86,54 +91,58 @@ class Curve:
 
 
 def show(value: float) -> str:
-    """A number for a reader: four significant digits, infinity and missing values as such."""
+    """Format a number with four significant digits; infinity and NaN are named."""
     if math.isnan(value):
         return "not a number"
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
-    if value == int(value) and abs(value) < 1e15:
+    if value == int(value) and abs(value) < 1e15:  # float64 holds 15 significant decimal digits
         return f"{int(value):,}"
     return _short(f"{value:.4g}")
 
 
 def show_epsilon(epsilon: float | None) -> str:
-    """An epsilon with two decimals (three significant digits below 0.1), rounded up, never down; None is infinite."""
+    """Format an epsilon with two decimals (three significant digits below 0.1), rounded up.
+
+    None is infinite. Epsilon is never rounded down, because the text would then claim more privacy than holds.
+    """
     if epsilon is None:
         return show(math.inf)
     if not math.isfinite(epsilon) or epsilon == 0:
         return show(epsilon)
+    # Exact decimal arithmetic: float formatting rounds to nearest, and could round an epsilon down.
     decimals = 2 if epsilon >= 0.1 else 2 - Decimal(epsilon).adjusted()
     return f"{round_exactly(epsilon, decimals, ROUND_CEILING):,f}"
 
 
 def show_delta(delta: float) -> str:
-    """A delta with six significant digits, rounded up, never down."""
+    """Format a delta with six significant digits, rounded up, never down."""
     return _short(statement.show_delta(delta))
 
 
 def _short(number: str) -> str:
-    """Leave out the zeros of an exponent."""
+    """Remove the leading zeros of an exponent."""
     return re.sub(r"e([+-])0*", r"e\1", number)
 
 
 def words(name: str) -> str:
-    """A metric's name as a reader would write it."""
+    """Return the name of a metric with blanks instead of underscores."""
     return name.replace("_", " ")
 
 
 def label_text(text: str) -> str:
-    """Text as it must be given to plotly, which reads a little HTML in labels, to be shown as it stands."""
+    """Escape a text for plotly, which interprets some HTML in labels."""
     return html.escape(strip_control_characters(text), quote=False)
 
 
 def empty_figure(*, x: str, y: str) -> go.Figure:
-    """An empty figure in the house's template, its axes named."""
+    """Return an empty figure with the common template and named axes."""
     titles = {axis: {"title": {"text": label_text(text)}} for axis, text in (("xaxis", x), ("yaxis", y))}
     return go.Figure(layout={"template": _TEMPLATE, **titles})
 
 
 def log_y(figure: go.Figure, values: Sequence[float]) -> None:
-    """A logarithmic vertical axis over positive values, marked at 1, 2 and 5 times powers of ten."""
+    """Set a logarithmic vertical axis for positive values, with ticks at 1, 2 and 5 times powers of ten."""
     low, high = (
         math.floor(math.log10(min(values, default=1.0))),
         math.ceil(math.log10(max(values, default=1.0))),
@@ -152,7 +161,7 @@ def line(
     dash: str = "solid",
     text: Sequence[str] | None = None,
 ) -> None:
-    """Add a line through points in the colour of an index; a single point is drawn as a marker."""
+    """Add a line through points in the palette colour `index`; a single point is drawn as a marker."""
     points = list(points)
     figure.add_scatter(
         x=[x for x, _ in points],
@@ -165,7 +174,7 @@ def line(
 
 
 def dash_of(index: int) -> str:
-    """Return the dash of a line: lines beyond the palette repeat its colours in another dash."""
+    """Return the dash style of a line: lines beyond the palette repeat its colours with another dash."""
     return DASHES[(index // len(PALETTE)) % len(DASHES)]
 
 
@@ -177,11 +186,12 @@ def ribbon(
     points: Iterable[tuple[float, float, float]],
     opacity: float,
 ) -> None:
-    """A filled polygon through points (x, low, high), out along the high and back along the low ends.
+    """Add a filled polygon between `low` and `high` of points (x, low, high).
 
-    Unnamed ribbons stay out of the legend.
+    A ribbon without a name is not in the legend.
     """
     red, green, blue = (int(PALETTE[index % len(PALETTE)][i : i + 2], 16) for i in (1, 3, 5))
+    # A gap in a filled polygon would connect unrelated edges: leave out rounds without finite quantiles.
     points = [point for point in points if all(map(math.isfinite, point))]
     figure.add_scatter(
         x=[x for x, _, _ in points] + [x for x, _, _ in reversed(points)],
@@ -197,7 +207,7 @@ def ribbon(
 
 
 def band(figure: go.Figure, curve: Curve) -> None:
-    """Add a curve over its band of one standard deviation."""
+    """Add a curve with its band of one standard deviation."""
     points = list(zip(curve.x, curve.mean, strict=True))
     if curve.std is not None:
         around = zip(points, curve.std, strict=True)
@@ -207,5 +217,5 @@ def band(figure: go.Figure, curve: Curve) -> None:
 
 
 def endings(curves: Sequence[Curve]) -> str:
-    """Where every curve ends, in words."""
+    """Return a sentence with the last value of every curve."""
     return "; ".join(f"{curve.label} ends at {show(curve.mean[-1])}" for curve in curves) + "."

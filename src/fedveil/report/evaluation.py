@@ -1,4 +1,4 @@
-"""The section of a run's report on released test metrics: the table, the ROC curve and the calibration."""
+"""Section of a run's report on released test metrics: table, ROC curve and calibration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from fedveil.statistics.evaluation.result import ReleasedEvaluation
 
 
 def evaluation_section(run: RunData) -> Section | None:
-    """Released test metrics: noisy, with intervals, and covered by the statement."""
+    """Return the section of released test metrics; None without them.
+
+    Released metrics are noisy, have intervals, and are covered by the statement.
+    """
     found = run.evaluated
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The page of a regression: the statement, the coefficients with their intervals, and a plot of them."""
+"""Page of a regression: the statement, and the coefficients with intervals as a table and a plot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "survival": "hazar
 
 
 def write_inference(folder: Path) -> Path:
-    """Write `report.html` of a regression into its run folder; it reads what was released and no record.
+    """Write `report.html` of a regression into its run folder, from the released figures only.
 
     Raises:
         RunFolderError: the folder has no regression or no statement, or cannot be written to.
@@ -32,7 +32,7 @@ def write_inference(folder: Path) -> Path:
 
 
 def p_text(p: float) -> str:
-    """Return a p-value as papers print it.
+    """Return a p-value in the usual format of publications.
 
     >>> p_text(3e-7), p_text(0.0456)
     ('< 0.0001', '0.0456')
@@ -77,7 +77,7 @@ def _cells(one: Effect) -> list[str]:
 
 
 def _forest(effects: Sequence[Effect], ratio: str | None) -> Iterator[Plot]:
-    """Coefficients with their intervals, one below the other."""
+    """Yield a forest plot: coefficients with their intervals, one below the other."""
     if not effects:
         return
     ends = [(one.estimate, one.low, one.high) if one.ratio is None else one.ratio for one in effects]
@@ -96,6 +96,7 @@ def _forest(effects: Sequence[Effect], ratio: str | None) -> Iterator[Plot]:
         },
         showlegend=False,
     )
+    # No effect is a ratio of 1 or a coefficient of 0; ratios are symmetric on a logarithmic axis.
     figure.add_vline(x=1 if ratio else 0, line={"dash": "dot", "color": PALETTE[-1]})
     if ratio:
         figure.update_xaxes(type="log")

@@ -1,4 +1,4 @@
-"""The report of one run: a list of sections, each shown only where the run folder holds what it needs."""
+"""Report of one run: a list of sections; a section without data in the run folder is left out."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def write_report(run_folder: Path) -> Path:
 
 
 def report_page(run: RunData) -> str:
-    """The report of a run as one HTML text."""
+    """Return the report of a run as one HTML text."""
     last = f"{run.rounds[-1].round} rounds" if run.rounds else "no round yet"
     return document(
         title=run.name,
@@ -57,7 +57,7 @@ def report_page(run: RunData) -> str:
 
 
 def statement_section(run: RunData) -> Section | None:
-    """The privacy statement: in its own words, then field by field."""
+    """Return the section of the privacy statement: its sentences, then its fields."""
     statement = run.statement
     return Section(
         identifier="statement",
@@ -75,7 +75,7 @@ def statement_section(run: RunData) -> Section | None:
 
 
 def result_section(run: RunData) -> Section | None:
-    """What the run reached, in one table."""
+    """Return the section of results: metrics, epsilon and seconds at the first and at the last round."""
     if not run.rounds:
         return None
     first, last = run.rounds[0], run.rounds[-1]
@@ -88,6 +88,7 @@ def result_section(run: RunData) -> Section | None:
         ]
         for metric in run.metrics
     ]
+    # epsilon up to a round and of the whole run differ: the latter includes the releases next to the rounds.
     unit = run.statement.unit
     rows.append([f"ε for one {unit}, so far", show_epsilon(first.epsilon), show_epsilon(last.epsilon), ""])
     rows.append([f"ε for one {unit}, of the whole run", "", show_epsilon(run.statement.epsilon), ""])
@@ -109,7 +110,7 @@ def result_section(run: RunData) -> Section | None:
 
 
 def _verdict(run: RunData) -> Markup:
-    """Say where the model has learned nothing, in the metric that leads."""
+    """Return a warning if the model is no better than the best constant answer in the first metric."""
     metric = next(iter(run.metrics), "")
     if run.beats_baseline(metric) is not False:
         return EMPTY
@@ -121,9 +122,10 @@ def _verdict(run: RunData) -> Markup:
 
 
 def curves_section(run: RunData) -> Section | None:
-    """Test metrics and the privacy spent, round by round."""
+    """Return the section of curves: test metrics and epsilon by round."""
     measured = [metric for metric in run.metrics if sum(metric in row.test for row in run.rounds) > 1]
     shown: list[Plot] = [plots.metric_curve(run, metric) for metric in measured]
+    # No curve without a guarantee, where every epsilon is infinite, or for a constant epsilon.
     if len({row.epsilon for row in run.rounds if math.isfinite(row.epsilon)}) > 1:
         shown.append(plots.epsilon_curve(run))
         shown.extend(plots.privacy_utility(run, metric) for metric in measured[:1])
@@ -137,7 +139,7 @@ def curves_section(run: RunData) -> Section | None:
 
 
 def audit_section(run: RunData) -> Section | None:
-    """What attacks on the run showed, beside what it claims."""
+    """Return the section of the audit: results of attacks on the run next to its claim."""
     if run.audit is None:
         return None
     found, bound, statement = run.audit.inference, run.audit.bound, run.statement
@@ -178,7 +180,7 @@ def audit_section(run: RunData) -> Section | None:
 
 
 def spectrum_section(run: RunData) -> Section | None:
-    """The spectrum of the model's move (Figure 1 of DP-Fed-LS)."""
+    """Return the section of the spectrum of (last model - first model), as in Figure 1 of DP-Fed-LS."""
     data = run.spectrum
     if data is None or not any(math.isfinite(value) and value > 0 for value in data.magnitudes):
         return None
@@ -186,7 +188,7 @@ def spectrum_section(run: RunData) -> Section | None:
 
 
 def population_section(run: RunData) -> Section | None:
-    """Diagnostics of private records: who holds how much, and how the bound meets the contributions."""
+    """Return the section of private diagnostics: records per user and silo, norms, clipping, messages."""
     shown: list[Plot] = []
     if run.diagnostics is not None:
         shown.append(plots.records_per_user(run.diagnostics))
@@ -225,7 +227,7 @@ def population_section(run: RunData) -> Section | None:
 
 
 def environment_section(run: RunData) -> Section | None:
-    """The machine and the versions."""
+    """Return the section of the environment: machine and versions."""
     if run.environment is None:
         return None
     pairs: list[tuple[str, JsonValue]] = [
@@ -235,7 +237,7 @@ def environment_section(run: RunData) -> Section | None:
 
 
 def experiment_section(run: RunData) -> Section | None:
-    """The resolved experiment: enough to repeat the run."""
+    """Return the section of the resolved experiment, which is sufficient to repeat the run."""
     return Section(
         identifier="experiment",
         title="Experiment",
@@ -255,11 +257,11 @@ SECTIONS: Sequence[Callable[[RunData], Section | None]] = (
     environment_section,
     experiment_section,
 )
-"""The report, top to bottom; a section without data is left out."""
+"""Sections of the report from top to bottom; a section without data is left out."""
 
 
 def _statement_fields(statement: Statement) -> list[tuple[str, JsonValue]]:
-    """The figures behind the statement's sentences."""
+    """Return the values behind the sentences of the statement."""
     return [
         ("Unit of privacy", statement.unit),
         ("Neighbouring data sets", words(statement.adjacency.value).replace("-", " ")),
@@ -271,6 +273,7 @@ def _statement_fields(statement: Statement) -> list[tuple[str, JsonValue]]:
 
 
 def _published(statement: Statement) -> Markup:
+    """Return the table of bounds that are reproduced as published although their proof has a gap."""
     rows = [
         [figure.name, show(math.inf if figure.value is None else figure.value), figure.gap]
         for figure in statement.as_published
@@ -280,13 +283,13 @@ def _published(statement: Statement) -> Markup:
 
 
 def _event(statement: Statement) -> Markup:
-    """What the ledger was charged with; epsilon can be computed again from it."""
+    """Return the privacy event of the run, from which a reader can recompute epsilon."""
     event = json.dumps(statement.event.to_json(), indent=2)
     return collapsible("The event that epsilon was computed from", source(event))
 
 
 def _first(rows: Sequence[RoundRow], metric: str, expected: RoundRow) -> str:
-    """The metric in the first row that has it, with its round where that is not the expected one."""
+    """Return the metric of the first row that has it, with its round if that is not the expected row."""
     row = next(row for row in rows if metric in row.test)
     return show(row.test[metric]) + ("" if row is expected else f" (round {row.round})")
 

@@ -1,4 +1,4 @@
-"""The page of a plan: what noise, rounds and sampling cost in epsilon, before any data exists."""
+"""Page of a privacy plan: epsilon by noise, rounds and sampling, computed without data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from fedveil.report.drawing import Curve, Plot, show, show_epsilon
 from fedveil.run.folder.documents import JsonValue
 
 PlanRow = Mapping[str, JsonValue]
-"""Keys `method`, `noise_multiplier`, `rounds`, `users`, `sampling_rate`, `epsilon` and `accountant`; a
-null epsilon means that nothing is guaranteed."""
+"""Row with the keys `method`, `noise_multiplier`, `rounds`, `users`, `sampling_rate`, `epsilon` and `accountant`; a
+null epsilon means that there is no guarantee."""
 
 _COLUMNS = {
     "method": "method",
@@ -35,12 +35,12 @@ _AXES: tuple[tuple[str, Literal["linear", "log"]], ...] = (
 
 
 def write_plan(rows: Sequence[PlanRow], path: Path, refused: Sequence[PlanRow] = ()) -> Path:
-    """Write the table of a plan, and a plot of epsilon against each quantity that it varies.
+    """Write the page of a plan: a table, and a plot of epsilon against each varied quantity.
 
     Args:
-        rows: the rows that have a number.
-        path: of the page.
-        refused: the rows that have none: the same keys, with a `reason` in place of the cost.
+        rows: the combinations with a computed cost.
+        path: path of the page.
+        refused: the combinations without a cost: the same keys, with a `reason` instead of the cost.
 
     Raises:
         RunFolderError: the file cannot be written.
@@ -75,7 +75,7 @@ def _refused(rows: Sequence[PlanRow]) -> Markup:
 
 
 def _plot(rows: Sequence[PlanRow], axis: str, scale: Literal["linear", "log"]) -> Plot | None:
-    """Epsilon against one quantity; None where the plan does not vary it."""
+    """Plot epsilon against one quantity; None if the plan does not vary it."""
     lines: dict[tuple[str, ...], dict[float, float]] = {}
     others = [key for key in _COLUMNS if key not in (axis, "epsilon")]
     for row in rows:
@@ -83,6 +83,7 @@ def _plot(rows: Sequence[PlanRow], axis: str, scale: Literal["linear", "log"]) -
         if isinstance(x, int | float) and isinstance(epsilon, int | float) and math.isfinite(epsilon):
             setting = tuple(_text(row.get(key)) for key in others)
             lines.setdefault(setting, {})[float(x)] = float(epsilon)
+    # A line needs two points; others of the same quantity are in the table only.
     merged = _merged({setting: points for setting, points in lines.items() if len(points) > 1})
     if not merged:
         return None
@@ -100,7 +101,7 @@ def _plot(rows: Sequence[PlanRow], axis: str, scale: Literal["linear", "log"]) -
 
 
 def _merged(lines: Mapping[tuple[str, ...], dict[float, float]]) -> dict[tuple[str, ...], dict[float, float]]:
-    """One line for methods that cost the same at every point: drawn apart, one would hide the others."""
+    """Merge the lines of methods that cost the same at every point: one line would hide the others."""
     methods: dict[tuple[object, ...], list[str]] = {}
     for (method, *rest), points in lines.items():
         methods.setdefault((*rest, *sorted(points.items())), []).append(method)
@@ -116,7 +117,7 @@ def _epsilon(row: PlanRow) -> str:
 
 
 def _shown(row: PlanRow, key: str) -> str:
-    """One cell: epsilon and the noise that it takes are rounded up, never down."""
+    """Return the text of one cell; epsilon and the noise multiplier are rounded up, never down."""
     value = row.get(key)
     if key == "noise_multiplier" and isinstance(value, int | float):
         return show_noise(float(value))

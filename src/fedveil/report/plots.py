@@ -1,4 +1,4 @@
-"""The plots of one run, each with the words for a reader who cannot see it."""
+"""Plots of one run, each with a text alternative for readers who cannot see it."""
 
 import math
 
@@ -23,14 +23,14 @@ _LONGEST_LABEL = 18
 
 
 def metric_curve(run: RunData, metric: str) -> Plot:
-    """A test metric over rounds."""
+    """Plot a test metric over rounds."""
     points = [(row.round, row.test[metric]) for row in run.rounds if metric in row.test]
     figure = empty_figure(x="round", y=f"test {words(metric)}")
     line(figure, 0, name=words(metric), points=points)
     (first, start), (last, end) = points[0], points[-1]
     if all(
         value == start for _, value in points
-    ):  # an axis around a constant would go far beyond the metric's range
+    ):  # plotly's automatic axis around a constant would extend far beyond the metric's range
         figure.update_yaxes(range=[start - 0.05, start + 0.05])
     span = f"from {show(start)} at round {first} to {show(end)} at round {last}"
     return Plot(
@@ -42,7 +42,7 @@ def metric_curve(run: RunData, metric: str) -> Plot:
 
 
 def epsilon_curve(run: RunData) -> Plot:
-    """The privacy spent up to each round."""
+    """Plot the epsilon spent up to each round."""
     rows = [row for row in run.rounds if math.isfinite(row.epsilon)]
     figure = empty_figure(x="round", y="ε spent")
     figure.update_yaxes(rangemode="tozero")
@@ -57,7 +57,7 @@ def epsilon_curve(run: RunData) -> Plot:
 
 
 def privacy_utility(run: RunData, metric: str) -> Plot:
-    """A test metric against the privacy spent when it was reached."""
+    """Plot a test metric against the epsilon spent up to the same round."""
     rows = [row for row in run.rounds if metric in row.test and math.isfinite(row.epsilon)]
     figure = empty_figure(x="ε spent", y=f"test {words(metric)}")
     figure.update_layout(hovermode="closest")
@@ -79,7 +79,7 @@ def privacy_utility(run: RunData, metric: str) -> Plot:
 
 
 def spectrum(data: Spectrum) -> Plot:
-    """Magnitude by frequency of the model's move over the whole run, both axes logarithmic."""
+    """Plot the magnitude of (last model - first model) by frequency, on two logarithmic axes."""
     figure = empty_figure(x="frequency (cycles over the parameter vector)", y="magnitude")
     shown = [
         (x, y) for x, y in zip(data.frequencies, data.magnitudes, strict=True) if math.isfinite(y) and y > 0
@@ -99,7 +99,7 @@ def spectrum(data: Spectrum) -> Plot:
 
 
 def records_per_user(diagnostics: Diagnostics) -> Plot:
-    """Deciles of the number of records of a user, over all silos."""
+    """Plot the deciles of the number of records of a user, over all silos."""
     users = diagnostics.records_per_user
     quantiles = users.quantiles
     share = [10 * decile for decile in range(len(quantiles))]
@@ -118,7 +118,7 @@ def records_per_user(diagnostics: Diagnostics) -> Plot:
 
 
 def records_per_silo(diagnostics: Diagnostics) -> Plot:
-    """The number of records each silo holds; silos are numbered where there are too many to name."""
+    """Plot the number of records of each silo; silos are numbered if they are too many to name."""
     counts = diagnostics.records_per_silo
     named = len(counts) <= _SILO_NAMES_SHOWN
     figure = empty_figure(x="silo", y="records")
@@ -142,7 +142,7 @@ def records_per_silo(diagnostics: Diagnostics) -> Plot:
 
 
 def contribution_norms(run: RunData) -> Plot:
-    """Quantile ribbons of the contributions' norms before clipping, against the clip bound."""
+    """Plot quantiles of the contributions' l2 norms before clipping, with the clip bound C."""
     rows = [row for row in run.rounds if row.norms is not None]
     rounds = [row.round for row in rows]
     levels = {
@@ -157,6 +157,7 @@ def contribution_norms(run: RunData) -> Plot:
     line(figure, 0, name="median", points=zip(rounds, levels[0.5], strict=True))
     clips = [math.nan if row.clip is None else row.clip for row in rows]
     positive = [value for values in (*levels.values(), clips) for value in values if value > 0]
+    # On a linear axis, norms that differ by more than a factor of 30 would hide the smaller ones.
     if positive and max(positive) > 30 * min(positive):
         log_y(figure, positive)
     bound = next((clip for clip in reversed(clips) if not math.isnan(clip)), None)
@@ -173,7 +174,7 @@ def contribution_norms(run: RunData) -> Plot:
 
 
 def clipped_fraction(run: RunData) -> Plot:
-    """The fraction of contributions that the clip bound shortened, over rounds."""
+    """Plot the fraction of clipped contributions over rounds."""
     points = [(row.round, row.clipped) for row in run.rounds if row.clipped is not None]
     figure = empty_figure(x="round", y="fraction clipped")
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
@@ -188,7 +189,7 @@ def clipped_fraction(run: RunData) -> Plot:
 
 
 def bits_a_parameter(run: RunData) -> Plot:
-    """Bits a parameter of all messages over rounds, against the information limit of the same updates."""
+    """Plot the bits per parameter of all messages over rounds, with the information limit of the updates."""
     sent = [(row.round, row.communication_cost) for row in run.rounds if row.communication_cost is not None]
     bits = [(number, cost.bits_per_parameter) for number, cost in sent]
     limits = [(number, cost.limit) for number, cost in sent if cost.limit is not None]
@@ -211,7 +212,7 @@ def bits_a_parameter(run: RunData) -> Plot:
 
 
 def acceptance(run: RunData) -> Plot:
-    """The share of the quantisers' draws that were accepted, over rounds."""
+    """Plot the acceptance rate of the quantisers' draws over rounds."""
     points = [
         (row.round, row.communication_cost.acceptance)
         for row in run.rounds

@@ -1,7 +1,7 @@
-"""A run folder, read back: the only way a report learns anything about a run.
+"""Reader of run folders: the only source of a report about a run.
 
-Nothing here prepares an experiment: a report can be made on another machine, long after the run, from the files alone.
-What each file holds is told by :mod:`fedveil.run.folder.documents`.
+This module prepares no experiment, so a report can be made later and on another machine, from the files alone. The
+documents are described in :mod:`fedveil.run.folder.documents`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fedveil.statistics.evaluation.result import ReleasedEvaluation, read_evalua
 
 _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 EVEN = 0.7
-"""Accuracy of always giving the same answer beyond which accuracy does not lead."""
+"""Accuracy of the majority-class baseline above which accuracy is not shown first."""
 
 DIRECTION = {"accuracy": 1, "balanced_accuracy": 1, "auc": 1, "c_index": 1, "r2": 1, "mae": -1, "loss": -1}
-"""Whether more of a metric is better (1) or less (-1)."""
+"""1 for a metric that should be large, -1 for a metric that should be small."""
 
 _RELEASES = ("statistics.toml", "inference.toml")
 
@@ -44,9 +44,21 @@ _KindT = TypeVar("_KindT", bound=Document)
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """Everything a report shows of one run.
+    """Data of one run for a report.
 
-    `interrupted_line` tells that metrics.jsonl ended in the middle of a line: the run was still writing, or was killed.
+    Attributes:
+        folder: the run folder.
+        experiment: the resolved experiment.
+        experiment_toml: text of experiment.toml.
+        statement: the privacy statement.
+        rounds: one row per round, in order.
+        diagnostics: private diagnostics; None if absent.
+        environment: machine and versions; None if absent.
+        spectrum: spectrum of the change of the model; None if absent.
+        audit: results of an audit; None if absent.
+        evaluated: released test metrics; None if absent.
+        interrupted_line: whether metrics.jsonl ends in the middle of a line: the run was still writing, or was
+            killed.
     """
 
     folder: Path
@@ -63,20 +75,24 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The experiment's name, or the folder's where the experiment has none."""
+        """Name of the experiment, or of the folder if the experiment has none."""
         name = self.experiment.get("name")
         return name if isinstance(name, str) and name else self.folder.resolve().name
 
     @property
     def variant(self) -> str:
-        """The name without its seed (`digits` of `digits-seed3`), shared by runs that differ only by seed."""
+        """Name without its seed suffix, shared by runs that differ only in the seed.
+
+        For `digits-seed3` it is `digits`.
+        """
         return _SEED_SUFFIX.sub("", self.name) or self.name
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the test metrics, in the order of the first row that has any; what misleads does not lead.
+        """Names of the test metrics, in the order of the first row with metrics.
 
-        Where always giving the same answer is right for most records, a metric that weighs classes alike comes first.
+        If the majority-class baseline has a high accuracy (:data:`EVEN`), a metric that weights classes equally comes
+        first, because accuracy would mislead.
         """
         names = next((tuple(row.test) for row in self.rounds if row.test), ())
         fair = [name for name in ("auc", "balanced_accuracy") if name in names]
@@ -86,11 +102,11 @@ class RunData:
 
     @property
     def baseline(self) -> dict[str, float]:
-        """What the best constant answer reaches, by metric; empty where the folder does not say."""
+        """Metrics of the best constant answer; empty if the folder has no diagnostics."""
         return {} if self.diagnostics is None else dict(self.diagnostics.baseline)
 
     def beats_baseline(self, metric: str) -> bool | None:
-        """Return whether the last evaluated model beats the best constant answer; None where nobody can say."""
+        """Return whether the last evaluated model beats the best constant answer; None if unknown."""
         last = next((row.test[metric] for row in reversed(self.rounds) if metric in row.test), math.nan)
         constant = self.baseline.get(metric, math.nan)
         if metric not in DIRECTION or math.isnan(last) or math.isnan(constant):
@@ -101,10 +117,10 @@ class RunData:
 def load_run(folder: Path) -> RunData:
     """Read a run folder.
 
-    A run in progress is read as far as it is written: an incomplete last line of metrics.jsonl is left out.
+    A run in progress is read up to its last complete line of metrics.jsonl.
 
     Raises:
-        RunFolderError: a file is missing, damaged or of another schema version; the message names it, and the key.
+        RunFolderError: a file is missing, damaged or of another schema version; the error names the file and the key.
     """
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a run folder: there is no such folder.")
@@ -143,7 +159,7 @@ def _if_there(path: Path, kind: type[_KindT]) -> _KindT | None:
 
 
 def _rounds(path: Path) -> tuple[tuple[RoundRow, ...], bool]:
-    """The rows of metrics.jsonl, in order, and whether an incomplete last line was left out."""
+    """Return the rows of metrics.jsonl in order, and whether an incomplete last line was left out."""
     rows, interrupted = read_lines(path, RoundRow)
     for number in range(1, len(rows)):
         if rows[number].round <= rows[number - 1].round:

@@ -1,4 +1,4 @@
-"""The page of a statistical release: the statement, every table with its intervals, and plots of what was released."""
+"""Page of a statistical release: the statement, tables with intervals, and plots of released figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone",
 
 
 def write_statistics(folder: Path) -> Path:
-    """Write `report.html` of a release into its run folder; it reads what was released and no record.
+    """Write `report.html` of a release into its run folder, from the released figures only.
 
     Raises:
         RunFolderError: the folder has no release or no statement, or cannot be written to.
@@ -41,7 +41,7 @@ def write_statistics(folder: Path) -> Path:
 
 
 def statistics_page(released: ReleasedStatistics, statement: Statement) -> str:
-    """Return the page as one HTML text."""
+    """Return the page of a statistical release as one HTML text."""
     found = rows(released)
     return document(
         title=released.name,
@@ -53,7 +53,7 @@ def statistics_page(released: ReleasedStatistics, statement: Statement) -> str:
 
 
 def promise(statement: Statement) -> Section:
-    """Return the section that says what is guaranteed."""
+    """Return the section of the privacy statement."""
     return Section(
         identifier="statement",
         title="Privacy statement",
@@ -62,6 +62,7 @@ def promise(statement: Statement) -> Section:
 
 
 def _releases(released: ReleasedStatistics, found: Sequence[Row]) -> Iterator[Section]:
+    """Yield one section per release, with its plots and its table."""
     for place, name in enumerate(released.request.release):
         own = [row for row in found if row.release == name]
         drawn = list(_plots(released, name, own))
@@ -74,7 +75,7 @@ def _releases(released: ReleasedStatistics, found: Sequence[Row]) -> Iterator[Se
 
 
 def row_cells(row: Row) -> list[str]:
-    """Return a row of the table."""
+    """Return the cells of one figure; a figure with too few people has no interval."""
     label = f"{row.figure} {row.cell}".strip()
     interval = row.interval
     if interval is None:
@@ -104,7 +105,7 @@ def _plots(released: ReleasedStatistics, name: str, own: Sequence[Row]) -> Itera
 
 
 def _bars(name: str, counted: str, known: Sequence[tuple[str, Interval]]) -> Plot:
-    """Counts of cells with their intervals."""
+    """Plot the noisy counts of cells with their intervals."""
     figure = empty_figure(x=name, y=counted)
     figure.add_bar(
         x=[label_text(cell) for cell, _ in known],
@@ -127,12 +128,14 @@ def _bars(name: str, counted: str, known: Sequence[tuple[str, Interval]]) -> Plo
 
 
 def _survival(released: ReleasedStatistics, name: str) -> Iterator[Plot]:
+    """Yield the plot of the Kaplan-Meier curves with their simultaneous bands, if any curve has points."""
     figure = empty_figure(x="time", y="surviving")
     figure.update_yaxes(range=[0, 1])
     told = []
     for place, (group, curve) in enumerate(curves(released, name).items()):
         if not len(curve.grid):
             continue
+        # S(t) = 1 with certainty at the start of the grid.
         low, high = (np.concatenate(([1.0], end)).tolist() for end in curve.band())
         start = released.request.release[name].grid[0]  # type: ignore[union-attr]
         times = [start, *curve.grid.tolist()]

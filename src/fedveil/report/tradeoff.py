@@ -1,4 +1,4 @@
-"""What a swept key buys and costs: each test metric, seconds and bytes against it, and the runs that no other beats."""
+"""Page of a sweep: test metrics, seconds and bytes against the swept key, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedveil.report.run_data import DIRECTION, RunData, load_run
 from fedveil.report.variant import settings_of
 
 _LEFT_OUT: Final = "left out"
-"""The value of a swept key whose whole table an experiment leaves out."""
+"""Value of a swept key if the experiment leaves out the key's whole table."""
 
 _RESOLVED: Final = ("trainer.name", "model.sha256")
-"""Settings that a run may resolve by itself, from the others."""
+"""Settings that a run may derive from its other settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +27,12 @@ class Traded:
     """One run at its last evaluated round.
 
     Attributes:
-        run: its folder's name.
-        value: of the swept key, as the experiment has it; "left out" where it leaves the whole table out.
-        metrics: its test metrics.
-        seconds: of all rounds.
-        mebibytes: sent to the server in all rounds; None where nobody counted.
-        settings: all settings of the experiment, by dotted key, without its name and its seeds.
+        run: name of the run folder.
+        value: value of the swept key; "left out" if the experiment leaves out the key's whole table.
+        metrics: test metrics.
+        seconds: duration of all rounds.
+        mebibytes: MiB sent to the server in all rounds; None if they were not counted.
+        settings: settings of the experiment by dotted key, without its name and its seeds.
     """
 
     run: str
@@ -44,10 +44,11 @@ class Traded:
 
 
 def tradeoff_point(folder: Path, key: str) -> Traded:
-    """Return what a run folder says about a key.
+    """Read the swept key, the last metrics and the costs of a run.
 
     Raises:
-        RunFolderError: the folder is damaged, has no round, or an experiment with the key's table and without the key.
+        RunFolderError: the folder is damaged, no round was evaluated, or the experiment has the key's table without
+            the key.
     """
     run = load_run(folder)
     *path, last = key.split(".")
@@ -69,14 +70,16 @@ def tradeoff_point(folder: Path, key: str) -> Traded:
 
 
 def front(runs: Sequence[Traded], metric: str, cost: str) -> list[Traded]:
-    """Return the runs that no other run beats: none is as good and cheaper, or better and as cheap (Pareto).
+    """Return the Pareto front: the runs that no other run dominates.
+
+    A run dominates another if it is at least as good and as cheap, and better or cheaper.
 
     Args:
-        runs: the candidates; those without the cost are left out.
-        metric: which test metric is good.
+        runs: the candidates; runs without the cost or the metric are left out.
+        metric: test metric of quality.
         cost: "seconds" or "mebibytes".
     """
-    sign = float(DIRECTION.get(metric, 1))
+    sign = float(DIRECTION.get(metric, 1))  # a loss is negated, so that larger is better
     known = [run for run in runs if getattr(run, cost) is not None and metric in run.metrics]
     places = [(sign * run.metrics[metric], -getattr(run, cost)) for run in known]
     return [
@@ -87,12 +90,17 @@ def front(runs: Sequence[Traded], metric: str, cost: str) -> list[Traded]:
 
 
 def write_tradeoff(folders: Sequence[Path], key: str, path: Path, *, spent: str = "") -> Path:
-    """Write the page of a swept key; ``spent`` says what all runs together have spent.
+    """Write the page of a swept key.
+
+    Args:
+        folders: the run folders.
+        key: the swept key, dotted.
+        path: path of the page.
+        spent: sentence about the composed privacy cost of all runs.
 
     Raises:
-        RunFolderError: what :func:`tradeoff_point` raises, no folder, no experiment that has the key, or a file that
-        cannot be
-            written.
+        RunFolderError: as :func:`tradeoff_point`; no folder is given, no experiment has the key, or the file cannot
+            be written.
     """
     if not folders:
         raise RunFolderError("There is nothing to compare: give at least one run folder.")
@@ -103,8 +111,9 @@ def write_tradeoff(folders: Sequence[Path], key: str, path: Path, *, spent: str 
 
 
 def page(runs: Sequence[Traded], key: str, spent: str = "") -> str:
-    """Return the page of a swept key as one HTML text: one line for each combination of the other settings."""
+    """Return the page of a swept key as HTML, with one line for each combination of the other settings."""
     metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    # One curve per metric and cost, then one Pareto plot per pair of a metric and a cost.
     costs = ["seconds", *(["mebibytes"] if any(run.mebibytes is not None for run in runs) else [])]
     labels = line_labels(runs, key)
     values = sorted({run.value for run in runs}, key=_place)
@@ -163,11 +172,11 @@ def _title(name: str) -> str:
 
 
 def line_labels(runs: Sequence[Traded], key: str) -> list[str]:
-    """Return the label of each run's line: the settings beside the key that tell the lines apart.
+    """Return the label of each run's line: the other settings that distinguish the lines.
 
-    Runs of one label differ in the key and in their seeds alone. A label names as few settings as are needed, names of
-    stages first; it is empty where there is one line. What follows from the key is no setting of its own: the keys that
-    a stage brings along where the key names the stage, and what a run resolves by itself.
+    Runs with one label differ only in the key and in their seeds. A label contains as few settings as necessary,
+    names of stages first. It is empty if the page has one line. Settings that follow from the key are not used: the
+    keys of a stage that the key names, and settings that a run derives from others.
 
     Args:
         runs: the runs of a page.
@@ -186,7 +195,7 @@ def line_labels(runs: Sequence[Traded], key: str) -> list[str]:
         name for name in _RESOLVED if name in varying and not _is_determined(name, [key, *others], settings)
     ]
     telling: list[str] = []
-    for name in others:
+    for name in others:  # greedy: keep a setting if it splits the runs further
         if _count(settings, [*telling, name]) > _count(settings, telling):
             telling.append(name)
     return [
@@ -201,10 +210,10 @@ def _is_name(key: str) -> bool:
 
 
 def _is_brought_by(name: str, key: str, settings: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether a setting is there for some values of the key alone, and follows from the key's value.
+    """Return whether a setting exists only for some values of the key, and follows from the key's value.
 
-    That holds for the parameters of a stage that the key names, and for the other keys of a table that is left out
-    where it has its defaults.
+    Examples are the parameters of a stage that the key names, and the other keys of a table that an experiment leaves
+    out because it has the defaults.
     """
     table = f"{key.rpartition('.')[0]}."
     tables = (table, "local.") if key == "method.name" else (table,)  # methods bring [local] or refuse it
@@ -215,17 +224,17 @@ def _is_brought_by(name: str, key: str, settings: Sequence[Mapping[str, str]]) -
 
 
 def _is_determined(name: str, by: Sequence[str], settings: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether runs that agree in some settings agree in another."""
+    """Return whether runs that agree in the settings ``by`` also agree in the setting ``name``."""
     return _count(settings, by) == _count(settings, [*by, name])
 
 
 def _count(settings: Iterable[Mapping[str, str]], names: Sequence[str]) -> int:
-    """Return how many different combinations of some settings there are."""
+    """Return the number of distinct combinations of some settings."""
     return len({tuple(one.get(name) for name in names) for one in settings})
 
 
 def _place(value: str) -> tuple[bool, float, str]:
-    """Return where a value of the key stands: numbers in their order, then texts."""
+    """Return the sort key of a value of the swept key: numbers in their order, then texts."""
     try:
         return False, float(value), ""
     except ValueError:
@@ -233,7 +242,7 @@ def _place(value: str) -> tuple[bool, float, str]:
 
 
 def _means(runs: Sequence[Traded], labels: Sequence[str], name: str) -> dict[str, list[tuple[str, float]]]:
-    """Return, for each line, the mean of a metric or cost at each value of the key, numbers in their order."""
+    """Return, for each line, the mean of a metric or cost at each value of the key, in sorted order."""
     grouped: dict[str, dict[str, list[float]]] = {label: {} for label in dict.fromkeys(labels)}
     for run, label in sorted(zip(runs, labels, strict=True), key=lambda one: _place(one[0].value)):
         number = run.metrics.get(name, getattr(run, name, None))
@@ -246,6 +255,7 @@ def _means(runs: Sequence[Traded], labels: Sequence[str], name: str) -> dict[str
 
 
 def _mebibytes(run: RunData) -> float | None:
+    """Return the MiB that all rounds sent to the server; None if some round was not counted."""
     sent = [row.bytes_up for row in run.rounds if row.round > 0]
     counted = [one for one in sent if one is not None]
     return sum(counted) / 2**20 if sent and len(counted) == len(sent) else None

@@ -1,4 +1,4 @@
-"""Runs of one experiment that differ only by their seed: what all of them have, and its spread."""
+"""Variant: runs that differ only in their seed, with means and deviations over the seeds."""
 
 import math
 import statistics
@@ -16,14 +16,14 @@ from fedveil.run.folder.documents import JsonObject, RoundRow
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A mean over seeds and the sample standard deviation (n - 1 in its denominator; None for one seed)."""
+    """Mean over seeds, and sample standard deviation (denominator n - 1; None for one seed)."""
 
     mean: float
     std: float | None
 
     @classmethod
     def from_values(cls, values: Sequence[float]) -> "Spread":
-        """The spread of at least one value."""
+        """Return mean and deviation of one or more values."""
         return cls(mean=statistics.fmean(values), std=statistics.stdev(values) if len(values) > 1 else None)
 
     def __str__(self) -> str:
@@ -34,10 +34,20 @@ class Spread:
 class ComparisonRow:
     """One variant at the last round that all its seeds have reached and evaluated.
 
-    `epsilon` and `to_server` are those of whole runs, with every release beside their rounds: the largest over the
-    seeds, `math.inf` where any of them guarantees nothing; `seconds` are those of the rounds up to `round`, and `bits`
-    the bits a parameter of their messages, None where none were counted. `large_delta`: whether delta is one over the
-    number of units or more, in any of them.
+    Attributes:
+        variant: label of the variant.
+        seeds: number of seeds.
+        round: the last common evaluated round.
+        metrics: test metrics in this round.
+        seconds: duration of the rounds up to `round`.
+        bits: bits per parameter of all messages up to `round`; None if they were not counted.
+        epsilon: largest epsilon over the seeds, of whole runs with all side releases; `math.inf` without a guarantee.
+        to_server: largest epsilon against the server, likewise.
+        delta: delta of the runs.
+        large_delta: whether delta is at least one over the number of units in some run.
+        unit: unit of privacy.
+        adjacency: neighbouring relation.
+        accountant: accountant of epsilon.
     """
 
     variant: str
@@ -57,7 +67,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Runs that differ only by seed, and the rounds they all have."""
+    """Runs that differ only in their seed; `colour` is the variant's index in the palette."""
 
     label: str
     runs: tuple[RunData, ...]
@@ -65,18 +75,18 @@ class Variant:
 
     @cached_property
     def rounds(self) -> dict[int, list[RoundRow]]:
-        """The rows of every seed, by the rounds that all of them have, in order."""
+        """Rows of all seeds by round, for the rounds that all seeds have, in order."""
         by_number = [{row.round: row for row in run.rounds} for run in self.runs]
         common = sorted(set.intersection(*map(set, by_number)))
         return {number: [rows[number] for rows in by_number] for number in common}
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the metrics that every seed has."""
+        """Names of the metrics that all seeds have."""
         return [metric for metric in self.runs[0].metrics if all(metric in run.metrics for run in self.runs)]
 
     def values(self, metric: str) -> dict[int, list[float]]:
-        """The metric of every seed, for the common rounds in which every seed measured it."""
+        """Return the metric of every seed by round, for the common rounds in which all seeds measured it."""
         return {
             number: [row.test[metric] for row in rows]
             for number, rows in self.rounds.items()
@@ -84,12 +94,12 @@ class Variant:
         }
 
     def epsilon(self, number: int) -> float:
-        """The largest epsilon over seeds up to a round: what holds for every one of them."""
+        """Return the largest epsilon over seeds up to a round, which bounds every seed."""
         return max(row.epsilon for row in self.rounds[number])
 
     @cached_property
     def sent_mebibytes(self) -> dict[int, float]:
-        """The MiB of all messages up to each round with any, mean over seeds; empty where they were not counted."""
+        """Mean over seeds of the MiB sent up to each round; empty if some round was not counted."""
         cumulative, total = {}, 0.0
         for number, rows in self.rounds.items():
             lengths = [row.bytes_up for row in rows if row.bytes_up is not None]
@@ -101,7 +111,7 @@ class Variant:
         return cumulative
 
     def bits(self, last: int) -> Spread | None:
-        """Bits a parameter of all messages up to a round, over seeds."""
+        """Return the bits per parameter of all messages up to a round, over seeds; None if not counted."""
         of_seeds = []
         for run in self.runs:
             counted = [row for row in run.rounds if row.bytes_up is not None and row.round <= last]
@@ -110,11 +120,15 @@ class Variant:
             )
             if not plain:
                 return None
+            # `plain` is the length of the same updates in float32, that is, 32 bits per parameter.
             of_seeds.append(32 * sum(row.bytes_up or 0 for row in counted) / plain)
         return Spread.from_values(of_seeds)
 
     def curve(self, metric: str, *, over: Literal["rounds", "epsilon", "communication_cost"]) -> Curve | None:
-        """The metric over rounds, over the epsilon of rounds that have spent any, or over what was sent until then."""
+        """Return the curve of a metric over rounds, over epsilon, or over the MiB sent so far; None if empty.
+
+        Rounds with epsilon 0 are left out of a curve over epsilon.
+        """
         places = {
             "rounds": {number: float(number) for number in self.rounds},
             "epsilon": {number: spent for number in self.rounds if (spent := self.epsilon(number)) > 0},
@@ -137,7 +151,7 @@ class Variant:
         )
 
     def row(self) -> ComparisonRow:
-        """The variant at the last round that all seeds have evaluated."""
+        """Return the variant's row at the last round that all seeds have evaluated."""
         measured = {metric: values for metric in self.metrics if (values := self.values(metric))}
         last = max((max(values) for values in measured.values()), default=max(self.rounds))
         statements = [run.statement for run in self.runs]
@@ -156,6 +170,7 @@ class Variant:
             bits=self.bits(last),
             epsilon=max(math.inf if one.epsilon is None else one.epsilon for one in statements),
             to_server=max(_to_server(one) for one in statements),
+            # Runs of one variant differ only in seeds, so these fields are equal in all of them.
             delta=statements[0].delta,
             large_delta=any(one.has_large_delta for one in statements),
             unit=statements[0].unit,
@@ -165,7 +180,7 @@ class Variant:
 
 
 def settings_of(experiment: JsonObject, path: str = "") -> dict[str, str]:
-    """Return every setting by its dotted key, without the experiment's name and all seeds."""
+    """Return all settings by dotted key, without the name of the experiment and without seeds."""
     settings: dict[str, str] = {}
     for key, value in experiment.items():
         if key == "seed" or f"{path}{key}" == "name":
@@ -180,6 +195,6 @@ def settings_of(experiment: JsonObject, path: str = "") -> dict[str, str]:
 
 
 def _to_server(statement: Statement) -> float:
-    """Return the epsilon against the server; infinite where no line speaks of it."""
+    """Return the epsilon against the server; infinite if the statement has no line about the server."""
     found = next((line.epsilon for line in statement.trust if line.role == Role.SERVER), None)
     return math.inf if found is None else found

@@ -1,8 +1,7 @@
-"""Public data sets by name, with their published preprocessing, their terms and their allocation to users
-and silos.
+"""Catalogue of public data sets with their published preprocessing, terms of use, and allocation.
 
 A new data set is one module with one :class:`DataSet`, registered under the entry points ``fedveil.data_sets``
-(:mod:`fedveil.registry`); one is imported when it is asked for.
+(:mod:`fedveil.registry`). A data set is imported on first use.
 """
 
 from dataclasses import dataclass
@@ -20,7 +19,18 @@ __all__ = ["Allocation", "CatalogueEntry", "DataSet", "Request", "catalogue", "d
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogueEntry:
-    """One line of the catalogue as a folder has it: what the data set is, and whether its files are there."""
+    """One line of the catalogue: a data set, its files, and whether a folder contains them.
+
+    Attributes:
+        name: name of the data set.
+        package: package that registers it.
+        title: title, or the reason why the data set cannot be imported.
+        records: numbers of records, in words.
+        terms: terms of use and citation.
+        files: files of the variant to read.
+        folder: folder of the files.
+        present: whether the folder contains all files; their contents are not checked.
+    """
 
     name: str
     package: str
@@ -33,9 +43,9 @@ class CatalogueEntry:
 
 
 def catalogue(folder: Path | None = None) -> tuple[CatalogueEntry, ...]:
-    """List the data sets and whether their files lie in the folder (see :func:`load`); downloads nothing.
+    """List the data sets, and whether the folder has their files (see :func:`load`); download nothing.
 
-    One that cannot be imported is listed with the reason in place of its title.
+    A data set that cannot be imported is listed with the reason in place of its title.
     """
     source, entries = store(folder), []
     for member in members("data_sets"):
@@ -60,19 +70,19 @@ def catalogue(folder: Path | None = None) -> tuple[CatalogueEntry, ...]:
 
 
 def data_set(name: str) -> DataSet:
-    """Return the data set of a name, imported.
+    """Import a data set by its name.
 
     Raises:
-        ConfigError: there is none, or it cannot be imported.
+        ConfigError: the name is unknown, or the data set cannot be imported.
     """
     found: DataSet = find("data_sets", name).load()
     return found
 
 
 def digests(name: str, folder: Path | None = None) -> dict[str, str]:
-    """Return the digest by which every file of a data set is known, ``algorithm:hexadecimal``, by its path.
+    """Return the expected digest, ``algorithm:hexadecimal``, of every file of a data set, by path.
 
-    They are public, and :func:`load` has compared every file with its own.
+    The digests are public; :func:`load` compares every file with its digest.
     """
     return {one.path: ":".join(one.digest) for one in data_set(name).files(store(folder))}
 
@@ -86,23 +96,23 @@ def load(
     seed: int = 0,
     folder: Path | None = None,
 ) -> Population:
-    """Load a data set with its published preprocessing and hand its records to users and silos.
+    """Load a data set with its published preprocessing, and allocate its records to users and silos.
 
     Args:
-        name: of a registered data set (``fedveil data``).
-        allocation: the law by which users (and silos, where the data have none) get records.
+        name: name of a registered data set (listed by ``fedveil data``).
+        allocation: law that assigns records to users, and to silos if the data have none.
         n_users: |U|, public.
-        n_silos: |S|; None for the data set's own silos, or five where it has none.
-        seed: of splits and allocation; the same seed gives the same population.
-        folder: where the files lie; None means the folder named by FEDVEIL_DATA, else the user's cache, which
-            is filled by downloading. Every file is checked against its sha256.
+        n_silos: |S|. None: the silos of the data set; without such silos, |U| if every user is a silo, else five.
+        seed: seed of splits and allocation; the same seed gives the same population.
+        folder: folder of the files; None means the folder in FEDVEIL_DATA, else the user's cache, which downloads
+            fill. Every file is compared with its expected digest.
 
     Returns:
-        The population; its ``notes`` say what is a subset and what was fitted on private records.
+        The population; its ``notes`` describe subsets and quantities that were fitted on private records.
 
     Raises:
-        ConfigError: an unknown name; an allocation that does not fit the data.
-        DataError: a file that is missing, corrupted, or cannot be downloaded.
+        ConfigError: the name is unknown, or the allocation does not fit the data.
+        DataError: a file is missing, corrupted, or cannot be downloaded.
 
     >>> load("digits", allocation=Allocation(law="zipf"), n_users=100).n_silos
     5

@@ -1,4 +1,4 @@
-"""Credit Card Fraud, as the ULDP-FL experiments prepare it, from the full table or from a subset of it."""
+"""Credit Card Fraud in the preparation of the ULDP-FL experiments, from the full table or a subset."""
 
 import numpy as np
 import pyarrow.csv as pa_csv
@@ -12,6 +12,7 @@ from fedveil.errors import DataError
 
 FULL_GENUINE, FULL_FRAUDS = 284_315, 492
 TEST_GENUINE, TEST_FRAUDS = 42_648, 74
+# 42,648 + 74 rows are 15 % of the 284,807 rows, at the ratio of the classes.
 POOL_GENUINE = FULL_GENUINE - TEST_GENUINE
 KEPT_GENUINE = POOL_GENUINE // 10
 
@@ -31,11 +32,12 @@ _SUBSET = DataFile(
 
 
 def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
-    """15 % stratified test rows; scaler fitted on the other 85 %; all their frauds and 10 % of their genuine
-    rows.
+    """Split, standardise and allocate the table.
 
-    The counts are those of the full table whichever file is read: 24,584 training rows, 418 of them frauds. From the
-    subset, every genuine row that is not trained on is a test row, and stands for the full table's by its weight.
+    15 % of the rows are a stratified test set. The scaler is fitted on the other 85 %, the pool. The training set is
+    all frauds and 10 % of the genuine rows of the pool. The counts are those of the full table, whichever file is
+    read: 24,584 training rows with 418 frauds. With the subset, every genuine row that is not trained on is a test
+    row, weighted so that the genuine test rows count as many as in the full table.
     """
     rows, fraud = _read(source, files)
     generator = request.randomness.numpy("creditcard")
@@ -52,6 +54,7 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     test = np.sort(np.concatenate((test_frauds, test_genuine)))
     user, silo, silo_names = request.allocate(fraud[train])
     kept = ~local_tests(silo, fraud[train], request.randomness.numpy("creditcard", "local test"))
+    # The genuine test rows of a subset together weigh as much as the TEST_GENUINE rows of the full table.
     weights = np.where(fraud[test] == 0, TEST_GENUINE / n_test_genuine, 1.0).astype(np.float32)
     notes = [
         "Features are standardised by mean and standard deviation of the private training rows, as "
@@ -84,7 +87,7 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
 def _read(
     source: Store, files: tuple[DataFile, ...]
 ) -> tuple[Float64[np.ndarray, "n 30"], Int64[np.ndarray, "n"]]:
-    """Read the csv: 30 features (Time, V1 .. V28, Amount) and the class."""
+    """Read the CSV file: 30 features (Time, V1 .. V28, Amount) and the class."""
     path = source.path(files[0])
     table = pa_csv.read_csv(path)
     if table.num_columns != 31 or table.column_names[-1] != "Class":
@@ -99,7 +102,11 @@ def _standardised(
     frauds: Int64[np.ndarray, "f"],
     share_of_genuine: float,
 ) -> np.ndarray:
-    """Standardise by mean and deviation of the pool, with genuine rows at their share of the full table."""
+    """Standardise by mean and deviation of the pool, with the share of genuine rows in the full table.
+
+    The subset has fewer genuine rows than the full table; the weights give both the same mean and variance, up to
+    sampling error.
+    """
     parts = ((genuine, share_of_genuine), (frauds, 1 - share_of_genuine))
     mean = sum(share * rows[part].mean(axis=0) for part, share in parts)
     variance = sum(share * ((rows[part] - mean) ** 2).mean(axis=0) for part, share in parts)

@@ -1,4 +1,4 @@
-"""What the catalogue says about a data set, and what a caller asks of it."""
+"""Entry of the catalogue (:class:`DataSet`), and request for its allocation (:class:`Request`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +26,10 @@ LOCAL_TEST_NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """How a data set's records are to be handed out: law, |U|, |S| and seed.
+    """Request for the allocation of a data set's records: law, |U|, |S| and seed.
 
-    ``n_silos`` None means the data set's own silos, or five where it has none.
+    ``n_silos`` None means the silos of the data set. Without such silos it means |U| if every user is a silo, else
+    five.
     """
 
     allocation: Allocation
@@ -38,11 +39,11 @@ class Request:
 
     @property
     def randomness(self) -> ExperimentRandomness:
-        """The randomness of splits and allocation; depends on the seed alone."""
+        """Randomness of splits and allocation; it depends only on the seed."""
         return ExperimentRandomness(self.seed)
 
     def allocate(self, labels: Int64[np.ndarray, "n"]) -> tuple[Column, Column, tuple[str, ...]]:
-        """Allocate records that no silo owns yet; returns (user, silo, silo names)."""
+        """Allocate records that have no silo yet; return the user column, the silo column and the silo names."""
         n_silos = self.n_silos
         if n_silos is None:
             n_silos = self.n_users if self.allocation.law in CLIENT_LAWS else DEFAULT_SILOS
@@ -62,7 +63,7 @@ class Request:
         public_test: bool = True,
         scale: Affine = CENTRED,
     ) -> Population:
-        """Return pictures of ten classes, those for training handed out."""
+        """Return a population of images of ten classes, with the training images allocated to users and silos."""
         user, silo, silo_names = self.allocate(train[1])
         return Population(
             name=name,
@@ -79,10 +80,15 @@ class Request:
         )
 
     def allocate_within_silos(self, silo: Column, silo_names: tuple[str, ...], *, least: int) -> Column:
-        """Allocate records that already lie in silos; returns the user column.
+        """Allocate records that already belong to silos to users; return the user column.
+
+        Args:
+            silo: (n,) silo of every record.
+            silo_names: names of the silos.
+            least: minimum number of records per user (:meth:`Allocation.allocate_within_silos`).
 
         Raises:
-            ConfigError: another number of silos is asked for than the data have.
+            ConfigError: ``n_silos`` differs from the number of silos of the data.
         """
         if self.n_silos not in (None, len(silo_names)):
             raise ConfigError(
@@ -99,16 +105,16 @@ class DataSet:
     """One entry of the catalogue.
 
     Args:
-        name: the key it is loaded by.
-        title: what it is, in a line.
-        records: training and test records that come out of it, in words.
-        terms: under which terms the data may be used, and whom to cite.
-        variants: sets of files it can be read from; the first whose files are all there is taken, and the first is the
-            one that is downloaded. A data set that is part of a dependency has one variant of no files.
-        build: reads the files of a variant from a store and hands the records out.
-        model: that an experiment trains unless it names another (``fedveil.training.models``); None: the task's.
-        loss: that it minimises, likewise.
-        metrics: by which it is judged, likewise.
+        name: key of the data set.
+        title: description in one line.
+        records: numbers of training and test records, in words.
+        terms: terms of use and citation.
+        variants: alternative sets of files. The first variant whose files are all present is read; the first variant
+            is the one that is downloaded. A data set that is part of a dependency has one variant without files.
+        build: function that reads the files of a variant from a store and allocates the records.
+        model: default model of experiments (``fedveil.training.models``); None: the default of the task.
+        loss: default loss; None: the default of the task.
+        metrics: default metrics; None: the defaults of the task.
     """
 
     name: str
@@ -122,7 +128,7 @@ class DataSet:
     metrics: tuple[str, ...] | None = None
 
     def files(self, source: Store) -> tuple[DataFile, ...]:
-        """Return the variant that lies in the store whole, or else the first."""
+        """Return the first variant whose files are all in the store, else the first variant."""
         for variant in self.variants:
             if all(file.present(source.folder) for file in variant):
                 return variant

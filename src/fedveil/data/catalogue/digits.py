@@ -1,4 +1,4 @@
-"""Handwritten digits, 8 x 8 pixels, which come with scikit-learn, so that a first run needs no network."""
+"""Handwritten digits, 8 x 8 pixels, from scikit-learn, so that a first run needs no network."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ BRIGHTEST = 16
 
 
 def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
-    from sklearn.datasets import load_digits  # here, for it is slow to load and no other command needs it
+    from sklearn.datasets import load_digits  # a local import: it is slow and no other command needs it
 
     pixels, digits = load_digits(return_X_y=True)
     features, labels = pixels.astype(np.uint8), digits.astype(np.int64)

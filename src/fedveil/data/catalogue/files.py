@@ -1,4 +1,4 @@
-"""Files of the catalogue: found in a folder, or downloaded, and in both cases known by their digest."""
+"""Files of the catalogue: found in a folder or downloaded, and always checked against their digest."""
 
 import hashlib
 import os
@@ -15,10 +15,10 @@ class DataFile:
     """One file that a data set is read from.
 
     Args:
-        path: where it lies, relative to the data folder.
-        sha256: digest of its content, 64 hexadecimal digits; empty where its source publishes an md5 alone.
-        md5: that one, 32 hexadecimal digits: it finds a damaged file, not a forged one.
-        urls: https addresses that serve exactly this content, tried in turn; none if it cannot be downloaded.
+        path: path relative to the data folder.
+        sha256: SHA-256 of the content, 64 hexadecimal digits; empty if the source publishes only an MD5.
+        md5: MD5 of the content, 32 hexadecimal digits; it detects a damaged file, not a forged one.
+        urls: https addresses of exactly this content, tried in turn; empty if it cannot be downloaded.
     """
 
     path: str
@@ -32,27 +32,27 @@ class DataFile:
 
     @property
     def digest(self) -> tuple[str, str]:
-        """The name of the digest that the content is known by, and its hexadecimal digits."""
+        """Algorithm and hexadecimal digits of the expected digest."""
         return ("sha256", self.sha256) if self.sha256 else ("md5", self.md5)
 
     def present(self, folder: Path) -> bool:
-        """Whether the folder has a file of this name (its content is checked when it is read)."""
+        """Return whether the folder has a file of this name; its content is checked when it is read."""
         return (folder / self.path).is_file()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
-    """A folder of data files, which may or may not be filled by downloading."""
+    """Folder of data files; ``download`` says whether missing files may be downloaded into it."""
 
     folder: Path
     download: bool
 
     def path(self, file: DataFile) -> Path:
-        """Return the path of a file whose content has been checked, downloading it where that is allowed.
+        """Return the path of a file after a check of its digest; download a missing file if that is allowed.
 
         Raises:
-            DataError: the file is missing and may or can not be downloaded; its digest is not the expected
-                one (with file, expected and found digest); the disk does not take it.
+            DataError: the file is missing and cannot or may not be downloaded; its digest is not the expected one
+                (the error shows both); or it cannot be written to disk.
         """
         path = self.folder / file.path
         if not path.is_file():
@@ -73,9 +73,9 @@ class Store:
 
 
 def store(folder: Path | None) -> Store:
-    """Return the store to read from: the folder given, else FEDVEIL_DATA, else a cache that downloads fill.
+    """Return the store: the given folder, else that in FEDVEIL_DATA, else a cache that downloads fill.
 
-    The cache is where the system keeps them: ``$XDG_CACHE_HOME/fedveil`` or ``~/.cache/fedveil`` on Linux.
+    The cache is in the system's usual place: ``$XDG_CACHE_HOME/fedveil`` or ``~/.cache/fedveil`` on Linux.
     """
     named = folder if folder is not None else os.environ.get("FEDVEIL_DATA")
     if named:
@@ -86,17 +86,17 @@ def store(folder: Path | None) -> Store:
 
 
 def digest_of(path: Path, algorithm: str = "sha256") -> str:
-    """Return a digest of a file in hexadecimal digits, reading it in blocks."""
+    """Return a digest of a file in hexadecimal digits; the file is read in blocks."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, algorithm).hexdigest()
 
 
 def fetch(file: DataFile, target: Path) -> None:
-    """Download a file to ``target``: either the whole, checked file appears there, or nothing does.
+    """Download a file to ``target`` atomically: the target is the whole, checked file, or does not exist.
 
     Raises:
-        DataError: no address serves it, or none serves the expected content (with expected and found
-            digest), or the disk does not take it.
+        DataError: the file has no address, no address serves the expected content (the error shows both digests), or
+            the file cannot be written to disk.
     """
     if not file.urls:
         raise DataError(

@@ -1,4 +1,4 @@
-"""UCI Heart Disease: four hospitals, prepared as FLamby's Fed-Heart-Disease and trained on as in ULDP-FL."""
+"""UCI Heart Disease: four hospitals, in the preparation of FLamby and the experiments of ULDP-FL."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,18 @@ from fedveil.data.catalogue.files import DataFile, Store
 from fedveil.data.records import Population, Records
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-KEPT_COLUMNS = 10  # slope, ca and thal, mostly missing, are left out
-CATEGORICAL = {2: (2.0, 3.0, 4.0), 6: (1.0, 2.0)}  # cp, restecg: values with a column; the first has none
+KEPT_COLUMNS = 10  # the columns slope, ca and thal are mostly missing and left out
+CATEGORICAL = {
+    2: (2.0, 3.0, 4.0),
+    6: (1.0, 2.0),
+}  # cp, restecg: values with an indicator; the first value has none
 SPLIT_SEED, TRAIN_SHARE = 43, 0.66
 LEAST_DEVIATION = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Hospital:
-    """One hospital's complete rows as its table has them, in FLamby's split: n for training, m for testing."""
+    """Complete rows of one hospital, not normalised, in FLamby's split: n for training, m for testing."""
 
     train: Float64[np.ndarray, "n 13"]
     train_labels: Int64[np.ndarray, "n"]
@@ -29,7 +32,7 @@ class Hospital:
 
 
 def hospitals(paths: Sequence[Path]) -> list[Hospital]:
-    """Read the hospitals' tables, in the order of :data:`HOSPITALS`."""
+    """Read and split the tables of the hospitals, in the order of :data:`HOSPITALS`."""
     found = []
     for path in paths:
         features, labels = _read(path)
@@ -48,7 +51,7 @@ def hospitals(paths: Sequence[Path]) -> list[Hospital]:
 def normalise(
     rows: Float64[np.ndarray, "n 13"], reference: Float64[np.ndarray, "m 13"]
 ) -> Float32[np.ndarray, "n 13"]:
-    """Subtract the reference's mean, divide by its sample deviation; a constant column becomes 0."""
+    """Subtract the mean of the reference and divide by its sample deviation; a constant column becomes 0."""
     deviation = reference.std(axis=0, ddof=1) + LEAST_DEVIATION
     return np.asarray((rows - reference.mean(axis=0)) / deviation, dtype=np.float32)
 
@@ -80,7 +83,7 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
 
 
 def _read(path: Path) -> tuple[Float64[np.ndarray, "n 13"], Int64[np.ndarray, "n"]]:
-    """Read one hospital's complete rows: 8 columns as they are, two as indicators; the label is num > 0."""
+    """Read the complete rows of one hospital: 8 columns unchanged, 2 as indicators; the label is num > 0."""
     cells = np.array([line.split(",") for line in path.read_text().split()])
     numbers = np.where(cells == "?", "nan", cells).astype(np.float64)
     kept = numbers[:, :KEPT_COLUMNS]
@@ -92,9 +95,10 @@ def _read(path: Path) -> tuple[Float64[np.ndarray, "n 13"], Int64[np.ndarray, "n
 
 
 def _split(labels: Int64[np.ndarray, "n"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return FLamby's training and test rows of one hospital: scikit-learn's split, its published seed."""
-    from sklearn.model_selection import train_test_split  # here, for it is slow to load
+    """Return FLamby's train and test rows of one hospital: scikit-learn's split with the published seed."""
+    from sklearn.model_selection import train_test_split  # a local import, because it is slow
 
+    # A hospital with two or fewer records of a class cannot be stratified; FLamby then splits it without strata.
     enough = np.bincount(labels, minlength=2).min() > 2
     train, test = train_test_split(
         np.arange(len(labels)),

@@ -1,4 +1,4 @@
-"""Imagenette, ten classes of ImageNet, resized to 64 x 64: all of its images, and the first ones of each class."""
+"""Imagenette, ten classes of ImageNet, resized to 64 x 64: all images, and a subset of each class."""
 
 import tarfile
 from importlib import import_module
@@ -25,10 +25,15 @@ _TERMS: Final = (
 
 
 def read_archive(path: Path) -> tuple[Labelled, Labelled]:
-    """Read ``imagenette2-64/{train,val}/CLASS/NAME.JPEG`` in the order of the names; a class's label is its rank.
+    """Read ``imagenette2-64/{train,val}/CLASS/NAME.JPEG`` in the order of class and name.
+
+    The label of a class is its rank among the sorted names of the classes.
+
+    Returns:
+        Training and validation set: (n, 3, 64, 64) uint8 images and (n,) int64 labels each.
 
     Raises:
-        DataError: pillow is not installed, or a picture is not of 64 x 64 pixels.
+        DataError: pillow is not installed, or an image does not have 64 x 64 pixels.
     """
     try:
         pictures: Any = import_module("PIL.Image")
@@ -37,7 +42,7 @@ def read_archive(path: Path) -> tuple[Labelled, Labelled]:
     parts: dict[str, list[tuple[str, str, bytes]]] = {"train": [], "val": []}
     with tarfile.open(path) as archive:
         for member in archive:
-            stream = archive.extractfile(member)  # None: a folder
+            stream = archive.extractfile(member)  # None for a folder
             if stream is not None:
                 _, part, label, name = member.name.split("/")
                 parts[part].append((label, name, stream.read()))

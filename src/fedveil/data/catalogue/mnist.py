@@ -1,4 +1,4 @@
-"""MNIST, as the ULDP-FL experiments prepare it."""
+"""MNIST in the preparations of the ULDP-FL, DP-Fed-LS and CEPAM experiments, and in the shape of SVHN."""
 
 import gzip
 from functools import partial
@@ -18,6 +18,7 @@ PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
 CANONICAL_RECORDS = 50_000
 RGB_RECORDS = 20_000
 _UNSIGNED_BYTES = 0x08
+# (x / 255 - mean) / std as one affine map of the stored bytes.
 _SCALE = Affine(factor=1 / (255 * PIXEL_STD), shift=-PIXEL_MEAN / PIXEL_STD)
 _CENTRED_NOTE = "Pixels are scaled from 0 .. 255 to -1 .. 1: nothing is fitted on records."
 _SCALE_NOTE = (
@@ -27,10 +28,12 @@ _SCALE_NOTE = (
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "n *shape"]:
-    """Read a gzipped idx file: two zero bytes, type 8, dimensions, their big-endian sizes, unsigned bytes.
+    """Read a gzipped idx file of unsigned bytes.
+
+    The format is: two zero bytes, the type 8, the number of dimensions, their sizes as big-endian uint32, the values.
 
     Raises:
-        DataError: the file is not of this form.
+        DataError: the file does not have this format.
     """
     with gzip.open(path) as stream:
         content = stream.read()
@@ -74,7 +77,7 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
 def _canonical(
     request: Request, source: Store, files: tuple[DataFile, ...], *, name: str, scale: Affine, note: str
 ) -> Population:
-    """Return the canonical split, its pixels scaled in one of two published ways."""
+    """Return the canonical split, with the pixels scaled in one of two published ways."""
     train_images, train_labels, test_images, test_labels = (read_idx(source.path(file)) for file in files)
     return request.ten_classes(
         name,
@@ -104,6 +107,7 @@ def _build_rgb(request: Request, source: Store, files: tuple[DataFile, ...]) -> 
 
 
 def _as_colour(images: UInt8[np.ndarray, "n 28 28"]) -> UInt8[np.ndarray, "n 3 32 32"]:
+    """Pad images to 32 x 32 pixels and repeat them in three equal colours."""
     framed = np.pad(images, ((0, 0), (2, 2), (2, 2)))
     return np.ascontiguousarray(np.repeat(framed[:, None], 3, axis=1))
 

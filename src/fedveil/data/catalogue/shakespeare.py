@@ -1,12 +1,12 @@
-"""Shakespeare's plays by speaking role: next-character prediction, built from the plain text as LEAF builds it.
+"""Shakespeare's plays by speaking role: next-character prediction from the plain text, as in LEAF.
 
-A client is a role of a play. A sample is 80 characters of what the role says and the character that follows; the
-windows of a role are in the order of the play, and are split in that order: 0.7 for training, 0.1 set aside
-(validation), 0.2 for testing. Clients are the roles with at least 100 training samples.
+A client is a role of a play. A sample is a window of 80 characters of the role's speech and the next character. The
+windows of a role are split in the order of the play: 0.7 for training, 0.1 set aside (validation), 0.2 for testing.
+Clients are the roles with at least 100 training samples.
 
-In the text a speech begins with two blanks, the role and a full stop, and goes on in lines indented by four; The
-Comedy of Errors has lost its indentation, so there any line goes on and a stage direction (``<``) ends the speech.
-Roles with at most two lines are left out, as are plays with a single role. Caldas et al., "LEAF: A Benchmark for
+In the text, a speech begins with two blanks, the role and a full stop, and continues in lines with an indent of four.
+The Comedy of Errors has lost its indentation: any line continues the speech, and a stage direction (``<``) ends it.
+Roles with at most two lines and plays with a single role are left out. Caldas et al., "LEAF: A Benchmark for
 Federated Settings", 2018; McMahan et al., AISTATS 2017.
 """
 
@@ -37,14 +37,14 @@ _FLUSH_PLAY = "THE COMEDY OF ERRORS"
 
 @dataclass
 class _Play:
-    """One play while its text is read: the lines of each role, and who is speaking."""
+    """Parser state of one play: the lines of each role, and the current speaker (None outside a speech)."""
 
     title: str
     roles: dict[str, list[str]]
     speaker: str | None = None
 
     def read(self, line: str) -> None:
-        """Take one line of the text."""
+        """Add one line of the text to the current or a new speech."""
         flush = self.title == _FLUSH_PLAY
         begins = (_FLUSH_SPEECH if flush else _SPEECH).match(line)
         if begins:
@@ -63,12 +63,13 @@ class _Play:
 
 
 def roles_of(text: str) -> dict[str, str]:
-    """Return what every role says, by play and role, in the order of the text.
+    """Return the speech of every role, by play and role, in the order of the text.
 
     Raises:
-        DataError: the text does not hold plays in the form that is expected.
+        DataError: the text does not contain plays in the expected form.
     """
     lines = text.splitlines()[1:]
+    # The eBook begins with the sonnets, so the plays begin with the second line that names the author.
     works = [i for i, line in enumerate(lines) if _BY_LINE in line]
     if len(works) < 2:
         raise DataError(
@@ -91,7 +92,7 @@ def roles_of(text: str) -> dict[str, str]:
 
 
 def encode(text: str) -> UInt8[np.ndarray, " n"]:
-    """Return the number of each character in :data:`ALPHABET`; an unknown character counts as 80."""
+    """Return the (n,) index of each character in :data:`ALPHABET`; an unknown character has the index 80."""
     table = np.full(0x110000, len(ALPHABET), dtype=np.uint8)
     table[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
     return np.asarray(table[np.array([ord(character) for character in text], dtype=np.int64)])
@@ -114,6 +115,7 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     )
     names = [eligible[i] for i in np.sort(drawn)]
     windows = [np.lib.stride_tricks.sliding_window_view(codes[name], WINDOW + 1) for name in names]
+    # LEAF's split in the order of the play: 0.7 for training, up to 0.8 unused, the rest for testing.
     sizes = np.array([int(0.7 * len(rows)) for rows in windows])
     train = np.concatenate([rows[:size] for rows, size in zip(windows, sizes, strict=True)])
     held_out = [rows[int(0.8 * len(rows)) :] for rows in windows]

@@ -1,4 +1,4 @@
-"""SVHN, cropped digits: the canonical files, and the part of the test images that is at hand as a set of its own."""
+"""SVHN, cropped digits: the canonical files, and a subset of the test images as a data set of its own."""
 
 from pathlib import Path
 from typing import Final, NoReturn
@@ -22,8 +22,11 @@ _PIXELS_NOTE = (
 def read_mat(path: Path) -> tuple[UInt8[np.ndarray, "n 3 32 32"], Int64[np.ndarray, " n"]]:
     """Read a canonical file: ``X`` (32, 32, 3, n) uint8 and ``y`` (n, 1) with 10 for the digit 0.
 
+    Returns:
+        (n, 3, 32, 32) uint8 images, and (n,) int64 labels in 0 .. 9.
+
     Raises:
-        DataError: the file is not of this form.
+        DataError: the file does not have this form.
     """
     try:
         stored = loadmat(path, variable_names=("X", "y"))
@@ -34,7 +37,9 @@ def read_mat(path: Path) -> tuple[UInt8[np.ndarray, "n 3 32 32"], Int64[np.ndarr
         _no_images(path)
     if len(labels) and not (labels.min() >= 1 and labels.max() <= 10):
         raise DataError(f"{path}: labels are not all in 1 .. 10")
-    return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels % 10
+    return np.ascontiguousarray(
+        images.transpose(3, 2, 0, 1)
+    ), labels % 10  # the files label the digit 0 as 10
 
 
 def _no_images(path: Path) -> NoReturn:

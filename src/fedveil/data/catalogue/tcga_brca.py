@@ -1,4 +1,4 @@
-"""Fed-TCGA-BRCA: survival of breast cancer patients in six regions, with FLamby's published split."""
+"""Fed-TCGA-BRCA: survival of breast cancer patients in six regions, in FLamby's published split."""
 
 import csv
 from pathlib import Path
@@ -43,7 +43,7 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
 
 
 def _read_patients(path: Path) -> dict[str, list[float]]:
-    """Read the 39 features, the event and the days of every patient."""
+    """Read the 39 features, the event and the time in days of every patient, by patient id."""
     with path.open(newline="") as stream:
         header, *rows = csv.reader(stream)
     if header[0] != "pid" or header[-2:] != ["E", "T"]:
@@ -52,7 +52,7 @@ def _read_patients(path: Path) -> dict[str, list[float]]:
 
 
 def _read_folds(path: Path) -> dict[str, list[tuple[str, int]]]:
-    """Read the published split: patient and silo, for each of train and test (`fold2` is like train_3)."""
+    """Read the published split: (patient, silo) pairs for train and test; `fold2` has the form train_3."""
     folds: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
     with path.open(newline="") as stream:
         for row in csv.DictReader(stream):
@@ -64,7 +64,7 @@ def _read_folds(path: Path) -> dict[str, list[tuple[str, int]]]:
 def _table(
     patients: dict[str, list[float]], fold: list[tuple[str, int]]
 ) -> tuple[Int32[np.ndarray, "n"], Float32[np.ndarray, "n d"], Float32[np.ndarray, "n 2"]]:
-    """Silo, features and (event, days) of the patients of a fold."""
+    """Return silo, features and (event, days) of the patients of a fold."""
     rows = np.array([patients[patient] for patient, _ in fold], dtype=np.float32)
     return np.array([silo for _, silo in fold], dtype=np.int32), rows[:, :-2].copy(), rows[:, -2:].copy()
 
