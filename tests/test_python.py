@@ -996,5 +996,8 @@ def test_a_summed_loss_and_an_unregistered_optimiser_are_refused_for_what_they_a
 
     with pytest.raises(ConfigError, match=r"CrossEntropyLoss has reduction = 'sum'.*takes the mean"):
         train(tmp_path, loss=nn.CrossEntropyLoss(reduction="sum"))
-    with pytest.raises(ConfigError, match=r"server: Own is no optimiser.*entry points fedveil\.optimizers"):
+    with pytest.raises(
+        ConfigError,
+        match=r"registers, such as fedveil\.Sgd\(1\.0\), not Own.*entry points fedveil\.optimizers",
+    ):
         train(tmp_path, server=Own(1.0))

@@ -273,14 +273,11 @@ def _server(server: Optimizer | None) -> dict[str, Any]:
         return {}
     chosen = choice_of("optimizers", server)
     if chosen is None:
-        name = type(server).__name__
-        if isinstance(server, Optimizer):
-            raise ConfigError(
-                f"server: {name} is no optimiser that fedveil or an installed package registers; take "
-                "fedveil.Sgd, Adam or "
-                "Yogi, or register it under the entry points fedveil.optimizers"
-            )
-        raise ConfigError(f"server: a server optimiser is needed, such as fedveil.Sgd(1.0), not {name}")
+        raise ConfigError(
+            "server: a server optimiser is needed that fedveil or an installed package registers, such as "
+            f"fedveil.Sgd(1.0), not {type(server).__name__}; an own class is registered under the entry points "
+            "fedveil.optimizers"
+        )
     return {"optimizer": chosen.document()}
 
 
