@@ -1,5 +1,6 @@
-"""Protocols that limit what the server sees, as state machines over byte messages that do no input or output.
+"""Cryptographic protocols that limit what the server sees, as state machines over byte messages.
 
-Each party is an object that accepts and returns bytes; the caller transports them (in one process, a test, or over a
-network). :mod:`fedveil.protocols.driver` runs whole rounds in one process.
+Each party is an object that accepts and returns bytes. The parties do no input or output: the caller carries the
+bytes, in one process, in a test, or over a network. :mod:`fedveil.protocols.driver` plays whole rounds in one
+process.
 """

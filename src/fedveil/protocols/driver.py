@@ -1,4 +1,4 @@
-"""All parties of a session in one process: messages between them are bytes, and are lost if their recipient is."""
+"""Play all parties of a session in one process; messages are bytes, and a vanished recipient's messages are lost."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedveil.randomness import PrivacyRandomness
 
 @dataclass(frozen=True, kw_only=True)
 class Dropouts:
-    """Which clients vanish in an attempt, and when.
+    """Simulated dropouts of one attempt: the clients that vanish, by the step before which they vanish.
 
     Attributes:
-        before_input: they never send their vector.
-        before_reveal: they send it, and then do not help to open the sum.
+        before_input: clients that never send their vector.
+        before_reveal: clients that send their vector and then do not help to open the sum.
     """
 
     before_input: frozenset[int] = frozenset()
@@ -34,15 +34,16 @@ NOBODY: Final = Dropouts()
 
 
 class LocalDriver(Generic[GivenT, ResultT]):
-    """Plays the ends of a protocol; the setup is played at once, under keys that serve no other driver.
+    """Server and clients of one protocol in one process.
 
-    Messages are delivered first in, first out: answers never overtake what was sent before them.
+    The constructor plays the setup at once, with fresh keys that no other driver uses. Messages are delivered first
+    in, first out: an answer never overtakes an earlier message.
 
     Args:
-        agreement: of the protocol.
-        transcript: where every message is listed; None lists none.
-        kinds: what may be sent, as the method lists it for its statement; None: anything.
-        privacy: where the clients' noise comes from; None: the system.
+        agreement: public specification of the protocol.
+        transcript: list to which every message is added; None records nothing.
+        kinds: kinds of message that the method lists for its privacy statement; None allows every kind.
+        privacy: source of the clients' noise; None takes the system's randomness.
     """
 
     def __init__(
@@ -77,19 +78,20 @@ class LocalDriver(Generic[GivenT, ResultT]):
         inputs: Callable[[int], GivenT],
         absent: Dropouts = NOBODY,
     ) -> tuple[ResultT, int]:
-        """Play an attempt at a round; return what it came to, and how many clients that is over.
+        """Play one attempt at a round; return its result and the number of clients in the sum.
 
         Args:
             round_id: round (from 1) and attempt (from 0); each pair can be played once.
-            cohort: the clients that begin, ascending.
-            drawn: (|U|,) the users that the server draws; None for all.
-            give: what a client contributes; called when it is its turn, so that one client's is in memory at a time.
-            absent: who vanishes on the way.
+            cohort: numbers of the clients that begin the attempt, ascending.
+            drawn: (|U|,) bool, the users that the server samples; None for all.
+            inputs: returns the input of one client. The driver calls it when that client contributes, so that the
+                input of only one client is in memory at a time.
+            absent: clients that vanish during the attempt.
 
         Raises:
-            SiloVanished: clients did not answer, and the protocol cannot go on without them.
-            ProtocolError: a message that is not listed, what is given is not what was agreed on, or the clients end
-                with different results.
+            SiloVanished: clients did not answer, and the protocol cannot proceed without them.
+            ProtocolError: a message of a kind that is not listed, an input that the specification does not allow, or
+                clients that end with different results.
         """
         server, self._gone = self._server, set()
         now = RoundId(run=self._run, round=round_id[0], attempt=round_id[1])
@@ -99,10 +101,12 @@ class LocalDriver(Generic[GivenT, ResultT]):
             if number in absent.before_input:
                 continue
             sent = self._clients[number].contribute(now, inputs(number))
+            # Before delivery: the last client's message makes the server ask all clients to open the sum.
             self._gone |= {number} & absent.before_reveal
             for data in sent:
                 self._carry(number, SERVER, data)
         while missing := server.missing:
+            # All messages in this process are delivered, so a missing client has vanished for good.
             self._gone |= set(missing)
             if not server.has_quorum:
                 raise SiloVanished(missing, may_have_released=server.may_have_released)
@@ -112,7 +116,7 @@ class LocalDriver(Generic[GivenT, ResultT]):
         return result, server.n_summed
 
     def _common(self, cohort: tuple[int, ...]) -> ResultT:
-        """Return the result that every client of a cohort has."""
+        """Return the result that all clients of a cohort have in common."""
         first = self._clients[cohort[0]].result()
         for number in cohort[1:]:
             if self._clients[number].result() != first:
@@ -120,7 +124,8 @@ class LocalDriver(Generic[GivenT, ResultT]):
         return first
 
     def _carry(self, source: int, target: int, data: bytes) -> None:
-        """Deliver a message, and whatever follows from it."""
+        """Deliver a message and all messages that the parties send in reply."""
+        # A queue, not recursion: depth-first delivery would let a reply overtake earlier messages.
         waiting = deque([(source, target, data)])
         while waiting:
             source, target, data = waiting.popleft()

@@ -1,4 +1,4 @@
-"""The error that ends a round: who caused it and why."""
+"""Errors that end a round: the silo that caused the error, and the reason."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from fedveil.errors import FedveilError
 
 
 class ProtocolError(FedveilError):
-    """A message that must not be accepted, or a condition of the protocol that does not hold; the round ends.
+    """Refused message, or violated condition of the protocol; it ends the round.
 
     Attributes:
-        silo: the silo that caused it, None for the server or for a setting.
-        reason: what was found and what would be right; never a private value.
+        silo: number of the silo that caused the error; None for the server or for a setting.
+        reason: the value found and the value that would be right; never a private value.
     """
 
     def __init__(self, reason: str, *, silo: int | None = None) -> None:
@@ -19,19 +19,19 @@ class ProtocolError(FedveilError):
 
 
 class OwnRecordsError(ProtocolError):
-    """What is asked does not fit a silo's own records; who asked is not told which way."""
+    """A request does not fit the silo's own records; the refusal sent to the coordinator does not say how."""
 
 
 class RefusedSumError(ProtocolError):
-    """What the sum of a round decrypts to is refused: that depends on what other silos sent."""
+    """A silo refuses the decrypted sum of a round. The sum depends on the messages of other silos."""
 
 
 class SiloVanished(ProtocolError):
-    """Silos did not answer, so the attempt is over; what it gave away is masked, and it may be repeated.
+    """Silos did not answer, so the attempt is over. The vectors sent are masked, and the round may be repeated.
 
     Attributes:
-        silos: those that did not answer.
-        may_have_released: whether the opening of the sum had begun: then the attempt has to be paid for.
+        silos: numbers of the silos that did not answer.
+        may_have_released: whether the opening of the sum had begun; if so, the attempt must be charged.
     """
 
     def __init__(self, silos: tuple[int, ...], *, may_have_released: bool) -> None:

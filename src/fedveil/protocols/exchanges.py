@@ -1,7 +1,8 @@
-"""Which messages pass between server and client, kind by kind: the words in which a protocol says what it exchanges.
+"""Describe which kinds of message a protocol exchanges between the server and one client, and in which order.
 
-A shape is the exact sequence of what travels together; a message that a :class:`ProtocolMessage` carries stands for
-its part. A letter fits a shape whole or not at all, so no part can ride along in a letter that has no use for it.
+A shape is the exact sequence of message kinds in one transmission. A :class:`ProtocolMessage` counts as the kind of
+the message that it carries. A transmission is accepted only if it matches the expected shape completely, so a sender
+cannot add a message that the recipient does not expect.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fedveil.protocols.session_messages import ProtocolMessage, SessionMessage
 
 Kind = type[Message]
 Shape = tuple[Kind, ...]
-"""The kinds of a letter's parts, in their order."""
+"""Kinds of the messages of one transmission, in their order."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class ExchangeStep:
     """One exchange with a client.
 
     Attributes:
-        asked: what the server's letter is made of.
-        answered: what the client's is.
+        requests: kinds of the messages that the server sends.
+        replies: kinds of the messages that the client answers.
     """
 
     requests: Shape
@@ -33,14 +34,15 @@ class ExchangeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanges:
-    """The messages of a protocol between the server and one client, for one session.
+    """Messages of a protocol between the server and one client in one session.
 
     Attributes:
-        joined: what the client says first.
-        setup: the exchanges before the first round.
-        first: what the client reads ahead of the first round of the session, in the letter that begins it.
-        begin: what it reads at the beginning of every round, ahead of its task.
-        played: by the number of a round, the answer to its task, and the exchanges that follow.
+        joined: kinds that the client sends when it joins.
+        setup: exchanges before the first round.
+        first: kinds that the server sends ahead of the session's first round, in the transmission that begins it.
+        begin: kinds that the server sends at the beginning of every round, ahead of the client's task.
+        played: maps the number of a round to the shape of the client's answer to its task, and the exchanges after
+            it.
     """
 
     joined: Shape = ()
@@ -51,10 +53,10 @@ class Exchanges:
 
 
 def message_shape(parts: Sequence[SessionMessage]) -> Shape:
-    """Return what a letter is made of.
+    """Return the kinds of the messages of one transmission.
 
     Raises:
-        ProtocolError: a relay without a message of this version, or with one that travels by itself.
+        ProtocolError: a :class:`ProtocolMessage` that carries no message of this version, or a session message.
     """
     return tuple(
         _relayed(part.message) if isinstance(part, ProtocolMessage) else type(part) for part in parts
@@ -63,6 +65,7 @@ def message_shape(parts: Sequence[SessionMessage]) -> Shape:
 
 def _relayed(data: bytes) -> Kind:
     kind = Envelope.kind_of(data)
+    # A session message inside a ProtocolMessage would pass for a session message in the shape.
     if issubclass(kind, SessionMessage):
         raise ProtocolError(f"a message with {kind.purpose} is no message of a protocol")
     return kind

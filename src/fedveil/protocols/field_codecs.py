@@ -1,13 +1,13 @@
-"""Fields of messages: a class names each field once, with its layout, and its bytes follow.
+"""Encode and decode the fields of messages: a class declares each field once, with its codec.
 
     @message(99, "where to connect")
     class Offer(Message):
-        port: int = sent_as(number(2))
-        names: tuple[bytes, ...] = sent_as(many(BLOCK, size=1))
+        port: int = wire_field(number(2), Reveals.NOTHING)
+        names: tuple[bytes, ...] = wire_field(repeated(BLOCK, size=1), Reveals.NOTHING)
 
-is a frozen dataclass of two bytes, then a count of one byte and so many blocks. Fields are sent in the order in which
-the class names them. A layout refuses bytes that do not fit it with a ProtocolError; a message whose bytes are not
-field by field has its own ``encode`` and ``decode``.
+is a frozen dataclass. Its bytes are a port of two bytes, a count of one byte, and that many blocks. Fields are sent
+in the order of their declaration. A codec raises a ProtocolError for bytes that do not fit it. A message with another
+byte format defines its own ``encode`` and ``decode``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _B = TypeVar("_B", bound="Body")
 
 @dataclass(frozen=True)
 class FieldCodec(Generic[_T]):
-    """How a value is written and read.
+    """Codec of one value: how it is written to the body of a message and read from it.
 
     Attributes:
-        write: appends it to a body.
-        read: takes it off one.
-        least: bytes of the shortest value, so that an announced count of them is bounded by the bytes that are there.
+        write: appends a value to a body.
+        read: reads a value from a body.
+        least: bytes of the shortest value. It bounds an announced count of values by the bytes that are present.
     """
 
     write: Callable[[Writer, _T], object]
@@ -43,7 +43,7 @@ class FieldCodec(Generic[_T]):
     least: int = 0
 
     def with_check(self, fits: Callable[[_T], bool], reason: str) -> FieldCodec[_T]:
-        """Return the layout that refuses to read values that do not fit, with the reason."""
+        """Return a codec that raises a ProtocolError with ``reason`` when a read value does not satisfy ``fits``."""
 
         def read(reader: Reader) -> _T:
             value = self.read(reader)
@@ -54,7 +54,7 @@ class FieldCodec(Generic[_T]):
         return FieldCodec(self.write, read, self.least)
 
     def mapped(self, to: Callable[[_U], _T], back: Callable[[_T], _U]) -> FieldCodec[_U]:
-        """Return the layout of what is turned into this one's value to be written, and back when read."""
+        """Return a codec of another type: apply ``to`` before writing and ``back`` after reading."""
         return FieldCodec(
             lambda writer, value: self.write(writer, to(value)),
             lambda reader: back(self.read(reader)),
@@ -63,35 +63,35 @@ class FieldCodec(Generic[_T]):
 
 
 def number(size: int) -> FieldCodec[int]:
-    """Return the layout of an unsigned number of ``size`` bytes."""
+    """Return the codec of an unsigned big-endian integer of ``size`` bytes."""
     return FieldCodec(
         lambda writer, value: writer.number(value, size), lambda reader: reader.number(size), size
     )
 
 
 def fixed_bytes(size: int) -> FieldCodec[bytes]:
-    """Return the layout of exactly ``size`` bytes."""
+    """Return the codec of exactly ``size`` bytes."""
     return FieldCodec(
         lambda writer, value: writer.fixed_bytes(value, size), lambda reader: reader.fixed_bytes(size), size
     )
 
 
 BLOCK: Final = FieldCodec(Writer.block, Reader.block, least=8)
-"""Bytes of any length, preceded by it (8 bytes)."""
+"""Codec of bytes of any length, preceded by their length (8 bytes)."""
 
 REST: Final = FieldCodec(Writer.rest, Reader.rest)
-"""Bytes of any length, to the message's end."""
+"""Codec of bytes of any length that run to the end of the message."""
 
 
 def integers(size: int) -> FieldCodec[tuple[mpz, ...]]:
-    """Return the layout of unsigned numbers of ``size`` bytes each, preceded by their count and ``size``."""
+    """Return the codec of unsigned integers of ``size`` bytes each, preceded by their count and ``size``."""
     return FieldCodec(
         lambda writer, values: writer.integers(values, size), lambda reader: tuple(reader.integers(size)), 8
     )
 
 
 def pair(first: FieldCodec[_T], second: FieldCodec[_U]) -> FieldCodec[tuple[_T, _U]]:
-    """Return the layout of two values, one behind the other."""
+    """Return the codec of two values, one after the other."""
 
     def write(writer: Writer, value: tuple[_T, _U]) -> None:
         first.write(writer, value[0])
@@ -103,7 +103,7 @@ def pair(first: FieldCodec[_T], second: FieldCodec[_U]) -> FieldCodec[tuple[_T, 
 
 
 def repeated(item: FieldCodec[_T], *, size: int, most: int = LARGEST_COUNT) -> FieldCodec[tuple[_T, ...]]:
-    """Return the layout of up to ``most`` values of one layout, preceded by their count in ``size`` bytes."""
+    """Return the codec of up to ``most`` values of one codec, preceded by their count in ``size`` bytes."""
 
     def write(writer: Writer, values: tuple[_T, ...]) -> None:
         writer.number(len(values), size)
@@ -119,34 +119,34 @@ def repeated(item: FieldCodec[_T], *, size: int, most: int = LARGEST_COUNT) -> F
 def wire_field(
     layout: FieldCodec[_T], what: Reveals, under: Key | None = None, besides: Reveals | None = None
 ) -> _T:
-    """Return the field of a :class:`Body` that has a layout (its type is the layout's), and what it tells to whom.
+    """Declare a field of a :class:`Body`: its codec, and what it discloses to which reader.
 
     Args:
-        layout: its bytes.
-        what: what it tells of private records.
-        under: who can open it; None: every reader.
-        besides: what it tells every reader all the same.
+        layout: codec of the field; the type of its values is the type of the field.
+        what: information about private records that the field discloses.
+        under: key that opens the field; None if every reader can read it.
+        besides: information that the field discloses to every reader even without the key.
     """
     return cast(_T, dataclasses.field(metadata={"layout": layout, **reveals(what, under, besides)}))
 
 
 def custom_field(what: Reveals, under: Key | None = None) -> Any:
-    """Return a field whose bytes its class writes by itself, and what it tells to whom."""
+    """Declare a field that its class encodes itself, and what it discloses (see :func:`wire_field`)."""
     return dataclasses.field(metadata=reveals(what, under))
 
 
 class Body:
-    """A value whose bytes are its fields, in the order in which its class names them."""
+    """Value whose bytes are its fields, in the order of their declaration."""
 
     def encode(self) -> bytes:
-        """Return the bytes."""
+        """Return the bytes of all fields."""
         writer = Writer()
         message_codec(type(self)).write(writer, self)
         return writer.bytes()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Return the value of bytes, or raise ProtocolError."""
+        """Return the value that the bytes encode; raise a ProtocolError if the bytes do not fit the fields."""
         reader = Reader(data)
         value = message_codec(cls).read(reader)
         reader.finish()
@@ -154,7 +154,7 @@ class Body:
 
 
 def message_codec(kind: type[_B]) -> FieldCodec[_B]:
-    """Return the layout of a class's fields, one behind the other."""
+    """Return the codec of all fields of a class, one after the other."""
     fields: Any = kind
     layouts: dict[str, FieldCodec[Any]] = {
         field.name: field.metadata["layout"] for field in dataclasses.fields(fields)

@@ -1,9 +1,10 @@
-"""The envelope every message travels in, and the messages that all protocols share.
+"""Define the envelope of every message, and the messages that all protocols share.
 
-    magic "FV" | version 1 | kind | run (16) | round (4) | attempt (2) | sender (2) | recipient (2) | length (8) | body
+    magic "FV" | version 1 | kind | run (16) | round (4) | attempt (2) | sender (2) | recipient (2) | length (8) |
+    body
 
-A message of another run, round or attempt, to somebody else, or seen before is refused by :class:`Inbox` before its
-body is read.
+Sizes are in bytes, integers are big-endian. :class:`Inbox` refuses a message of another run, round or attempt, a
+message for another recipient, and a repeated message.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fedveil.protocols.field_codecs import (
 from fedveil.protocols.wire import Reader, Writer
 
 SERVER: Final = 0xFFFF
-"""The server's number as sender or recipient; silos count from 0."""
+"""Number of the server as sender or recipient; silos are numbered from 0."""
 
 LARGEST_SILOS: Final = 1000
 
@@ -44,11 +45,11 @@ _HEADER: Final = struct.Struct(f">2sBB{RUN_BYTES}sIHHHQ")
 
 
 class Message(Body):
-    """One kind of message: a frozen value with a body.
+    """Base class of one kind of message: a frozen value with a body.
 
     Attributes:
         kind: number of the kind on the wire.
-        purpose: what it is for, as the transcript prints it.
+        purpose: content of the message in words, as the transcript prints it.
     """
 
     kind: ClassVar[int]
@@ -64,15 +65,15 @@ _M = TypeVar("_M", bound=Message)
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(wire_field, custom_field))
 def message(kind: int, purpose: str, *, eq: bool = True) -> Callable[[type[_M]], type[_M]]:
-    """Make a class a frozen dataclass, registered under its number on the wire.
+    """Make a class a frozen dataclass and register it under its number on the wire.
 
     Args:
-        kind: the number.
-        purpose: what the message is for, as the transcript prints it.
-        eq: whether two of them can be compared; not if they hold arrays.
+        kind: number of the kind on the wire.
+        purpose: content of the message in words, as the transcript prints it.
+        eq: whether two messages can be compared; False if they hold arrays.
 
     Raises:
-        TypeError: a field does not say what it tells.
+        TypeError: a field does not declare what it discloses.
     """
 
     def register(cls: type[_M]) -> type[_M]:
@@ -86,7 +87,7 @@ def message(kind: int, purpose: str, *, eq: bool = True) -> Callable[[type[_M]],
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """A message with its address; :meth:`encode` and :meth:`decode` are the only way to and from bytes."""
+    """Message with its round, sender and recipient; only :meth:`encode` and :meth:`decode` convert it."""
 
     round_id: RoundId
     sender: int
@@ -94,7 +95,7 @@ class Envelope:
     message: Message
 
     def encode(self) -> bytes:
-        """Return the bytes to carry."""
+        """Return header and body as bytes."""
         body = self.message.encode()
         round_id = self.round_id
         return (
@@ -117,7 +118,7 @@ class Envelope:
         """Return the envelope of received bytes.
 
         Raises:
-            ProtocolError: not a message of this version, an unknown kind, or a body that does not fit it.
+            ProtocolError: not a message of this version, an unknown kind, or a body that does not fit the kind.
         """
         kind = cls.kind_of(data)
         _, _, _, run, round_number, attempt, sender, recipient, length = _HEADER.unpack_from(data)
@@ -132,7 +133,7 @@ class Envelope:
 
     @staticmethod
     def kind_of(data: bytes) -> type[Message]:
-        """Return the kind of message that bytes say they are; the body is not read.
+        """Return the kind of message that the header names; the body is not read.
 
         Raises:
             ProtocolError: not a message of this version, or an unknown kind.
@@ -148,16 +149,16 @@ class Envelope:
 
     @classmethod
     def from_silo(cls, data: bytes, sender: int, cohort: Collection[int]) -> Envelope:
-        """Return the envelope of what a silo sent to the server.
+        """Return the envelope of the bytes that a silo sent to the server.
 
         Args:
-            data: what it sent.
-            sender: the silo at the other end of the channel, as the transport knows it.
-            cohort: the silos that take part.
+            data: the received bytes.
+            sender: number of the silo, as the transport authenticated it.
+            cohort: numbers of the silos that take part.
 
         Raises:
-            ProtocolError: as :meth:`decode`, or another sender than the transport's, or one outside the cohort; names
-                the silo.
+            ProtocolError: as :meth:`decode`, or the envelope names another sender than the transport, or the sender
+                is not in the cohort; the error names the silo.
         """
         try:
             envelope = cls.decode(data)
@@ -169,10 +170,10 @@ class Envelope:
 
 
 class Inbox:
-    """Lets through each message once, and only those of the attempt that is being played.
+    """Filter of received messages: accepts each message once, and only messages of the current attempt.
 
     Args:
-        owner: the party's own number.
+        owner: number of the party that receives the messages.
     """
 
     def __init__(self, owner: int) -> None:
@@ -181,10 +182,10 @@ class Inbox:
         self._seen: set[tuple[int, int]] = set()
 
     def open(self, round_id: RoundId) -> None:
-        """Begin a round or an attempt, which must come after every earlier one of the run.
+        """Begin a round or an attempt, which must be later than every earlier attempt of the run.
 
         Raises:
-            ProtocolError: it is not later than the last one, so its keys were used before.
+            ProtocolError: the attempt is not later than the last attempt, so its keys were used before.
         """
         last = self._round_id
         if last is not None and (
@@ -198,10 +199,10 @@ class Inbox:
         self._seen.clear()
 
     def accept(self, envelope: Envelope, *kinds: type[_M]) -> _M:
-        """Return the message of an envelope, if it may be read now.
+        """Return the message of an envelope that is expected now.
 
         Raises:
-            ProtocolError: another run, round, attempt or recipient, a kind that is not awaited, or a replay.
+            ProtocolError: another run, round, attempt or recipient, a kind outside ``kinds``, or a replay.
         """
         sender = None if envelope.sender == SERVER else envelope.sender
         if envelope.recipient != self._owner:
@@ -223,18 +224,18 @@ class Inbox:
 
 
 def _ascending(silos: Iterable[int]) -> bool:
-    """Return whether silos' numbers ascend strictly and are those of silos."""
+    """Return whether the numbers ascend strictly and lie between 0 and ``LARGEST_SILOS`` - 1."""
     return all(a < b for a, b in pairwise([-1, *silos, LARGEST_SILOS]))
 
 
 _ASCEND: Final = f"a list of silos must ascend and stay below {LARGEST_SILOS}"
 
 SILOS: Final = repeated(number(2), size=2).with_check(_ascending, _ASCEND)
-"""Numbers of silos, ascending."""
+"""Codec of the numbers of silos, ascending."""
 
 
 def by_silo(layout: FieldCodec[_T]) -> FieldCodec[tuple[tuple[int, _T], ...]]:
-    """Return the layout of a value for each of some silos, with the silo's number; the silos ascend."""
+    """Return the codec of pairs of a silo's number and a value; the numbers ascend."""
     values = repeated(pair(number(2), layout), size=2)
     return values.with_check(lambda found: _ascending(silo for silo, _ in found), _ASCEND)
 
@@ -246,28 +247,28 @@ SIGNED_KEY: Final[FieldCodec[SignedKey]] = pair(fixed_bytes(KEY_BYTES), fixed_by
 
 @message(1, "a signed public key")
 class Announcement(Message):
-    """A silo's agreement key, signed with its identity."""
+    """Agreement key of a silo, signed with the silo's identity key."""
 
     key: SignedKey = wire_field(SIGNED_KEY, Reveals.NOTHING)
 
 
 @message(2, "the silos' signed public keys")
 class Directory(Message):
-    """The signed keys of all silos of a cohort, relayed by the server."""
+    """Signed agreement keys of all silos of a cohort, relayed by the server."""
 
     keys: tuple[tuple[int, SignedKey], ...] = wire_field(by_silo(SIGNED_KEY), Reveals.NOTHING)
 
 
 @message(3, "the start of a round")
 class RoundStart(Message):
-    """The server begins a round or another attempt of it, with these silos."""
+    """Start of a round, or of another attempt at it, with the numbers of its silos."""
 
     cohort: tuple[int, ...] = wire_field(SILOS, Reveals.NOTHING)
 
 
 @message(4, "a masked vector", eq=False)
 class MaskedVector(Message):
-    """A silo's vector under its masks: uniform words to whoever lacks one of them."""
+    """Vector of a silo under its masks; its words are uniform to a reader that lacks one of the masks."""
 
     words: UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"] = custom_field(Reveals.CONTENT, Key.NOBODY)
 
@@ -285,11 +286,11 @@ class MaskedVector(Message):
 
 @message(5, "the request for the silos' own masks")
 class RevealRequest(Message):
-    """All masked inputs of the attempt are in: the silos may give their own masks."""
+    """Request for the seeds of the silos' own masks; all masked vectors of the attempt have arrived."""
 
 
 @message(6, "the seed of a silo's own mask")
 class OwnMask(Message):
-    """The seed of a silo's own mask; without it the sum stays hidden, with it nothing but the sum shows."""
+    """Seed of a silo's own mask; without this seed the sum stays hidden, with it only the sum is revealed."""
 
     seed: bytes = wire_field(fixed_bytes(KEY_BYTES), Reveals.SUM)

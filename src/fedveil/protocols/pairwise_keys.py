@@ -1,4 +1,4 @@
-"""What a silo shares with each other silo: pairwise secrets from signed keys, and masks derived from them."""
+"""Agree on pairwise secrets between silos from signed keys, and derive mask keys from these secrets."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from fedveil.protocols.protocol import ClientContext
 
 
 class PairwiseKeys:
-    """A silo's agreement key and the secrets it shares with the others.
+    """Agreement key of one silo, and the secrets that it shares with the other silos.
 
-    The server relays public keys and could put its own in place; it cannot sign them (Protocol 1, requirement 11).
+    The server relays public keys and could replace them by its own keys. It cannot sign for a silo, so a silo refuses
+    a replaced key (ULDP-FL, Protocol 1, requirement 11).
 
     Args:
-        place: the silo's in the session.
-        purpose: what the agreement key is for; part of what is signed.
+        place: context of the silo in the session.
+        purpose: purpose of the agreement key; part of the signed bytes.
 
     Raises:
-        ProtocolError: the identity is not the one the roster has for this silo.
+        ProtocolError: the roster has another identity for this silo, or two silos have the same identity.
     """
 
     def __init__(self, place: ClientContext, purpose: str) -> None:
@@ -35,25 +36,28 @@ class PairwiseKeys:
 
     @property
     def agreement_key(self) -> AgreementKey:
-        """The silo's own key pair."""
+        """Key pair of the silo."""
         return self._key
 
     def sign(self, round_id: RoundId) -> SignedKey:
-        """Return the silo's public key for everybody, signed."""
+        """Return the silo's public agreement key, signed with its identity key."""
         return SignedKey.sign(
             self._identity, self._key.public, owner=self._index, purpose=self._purpose, round_id=round_id
         )
 
     def meet(self, keys: tuple[tuple[int, SignedKey], ...], round_id: RoundId) -> None:
-        """Agree with the owner of every key but the silo's own.
+        """Verify the keys of a directory and agree on a secret with every other silo in it.
 
         Raises:
-            ProtocolError: a key that its owner did not sign, of a stranger, twice the same, or not this silo's own.
+            ProtocolError: a key that its owner did not sign, a key of a silo outside the roster, the same key twice,
+                or a directory without this silo's key.
         """
         publics = dict(keys)
         own = publics.get(self._index)
         if own is None or own.public != self._key.public:
             raise ProtocolError("the directory does not have this silo's own key", silo=self._index)
+        # Equal keys would give a third silo equal masks with both owners; with opposite signs they would cancel
+        # in its vector.
         if len({key.public for key in publics.values()}) != len(publics):
             raise ProtocolError("two silos have the same public key")
         for silo, key in publics.items():
@@ -67,7 +71,7 @@ class PairwiseKeys:
                 raise ProtocolError(f"its public key was refused: {error}", silo=silo) from error
 
     def key(self, peer: int, purpose: str, round_id: RoundId) -> bytes:
-        """Return the 32-byte key shared with one peer for one purpose at one attempt."""
+        """Return the 32-byte key that is shared with one peer, for one purpose and one attempt."""
         if peer not in self._secrets:
             raise ProtocolError("no key was agreed with it", silo=peer)
         return self._secrets[peer].derive(purpose, round_id)
@@ -75,17 +79,26 @@ class PairwiseKeys:
     def mask_keys(
         self, cohort: tuple[int, ...], purpose: str, round_id: RoundId
     ) -> Iterator[tuple[bytes, bool]]:
-        """Yield key and sign of each pairwise mask: of a pair the lower number adds, the higher subtracts."""
+        """Yield the key of each pairwise mask, and whether this silo adds the mask.
+
+        Of each pair the silo with the lower number adds the mask and the other silo subtracts it, so that the masks
+        cancel in the sum over the cohort.
+        """
         for peer in cohort:
             if peer != self._index:
                 yield self.key(peer, purpose, round_id), self._index < peer
 
 
 def check_cohort(cohort: tuple[int, ...], silos: int, *, index: int | None = None) -> None:
-    """Return if a sum over these silos hides each of them.
+    """Check that a sum over a cohort hides the input of each silo.
+
+    Args:
+        cohort: numbers of the silos, ascending.
+        silos: number of silos in the run.
+        index: number of the silo that checks; None for the server.
 
     Raises:
-        ProtocolError: fewer than two silos, a number that no silo has, or without the asking silo itself.
+        ProtocolError: fewer than two silos, a number that no silo has, or a cohort without the silo ``index``.
     """
     if len(cohort) < 2:
         raise ProtocolError(

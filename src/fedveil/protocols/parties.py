@@ -1,4 +1,4 @@
-"""What the parties of all protocols have in common; each protocol adds its phases and reads its own messages."""
+"""Base classes of the parties of all protocols; each protocol adds its phases and reads its own messages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedveil.protocols.protocol import ClientContext, ClientProtocol, GivenIn, R
 
 
 class Party:
-    """A party with its inbox, at the attempt that is being played: in the beginning, the setup.
+    """Base of both ends of a session: an inbox, and the current attempt (initially the setup, round 0).
 
     Args:
         run: 16 bytes that name the session.
-        number: a silo's number, or SERVER.
+        number: number of the silo, or ``SERVER``.
     """
 
     def __init__(self, run: bytes, number: int) -> None:
@@ -32,25 +32,27 @@ class Party:
         self._inbox.open(self._round_id)
 
     def bind(self, context: bytes) -> None:
-        """Bind keys and signatures to what this party was told: first those of the setup, then those of every round.
+        """Bind keys and signatures to a digest of the messages that this party received.
 
-        Where parties were told different things, signatures are refused and masks do not cancel.
+        The first call binds the keys and signatures of the setup, each later call those of one round. If two parties
+        received different messages, their signatures are refused and their masks do not cancel.
 
         Args:
-            context: 32 bytes; of a round, before it begins.
+            context: 32-byte digest; for a round, it is bound before the round begins.
         """
+        # A round's context enters its RoundId in `_bound`, together with the cohort, when the round begins.
         if self._context is None:
             self._round_id = replace(self._round_id, context=context)
         self._context = context
 
     def _bound(self, round_id: RoundId, cohort: tuple[int, ...]) -> RoundId:
-        """Return a round or attempt that begins with a cohort, bound to it and to what this party was told."""
+        """Return the id of a beginning attempt, bound to its cohort and to the digest of :meth:`bind`."""
         told = (self._context or b"") + struct.pack(f">{len(cohort)}H", *cohort)
         return replace(round_id, context=hashlib.sha256(b"fedveil/3/cohort" + told).digest())
 
     @property
     def round_id(self) -> RoundId:
-        """The round and attempt being played."""
+        """Round and attempt that are being played."""
         return self._round_id
 
     def _envelope(self, message: Message, recipient: int = SERVER) -> bytes:
@@ -62,10 +64,10 @@ class Party:
 
 
 class SiloParty(Party, ClientProtocol[GivenIn, ResultOut]):
-    """A silo that takes part in rounds which the server begins; it is its own end of the session.
+    """Base of the silo's end of a session whose rounds the server begins.
 
     Args:
-        place: the silo's in the session.
+        place: context of the silo in the session.
     """
 
     def __init__(self, place: ClientContext) -> None:
@@ -74,10 +76,10 @@ class SiloParty(Party, ClientProtocol[GivenIn, ResultOut]):
         self._cohort: tuple[int, ...] = ()
 
     def check_round(self, round_id: RoundId) -> None:
-        """Return if this is the round and attempt that the server's message has begun here.
+        """Check that ``round_id`` is the round and attempt that the server's message has begun at this silo.
 
         Raises:
-            ProtocolError: it is another one.
+            ProtocolError: another round or attempt has begun, or none.
         """
         if round_id != self._round_id:
             raise ProtocolError(
@@ -86,15 +88,15 @@ class SiloParty(Party, ClientProtocol[GivenIn, ResultOut]):
 
 
 class KeyedSilo(SiloParty[GivenIn, ResultOut]):
-    """A silo that agrees on a key with every other one in the setup.
+    """Base of a silo's end that agrees on a key with every other silo in the setup.
 
     Args:
-        silos: how many there are.
-        place: the silo's in the session.
-        purpose: what the agreement key is for.
+        silos: number of silos in the run.
+        place: context of the silo in the session.
+        purpose: purpose of the agreement key; part of the signed bytes.
 
     Raises:
-        ProtocolError: a roster of another number of silos, or with another identity for this one.
+        ProtocolError: the roster has another number of silos, or another identity for this silo.
     """
 
     def __init__(self, silos: int, place: ClientContext, *, purpose: str) -> None:
@@ -104,17 +106,17 @@ class KeyedSilo(SiloParty[GivenIn, ResultOut]):
         self._silos, self._peers = silos, PairwiseKeys(place, purpose)
 
     def announce(self) -> bytes:
-        """Return the silo's first message: its signed public key."""
+        """Return the silo's first message, which carries its signed public key."""
         return self._envelope(Announcement(key=self._peers.sign(self._round_id)))
 
     def _agree(self, directory: Directory) -> None:
-        """Agree with every silo of the plan."""
+        """Agree on a key with every silo of the plan."""
         if len(directory.keys) != self._silos:
             raise ProtocolError(f"the directory names {len(directory.keys)} silos of {self._silos}")
         self._peers.meet(directory.keys, self._round_id)
 
     def _join(self, envelope: Envelope, start: RoundStart) -> None:
-        """Go on to a round of which this silo is asked to be, with as many silos as its place demands."""
+        """Begin a round whose cohort has this silo and at least the number of silos that its context demands."""
         check_cohort(start.cohort, self._silos, index=self.index)
         least = self._place.least
         if len(start.cohort) < least:
@@ -128,10 +130,10 @@ class KeyedSilo(SiloParty[GivenIn, ResultOut]):
 
 
 class CohortServer(Party, ABC):
-    """A server that relays the silos' keys in the setup, and in every step of a round waits for its whole cohort.
+    """Base of a server's end that relays the silos' keys in the setup and waits for its whole cohort in every step.
 
     Args:
-        silos: how many there are.
+        silos: number of silos in the run.
         run: 16 bytes that name the session.
     """
 
@@ -146,11 +148,11 @@ class CohortServer(Party, ABC):
 
     @property
     def n_summed(self) -> int:
-        """How many silos' contributions the sum is over: the whole cohort's."""
+        """Number of silos in the sum: the whole cohort."""
         return len(self._cohort)
 
     def proceed(self) -> list[tuple[int, bytes]]:
-        """Refuse: every message of the cohort is awaited.
+        """Refuse to proceed without the missing silos: the protocol needs every silo of the cohort.
 
         Raises:
             ProtocolError: always.
@@ -159,18 +161,18 @@ class CohortServer(Party, ABC):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Silos of the cohort whose message for the present step has not arrived."""
+        """Silos of the cohort whose message for the current step has not arrived."""
         return tuple(silo for silo in self._cohort if silo not in self._arrived)
 
     def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
-        """Read a message of a silo; return the messages that follow, as pairs of recipient and bytes.
+        """Read a message of a silo; return the messages to send next, as pairs of recipient and bytes.
 
         Args:
-            sender: the silo at the other end of the channel, as the transport knows it.
-            data: what it sent.
+            sender: number of the silo, as the transport authenticated it.
+            data: the received bytes.
 
         Raises:
-            ProtocolError: a message that must not be accepted, naming the silo; the sums are as before.
+            ProtocolError: a message that must not be accepted; the error names the silo, and the sums are unchanged.
         """
         envelope = Envelope.from_silo(data, sender, self._cohort)
         try:
@@ -188,28 +190,28 @@ class CohortServer(Party, ABC):
 
     @abstractmethod
     def _awaited(self, sender: int) -> type[Message] | None:
-        """Return the kind of message that is awaited of a silo; None: none."""
+        """Return the kind of message that the server awaits from a silo; None if it awaits no message."""
 
     @abstractmethod
     def _take(self, sender: int, content: Message) -> list[tuple[int, bytes]]:
-        """Take what an awaited message says; return what its sender is answered at once."""
+        """Process an awaited message; return the messages that answer its sender at once."""
 
     @abstractmethod
     def _next_phase(self) -> list[tuple[int, bytes]]:
-        """Go on, as all awaited messages are in; return the messages of the next step."""
+        """Begin the next step once all awaited messages have arrived; return its messages."""
 
     def _relay(self, envelope: Envelope, data: bytes) -> list[tuple[int, bytes]]:
-        """Hand on what a silo has sealed for another one; a protocol without such messages has none to hand on."""
+        """Relay a message that one silo has sealed for another; overridden where ``_relayed_kinds`` is not empty."""
         raise NotImplementedError
 
     def _start(self, round_id: RoundId, cohort: tuple[int, ...]) -> None:
-        """Go on to a round or another attempt of it."""
+        """Begin a round, or another attempt at it."""
         check_cohort(cohort, self._silos)
         self._inbox.open(round_id)
         self._round_id, self._cohort, self._arrived = self._bound(round_id, cohort), cohort, set()
 
     def _directory(self) -> Directory:
-        """Return all silos' keys."""
+        """Return the signed keys of all silos, ascending by silo."""
         return Directory(keys=tuple(sorted(self._keys.items())))
 
     def _to_cohort(self, message: Message) -> list[tuple[int, bytes]]:

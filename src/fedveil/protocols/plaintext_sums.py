@@ -1,4 +1,4 @@
-"""Sums in the open: every client sends its vector as it is, and the server adds them up in the order of the clients."""
+"""Sum vectors in the clear: every client sends its vector, and the server adds them in the order of the clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Vector = Float64[np.ndarray, " d"]
 
 @message(50, "a vector in the open", eq=False)
 class PlaintextVector(Message):
-    """A client's vector as it is."""
+    """Vector of a client in the clear, as (d,) float64."""
 
     values: Vector = custom_field(Reveals.CONTENT)
 
@@ -47,14 +47,14 @@ class PlaintextVector(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class FullCohortSpec:
-    """A sum that the server has of every client's vector.
+    """Base of a :class:`ProtocolSpec` whose server learns a sum over all clients.
 
     Attributes:
-        clients: how many clients there are.
-        length: d, coordinates of a vector.
+        clients: number of clients.
+        length: d, number of coordinates of a vector.
 
     Raises:
-        ProtocolError: too many clients.
+        ProtocolError: no clients, or too many.
     """
 
     clients: int
@@ -67,33 +67,33 @@ class FullCohortSpec:
 
     @property
     def quorum(self) -> int:
-        """All clients."""
+        """Number of all clients: every client must answer."""
         return self.clients
 
     @property
     def max_exchange_bytes(self) -> tuple[int, int]:
-        """The numbers of a vector; nothing that is longer comes back."""
+        """Most bytes of one exchange from a client (a float64 vector) and to a client (no payload)."""
         return 8 * self.length, 0
 
     def decode_sum(self, result: Vector) -> Vector:
-        """Return the sum as it is."""
+        """Return the sum unchanged; it is in the unit of the update already."""
         return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlaintextSums(FullCohortSpec):
-    """Everybody's vector in the open."""
+    """Specification of a sum in the clear: the server reads the vector of every client."""
 
     def exchanges(self, client: int) -> Exchanges:
-        """Return the one message of a round."""
+        """Return the exchanges of a session: one message per round."""
         return Exchanges(played=lambda _: ((PlaintextVector,), ()))
 
     def client_input(self, inputs: ClientInputs, client: int) -> Vector:
-        """Return the client's message as it is."""
+        """Return the vector that the client's channel made."""
         return cast(Vector, inputs.message(client))
 
     def pack(self, given: Vector) -> bytes:
-        """Return the numbers of a vector."""
+        """Return a vector as bytes (float64, little-endian)."""
         return PlaintextVector(values=given).encode()
 
     def unpack(self, data: bytes) -> Vector:
@@ -101,27 +101,30 @@ class PlaintextSums(FullCohortSpec):
         return PlaintextVector.decode(data).values
 
     def server(self, run: bytes) -> ServerProtocol[Vector]:
-        """Return a server that adds up."""
+        """Return the server's end."""
         return PlaintextServer(self.length)
 
     def client(self, context: ClientContext) -> ClientProtocol[Vector, Vector]:
-        """Return a client that sends its vector."""
+        """Return a client's end."""
         return PlaintextClient(context)
 
 
 class PlaintextServer:
-    """Waits for a message of each client of the cohort; adds what arrives in the order of the clients.
+    """Server's end of a sum in the clear: awaits one vector of each client of the cohort.
+
+    Float64 addition is not associative. The server therefore adds the vectors in the order of the clients, whatever
+    the order of their arrival, so that the sum is reproducible bit for bit.
 
     Args:
-        length: d.
+        length: d, number of coordinates of a vector.
     """
 
     has_quorum = False
-    may_have_released = True
+    may_have_released = True  # the server reads the first vector as soon as it arrives
 
     @property
     def ready(self) -> bool:
-        """True: there is no setup."""
+        """Always True: the protocol has no setup."""
         return True
 
     def __init__(self, length: int) -> None:
@@ -136,30 +139,30 @@ class PlaintextServer:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Clients that have sent nothing."""
+        """Clients of the cohort whose vector has not arrived."""
         return tuple(number for number in self._cohort[self._added :] if number not in self._early)
 
     @property
     def n_summed(self) -> int:
-        """All of the cohort."""
+        """Number of clients in the sum: the whole cohort."""
         return len(self._cohort)
 
     def bind(self, context: bytes) -> None:
-        """Bind nothing: every client's vector is read by itself."""
+        """Bind nothing: the server reads every vector by itself, without keys that clients share."""
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
-        """Begin an attempt: nobody needs to be told."""
+        """Begin an attempt; return no messages, because no message of the server begins a round."""
         self._inbox.open(round_id)
         self._round_id, self._cohort, self._members = round_id, cohort, frozenset(cohort)
         self._early, self._added, self._sum = {}, 0, np.zeros(self._length)
         return []
 
     def receive(self, sender: int, data: bytes) -> Outgoing:
-        """Read a client's message; what is next in order is added and forgotten.
+        """Read a client's vector; add and discard all vectors that are next in the order of the clients.
 
         Raises:
-            ProtocolError: as somebody else, of another attempt, twice, or not ``length`` finite numbers; names the
-                client.
+            ProtocolError: a message under another client's number, of another attempt or sent twice, or a vector of
+                other than ``length`` finite numbers; the error names the client.
         """
         envelope = Envelope.from_silo(data, sender, self._members)
         try:
@@ -178,11 +181,11 @@ class PlaintextServer:
         return []
 
     def proceed(self) -> Outgoing:
-        """Refuse: nobody may be missing."""
+        """Refuse to proceed without the missing clients: the sum is over the whole cohort."""
         raise ProtocolError(f"a sum in the open is over everybody; {list(self.missing)} are missing")
 
     def result(self) -> Vector:
-        """Return the sum.
+        """Return the (d,) sum over the cohort.
 
         Raises:
             ProtocolError: messages are missing.
@@ -192,15 +195,15 @@ class PlaintextServer:
         return self._sum
 
     def _read(self, sender: int, envelope: Envelope) -> Vector:
-        """Return the vector of a message."""
+        """Return the vector that a message carries."""
         return self._inbox.accept(envelope, PlaintextVector).values
 
 
 class SingleMessageClient(ClientProtocol[GivenIn, ResultOut]):
-    """The end of a client whose contribution is one message to the server; no message of the server begins its round.
+    """Client's end whose contribution is one message to the server; no message of the server begins its round.
 
     Args:
-        place: the client's in the session.
+        place: context of the client in the session.
     """
 
     def __init__(self, place: ClientContext) -> None:
@@ -208,21 +211,24 @@ class SingleMessageClient(ClientProtocol[GivenIn, ResultOut]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether :meth:`contribute` is possible."""
+        """Always True: :meth:`contribute` needs no message of the server."""
         return True
 
     def bind(self, context: bytes) -> None:
-        """Bind nothing: the signature of its letter says what was asked, and no other client's keys depend on it."""
+        """Bind nothing.
+
+        The signature of the client's message covers the request, and no key of another client depends on the context.
+        """
 
     def check_round(self, round_id: RoundId) -> None:
-        """Return: what this client sends is read by itself, so nothing depends on what others were told."""
+        """Accept every round: the server reads each message by itself, whatever other clients received."""
 
     def announce(self) -> bytes | None:
-        """Nothing is to be set up."""
+        """Return None: the protocol has no setup."""
         return None
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Refuse: no message is awaited."""
+        """Refuse every message: this client awaits none."""
         raise ProtocolError("a client in the open awaits no message", silo=self._place.number)
 
     def _message(self, round_id: RoundId, content: Message) -> bytes:
@@ -231,7 +237,7 @@ class SingleMessageClient(ClientProtocol[GivenIn, ResultOut]):
 
 
 class PlaintextClient(SingleMessageClient[Vector, Vector]):
-    """Sends its vector as it is."""
+    """Client's end of a sum in the clear: sends its vector."""
 
     def _send(self, given: Vector, round_id: RoundId) -> list[bytes]:
         return [self._message(round_id, PlaintextVector(values=given))]

@@ -1,11 +1,11 @@
-"""The interface of protocols: an agreement on public numbers, and the server's and a client's end of a session.
+"""Define the interface of protocols: a public specification, and the server's and a client's end of a session.
 
-    setup:  client.announce -> server.receive -> ... until nobody has anything more to say
+    setup:  client.announce -> server.receive -> ... until neither end has a message to send
     round:  server.begin -> client.receive -> client.contribute -> server.receive -> ... -> result
 
-Both ends accept and return bytes, which the transport does not read. A client is a silo, or a client that sends
-messages of its own. The form of a contribution and of the result depends on the protocol: vectors in the open, whole
-numbers of grid steps under masks.
+Both ends accept and return bytes, which the transport does not read. A client is a silo, or a user's device that
+sends messages itself. The types of a client's input and of the result depend on the protocol: float64 vectors in the
+clear, integers in grid units under masks.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedveil.protocols.messages import SERVER
 from fedveil.randomness import PrivacyRandomness
 
 Outgoing: TypeAlias = list[tuple[int, bytes]]
-"""Messages of the server: recipient and bytes."""
+"""Messages of the server, as pairs of the recipient's number and bytes."""
 Roster: TypeAlias = tuple[PublicIdentity, ...]
-"""The public identities of all silos, in the order of their numbers; known to every silo before a run."""
+"""Public identities of all silos, in the order of their numbers; every silo knows them before a run."""
 Drawn: TypeAlias = Bool[np.ndarray, " users"]
 
 GivenT = TypeVar("GivenT")
@@ -40,33 +40,38 @@ ResultOut = TypeVar("ResultOut", covariant=True)
 SECRET_BYTES: Final = 32
 
 MOST_REPEATS: Final = 1024
-"""How often a client gives to a round that was charged once; ten times in a simulation, where every process charges."""
+"""Most times that a client sends its input to a round that was charged once.
+
+In a simulation the limit is ten, and every process charges.
+"""
 
 
 def new_session_secret() -> bytes:
-    """Return a secret that no other session has."""
+    """Return a fresh random secret of 32 bytes, for one session."""
     return os.urandom(SECRET_BYTES)
 
 
 def persist_nothing(given: object) -> None:
-    """Keep nothing: a party in one process repeats no round."""
+    """Discard the input: a party that runs in a single process repeats no round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientContext:
-    """A client in one session of a run, as a protocol needs to know it.
+    """Identity, keys and storage of a client in one session of a run.
 
     Attributes:
         run: 16 bytes that name the session.
-        number: the client's own.
-        identity: its long-term key.
-        roster: all clients' public identities.
-        least: the fewest clients of a sum that it takes part in. Who gives the same whenever a round is asked for takes
-            part in sums over all alone: two sums over different clients would show their difference.
-        secret: returns 32 bytes of its own that stay the same for the run, where anything is to be repeated in another
-            session.
-        keep: told what it gives to a round, whenever that has become more and before anything of it leaves.
-        privacy: where its noise comes from, where some is drawn in the middle of a round.
+        number: number of the client.
+        identity: long-term signing key of the client.
+        roster: public identities of all clients.
+        least: fewest clients of a sum in which the client takes part. A client that repeats its input whenever a
+            round is requested again takes part only in sums over all clients. Otherwise two sums over different
+            cohorts would reveal the inputs of the clients in which they differ.
+        secret: returns 32 secret bytes of the client. They stay the same for the run if a round can be repeated in
+            another session.
+        persist: stores the client's input to a round. The protocol calls it whenever the input grows, and before any
+            part of the input is sent.
+        privacy: source of the noise that the client draws in the middle of a round.
     """
 
     run: bytes
@@ -80,39 +85,40 @@ class ClientContext:
 
 
 class ServerProtocol(Protocol[ResultOut]):
-    """The server's end of one session."""
+    """Server's end of one session."""
 
     @property
     def ready(self) -> bool:
-        """Whether the setup is complete, so that a round may begin."""
+        """Whether the setup is complete, so that a round can begin."""
         ...
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Clients whose message for the present step has not arrived."""
+        """Clients whose message for the current step has not arrived."""
         ...
 
     @property
     def has_quorum(self) -> bool:
-        """Whether :meth:`proceed` goes on without those that are missing."""
+        """Whether :meth:`proceed` can continue without the missing clients."""
         ...
 
     @property
     def may_have_released(self) -> bool:
-        """Whether the attempt may have shown its sum: from then on its privacy event counts."""
+        """Whether the attempt may have revealed its sum; from then on its privacy event must be charged."""
         ...
 
     @property
     def n_summed(self) -> int:
-        """How many clients the result is over."""
+        """Number of clients whose inputs are in the result."""
         ...
 
     def bind(self, context: bytes) -> None:
-        """Bind the keys and signatures of what begins next to what the clients are told of it.
+        """Bind keys and signatures of the coming setup or round to a digest of the clients' messages.
 
         Args:
-            context: 32 bytes, a digest; first of the session, before anything is sent, then of every round. Parties of
-                a simulation, who are told the same, bind nothing.
+            context: 32-byte digest of the messages that the clients receive. The first call, before any message is
+                sent, binds the session; each later call
+                binds one round. The parties of a simulation all receive the same messages and bind nothing.
         """
         ...
 
@@ -121,8 +127,9 @@ class ServerProtocol(Protocol[ResultOut]):
 
         Args:
             round_id: a later round or attempt than any before.
-            cohort: the clients that begin it, ascending.
-            drawn: (|U|,) which users take part; None for all. Most protocols leave it to what the clients give.
+            cohort: numbers of the clients that begin the attempt, ascending.
+            drawn: (|U|,) bool, the sampled users; None for all. Most protocols ignore it: the clients' inputs are
+                over the sampled users already.
 
         Raises:
             ProtocolError: an attempt that was played before, or too few clients.
@@ -130,128 +137,135 @@ class ServerProtocol(Protocol[ResultOut]):
         ...
 
     def receive(self, sender: int, data: bytes) -> Outgoing:
-        """Read a client's message; return those that follow.
+        """Read a client's message; return the messages to send next.
 
         Raises:
-            ProtocolError: a message that must not be accepted, naming the client.
+            ProtocolError: a message that must not be accepted; the error names the client.
         """
         ...
 
     def proceed(self) -> Outgoing:
-        """Go on without the clients that are missing.
+        """Proceed without the missing clients; return the messages to send next.
 
         Raises:
-            ProtocolError: not :attr:`has_quorum` have answered.
+            ProtocolError: :attr:`has_quorum` is False.
         """
         ...
 
     def result(self) -> ResultOut:
-        """Return what the clients' contributions came to.
+        """Return the result of the round.
 
         Raises:
-            ProtocolError: messages are missing, or the result is the clients' alone.
+            ProtocolError: messages are missing, or only the clients learn the result.
         """
         ...
 
 
 class ClientProtocol(ABC, Generic[GivenIn, ResultOut]):
-    """A client's end of one session; unless it says otherwise, of a protocol whose result is the server's."""
+    """Client's end of one session; the defaults fit a protocol whose result only the server learns."""
 
     _place: ClientContext
 
     @property
     @abstractmethod
     def awaits_input(self) -> bool:
-        """Whether :meth:`contribute` is due."""
+        """Whether the protocol awaits :meth:`contribute` now."""
 
     @property
     def binding(self) -> bytes:
-        """What else a kept contribution belongs to, besides what was asked: it is given again for the same alone."""
+        """State, in addition to the request, to which a persisted input is bound.
+
+        The client sends the input again only if the request and this value are the same.
+        """
         return b""
 
     @property
     def has_result(self) -> bool:
-        """Whether the result of the round is here: never where the server learns it."""
+        """Whether the result of the round has arrived; always False if only the server learns it."""
         return False
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """The clients over whose contributions the sum is, when the server has just named them; else nobody."""
+        """Clients whose inputs are in the sum, right after the server has named them; empty at other times."""
         return ()
 
     @abstractmethod
     def bind(self, context: bytes) -> None:
-        """Bind the keys and signatures of what begins next to what this client was told of it, as the server does.
+        """Bind keys and signatures of the coming setup or round to a digest of this client's messages.
 
-        Clients that were told different things open no sum together.
+        The digest is over the messages that the client received, and the server binds the same digest. Clients that
+        received different messages cannot open a sum together.
         """
 
     @abstractmethod
     def check_round(self, round_id: RoundId) -> None:
-        """Return if this is the round and attempt that the server has begun, once in the session.
+        """Check that ``round_id`` is the round and attempt that the server has begun in this session.
 
-        All clients of a sum then put the same round into it. If each could be told another one, the kept contributions
-        of some beside a new one of another would show, against the round before, that one's own with little noise.
+        All clients of a sum then contribute their inputs of the same round. The check stops this attack: the server
+        requests an old round of some clients and a new round of one client. The sum of their persisted inputs and of
+        the new input, less the sum of the old round, would reveal the change of that one client's input with little
+        noise.
 
         Raises:
-            ProtocolError: it is another one.
+            ProtocolError: another round or attempt has begun, or none.
         """
 
     @abstractmethod
     def announce(self) -> bytes | None:
-        """Return the first message of the setup, None if the server's comes first."""
+        """Return the first message of the setup; None if the client has none."""
 
     @abstractmethod
     def receive(self, data: bytes) -> list[bytes]:
-        """Read a message of the server, or what it relays; return the answers.
+        """Read a message of the server, or a message that the server relays; return the answers.
 
         Raises:
             ProtocolError: a message that must not be accepted.
         """
 
     def contribute(self, round_id: RoundId, given: GivenIn) -> list[bytes]:
-        """Return the messages that bring what this client gives into the sum; its place keeps that first.
+        """Persist the client's input to a round and return the messages that carry it.
 
         Args:
             round_id: the round and attempt that has begun.
-            given: what goes into the sum.
+            given: input of the client.
 
         Raises:
-            ProtocolError: no round awaits it, or what is given is not what was agreed on.
+            ProtocolError: no round awaits an input, or the specification does not allow this input.
         """
         self.check_round(round_id)
+        # Before any message exists: after a crash the client must repeat the same input with the same noise.
         self._place.persist(given)
         return self._send(given, round_id)
 
     @abstractmethod
     def _send(self, given: GivenIn, round_id: RoundId) -> list[bytes]:
-        """Return the messages of what is given, which is kept."""
+        """Return the messages that carry an input, which is persisted already."""
 
     def result(self) -> ResultOut:
-        """Return what the contributions came to, where the clients learn it and the server does not.
+        """Return the result of the round, in a protocol whose result the clients learn and the server does not.
 
         Raises:
-            ProtocolError: the clients learn nothing, or the sum has not arrived.
+            ProtocolError: the clients learn no result, or the sum has not arrived.
         """
         raise ProtocolError("clients learn no sum: it is the server's", silo=self._place.number)
 
     def tag(self, content: bytes) -> bytes:
-        """Return 32 bytes that clients with the same content have in common, and that tell the server nothing of it.
+        """Return a 32-byte tag, equal for clients with equal content, that discloses nothing else to the server.
 
         Raises:
-            ProtocolError: the clients have nothing to compare.
+            ProtocolError: the clients learn no result that they could compare.
         """
         raise ProtocolError("clients have no result of their own to compare", silo=self._place.number)
 
 
 class ClientInputs(Protocol):
-    """What the clients of a round have to give; nothing is computed before it is asked for.
+    """Inputs of the clients of one round; each is computed only when a method requests it.
 
-    Vectors are (d,), in the unit of the update; whatever is bounded lies on the grid of its bound.
+    Vectors have shape (d,) and are in the unit of the update. Bounded values lie on the grid of their bound.
     """
 
     def message(self, client: int) -> Float64[np.ndarray, " d"] | bytes:
-        """Return what the channel makes of a client's sum: numbers with its share of the noise, or a codec's bytes."""
+        """Return a client's sum after its channel: numbers with its share of the noise, or a codec's bytes."""
         ...
 
     def unprotected_sum(self, client: int) -> Float64[np.ndarray, " d"]:
@@ -259,92 +273,92 @@ class ClientInputs(Protocol):
         ...
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
-        """Return the bounded contributions of a client's users, ascending, each with weight 1."""
+        """Return the bounded contributions of a client's users, ascending by user, each with weight 1."""
         ...
 
     def noise_share(self, client: int) -> Float64[np.ndarray, " d"]:
-        """Return a client's share of the noise alone."""
+        """Return a client's share of the noise, without its sum."""
         ...
 
     def dither_key(self, client: int) -> bytes:
-        """Return 32 bytes of a client's own that are the same for the same attempt, to draw remainders from."""
+        """Return a secret 32-byte key of a client for its random remainders; the same for the same attempt."""
         ...
 
     def model_displacement(self) -> Float64[np.ndarray, " d"]:
-        """Return how far the models that were released have moved from the first one, as all clients know it."""
+        """Return the last released model minus the first one; all clients know it."""
         ...
 
 
 @runtime_checkable
 class ProtocolSpec(Protocol[GivenT, ResultT]):
-    """What all parties agree on before a run: public numbers, the ends that follow from them, and what passes there."""
+    """Public specification that all parties agree on before a run: its numbers, its messages, and both ends."""
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """Number of clients."""
         ...
 
     @property
     def quorum(self) -> int:
-        """The fewest clients of a sum; where it is below all of them, a round goes on without some that vanish."""
+        """Fewest clients of a sum; below :attr:`clients`, a round can proceed without clients that vanish."""
         ...
 
     @property
     def repeatable(self) -> bool:
-        """Whether a round that is asked for in another session is the same sum, if clients give the same to it.
+        """Whether a round that is repeated in another session gives the same sum, if its clients repeat their inputs.
 
-        Else another attempt is another release, for users drawn anew, and costs another charge.
+        If False, another attempt is another release, for freshly sampled users, and costs another charge.
         """
         ...
 
     @property
     def max_exchange_bytes(self) -> tuple[int, int]:
-        """How many bytes the messages of one exchange take at most: a client's, and those to a client."""
+        """Most bytes of the messages of one exchange: from a client, and to a client."""
         ...
 
     def exchanges(self, client: int) -> Exchanges:
-        """Return which messages pass between server and client, and when."""
+        """Return the exchanges of messages between the server and one client."""
         ...
 
     def client_input(self, inputs: ClientInputs, client: int) -> GivenT:
-        """Return what a client gives to a round, of what it has to give."""
+        """Select the client's input to the protocol from its available inputs."""
         ...
 
     def decode_sum(self, result: ResultT) -> Float64[np.ndarray, " d"]:
-        """Return the sum that a result of the protocol stands for, in the unit of the update."""
+        """Convert a result of the protocol to the sum as a (d,) vector in the unit of the update."""
         ...
 
     def pack(self, given: GivenT) -> bytes:
-        """Return what a client gives as bytes, for its own disk."""
+        """Return a client's input as bytes, for the client's own disk."""
         ...
 
     def unpack(self, data: bytes) -> GivenT:
-        """Return what :meth:`pack` was given.
+        """Return the input that :meth:`pack` encoded.
 
         Raises:
-            ProtocolError: the bytes are none that it made.
+            ProtocolError: :meth:`pack` cannot have made these bytes.
         """
         ...
 
     @property
     def result_at_server(self) -> bool:
-        """Whether the server learns the result; else every client does, and the server nothing."""
+        """Whether the server learns the result; if False, every client learns it and the server does not."""
         ...
 
     def server(self, run: bytes) -> ServerProtocol[ResultT]:
-        """Return the server's end of a session, with new keys."""
+        """Return the server's end of a session, with fresh keys."""
         ...
 
     def client(self, context: ClientContext) -> ClientProtocol[GivenT, ResultT]:
-        """Return a client's end of a session, with new keys."""
+        """Return a client's end of a session, with fresh keys."""
         ...
 
 
 def check_clients(clients: int) -> None:
-    """Return if so many clients can be told apart: a message names its sender by two bytes.
+    """Check that the number of clients is possible: a message names its sender in two bytes.
 
     Raises:
-        ProtocolError: none, or too many.
+        ProtocolError: no clients, or ``SERVER`` (65535) or more.
     """
     if not 1 <= clients < SERVER:
         raise ProtocolError(f"{clients} clients with messages of their own; 1 to {SERVER - 1} are possible")

@@ -1,9 +1,9 @@
-"""Why a silo refuses: a code and numbers. Nothing that travels is a sentence; who reads the code makes one.
+"""Encode a silo's refusal as a code and numbers; the reader's own software turns them into a sentence.
 
-Claim: a refusal brings its reader no text of the sender's, no path and no name, and of a silo's private records at most
-that they do not allow what was asked. Conditions: the numbers that a code names are of the request or of the silo's
-policy. Enforced by :class:`Refusal`, which has no other fields and refuses numbers that its code does not name;
-``tests/test_refusal_codes.py`` reads every place that refuses.
+Claim: a refusal carries no text of its sender, no path and no name. About the silo's private records it discloses at
+most that they do not allow the request. Condition: the numbers of a code come from the request or from the silo's
+policy. :class:`Refusal` enforces the claim: it has no other fields and refuses numbers that its code does not name.
+``tests/test_refusal_codes.py`` checks every statement of the code base that raises a refusal.
 """
 
 from __future__ import annotations
@@ -19,13 +19,21 @@ from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.field_codecs import FieldCodec, fixed_bytes, number, pair, repeated
 
 Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request", "integrity"]
-"""What kind of reason: the silo's policy, its users' budget, another schema, a request that was answered with something
-else before, its own state is not what it was, its disk, a request that makes no sense, or a ledger without all its
-lines."""
+"""Kind of the reason for a refusal.
+
+    policy     the silo's policy does not allow the request
+    budget     the users' privacy budget does not suffice
+    schema     the federation documents (membership, schema, main silos) differ, or cannot be used
+    replay     the request repeats or contradicts an earlier exchange, round or charge
+    state      the silo's persisted state contradicts the request or itself
+    storage    the silo cannot read or write its disk
+    request    the request itself is not valid
+    integrity  lines are missing from the silo's ledger
+"""
 
 
 class Code(Enum):
-    """A reason: its number on the wire, its kind, and the sentence, in which numbers stand by name."""
+    """Reason for a refusal: its number on the wire, its kind, and a sentence template with named numbers."""
 
     METHOD = 1, "policy", "its policy does not allow method.name"
     MODEL = 2, "policy", "its policy does not allow model.name"
@@ -227,27 +235,27 @@ _FLOAT: Final = struct.Struct(">d")
 
 @dataclass(frozen=True)
 class Refusal:
-    """A code and the numbers that its sentence names.
+    """Code of a refusal and the numbers that its sentence names.
 
     Attributes:
-        code: why.
-        numbers: in the order of the sentence.
+        code: reason for the refusal.
+        numbers: finite numbers, in the order in which the sentence names them.
 
     Raises:
-        ProtocolError: more or fewer numbers than the sentence has, or one that is none.
+        ProtocolError: more or fewer numbers than the sentence names, or a number that is not finite.
     """
 
     code: Code
     numbers: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sentence."""
+        """Check that the numbers are finite and fit the sentence."""
         if len(self.numbers) != len(self.code.names) or not all(map(math.isfinite, self.numbers)):
             raise ProtocolError(f"a refusal of code {self.code.number} has {len(self.code.names)} numbers")
 
     @property
     def sentence(self) -> str:
-        """The reason in words."""
+        """Reason for the refusal in words."""
         return self.code.template.format(**dict(zip(self.code.names, self.numbers, strict=True)))
 
 
@@ -266,4 +274,4 @@ REFUSAL: Final[FieldCodec[Refusal]] = pair(
     number(1).mapped(lambda code: code.number, _code),
     repeated(fixed_bytes(_FLOAT.size).mapped(_FLOAT.pack, _float), size=1),
 ).mapped(lambda refusal: (refusal.code, refusal.numbers), lambda read: Refusal(*read))
-"""The code (1), the count of numbers (1), and each as a float64."""
+"""Codec of a refusal: the code (1 byte), the count of numbers (1 byte), and each number as a float64."""

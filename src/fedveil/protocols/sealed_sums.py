@@ -1,11 +1,13 @@
-"""Sums of messages that a codec made: each is sealed for the server, which opens, decodes and adds them up.
+"""Sum messages that a codec made: each is sealed for the server, which decrypts, decodes and adds them.
 
-Who has the key of a codec's message learns more than its decoded value (docs/theory/lrsuq.md), so key and message
-travel together under authenticated encryption. Client and server agree on a secret in every session, by X25519 keys;
-the seal of a message is of its attempt and sender.
+A reader that has the key of a codec's message learns more than the decoded value (docs/theory/lrsuq.md). Key and
+message are therefore sent together under authenticated encryption. Client and server agree on a secret in every
+session, by X25519 keys. The seal of a message is bound to its attempt and sender.
 
     setup:  client's key -> server's key
     round:  sealed message -> sum
+
+Not claimed: protection of a client's vector against the server, which decrypts every message.
 """
 
 from __future__ import annotations
@@ -35,48 +37,47 @@ SEAL_PURPOSE = "sealed sums: message"
 
 @message(51, "a key to seal with")
 class SealingKey(Message):
-    """One end's public key of the session."""
+    """X25519 public key of one end, for one session."""
 
     public: bytes = wire_field(fixed_bytes(KEY_BYTES), Reveals.NOTHING)
 
 
 @message(52, "a sealed message of a codec")
 class SealedMessage(Message):
-    """What a codec made of a client's vector, with its key; sealed for the server."""
+    """Coded vector of a client together with the codec's key, sealed for the server."""
 
     sealed: bytes = wire_field(REST, Reveals.CONTENT, Key.SERVER, besides=Reveals.LENGTH)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SealedSums(FullCohortSpec):
-    """Everybody's message of a codec, which is shorter than the numbers.
+    """Specification of a sum of coded vectors; a codec's message is shorter than the float64 numbers.
 
     Attributes:
-        decode: returns the (d,) vector of the bytes that a client gives to the round of a number, or raises a
-            ProtocolError.
+        decode: maps a client's coded bytes and the number of the round to the (d,) vector, or raises a ProtocolError.
     """
 
     decode: Callable[[bytes, int], Vector]
 
     def exchanges(self, client: int) -> Exchanges:
-        """Return the keys of a session, and the one message of a round."""
+        """Return the exchanges of a session: two keys in the setup, and one message per round."""
         key = (SealingKey,)
         return Exchanges(joined=key, first=key, played=lambda _: ((SealedMessage,), ()))
 
     def client_input(self, inputs: ClientInputs, client: int) -> bytes:
-        """Return the client's message as it is."""
+        """Return the bytes that the client's codec made."""
         return cast(bytes, inputs.message(client))
 
     def pack(self, given: bytes) -> bytes:
-        """Return what a codec made: a round that is asked for again is the same bytes under another seal."""
+        """Return the coded bytes unchanged: a repeated round sends the same bytes under another seal."""
         return given
 
     def unpack(self, data: bytes) -> bytes:
-        """Return the same."""
+        """Return the coded bytes unchanged."""
         return data
 
     def server(self, run: bytes) -> ServerProtocol[Vector]:
-        """Return a server that opens, decodes and adds up."""
+        """Return the server's end, with a fresh key."""
         return SealedServer(self, run)
 
     def client(self, context: ClientContext) -> ClientProtocol[bytes, Vector]:
@@ -84,10 +85,10 @@ class SealedSums(FullCohortSpec):
 
 
 class SealedServer(PlaintextServer):
-    """The server's end.
+    """Server's end of a sum of sealed messages.
 
     Args:
-        agreed: what the parties agree on.
+        agreed: public specification of the protocol.
         run: 16 bytes that name the session.
     """
 
@@ -105,10 +106,11 @@ class SealedServer(PlaintextServer):
         return len(self._shared) == self._agreed.clients
 
     def receive(self, sender: int, data: bytes) -> Outgoing:
-        """Read a client's key, or its message; return the server's key where it is due.
+        """Read a client's key or its sealed message; answer a key with the server's key.
 
         Raises:
-            ProtocolError: as for a message in the open, or one that does not open or decode; names the client.
+            ProtocolError: as :meth:`PlaintextServer.receive`, an unusable key, or a message that cannot be decrypted
+                or decoded; the error names the client.
         """
         if self._round_id != self._setup:
             return super().receive(sender, data)
@@ -129,10 +131,11 @@ class SealedServer(PlaintextServer):
         return self._agreed.decode(self.open_sealed(sender, envelope), envelope.round_id.round)
 
     def open_sealed(self, sender: int, envelope: Envelope) -> bytes:
-        """Return what a client gave, of its sealed message.
+        """Decrypt a client's sealed message; return the coded bytes.
 
         Raises:
-            ProtocolError: sealed by somebody else, in another session, for another round, or altered.
+            ProtocolError: the message was sealed by another client, in another session or for another attempt, or it
+                was altered.
         """
         content = envelope.message
         assert isinstance(content, SealedMessage)
@@ -146,10 +149,10 @@ class SealedServer(PlaintextServer):
 
 
 class SealedClient(SingleMessageClient[bytes, Vector]):
-    """A client's end.
+    """Client's end of a sum of sealed messages.
 
     Args:
-        place: the client's in the session.
+        place: context of the client in the session.
     """
 
     def __init__(self, place: ClientContext) -> None:
@@ -162,18 +165,18 @@ class SealedClient(SingleMessageClient[bytes, Vector]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether the server's key is known."""
+        """Whether the server's key has arrived."""
         return self._shared is not None
 
     def announce(self) -> bytes | None:
-        """Return the message with this client's key."""
+        """Return the message that carries this client's public key."""
         return self._message(self._setup, SealingKey(public=self._own.public))
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read the server's key.
 
         Raises:
-            ProtocolError: another message, or no usable key.
+            ProtocolError: another kind of message, or an unusable key.
         """
         envelope = Envelope.decode(data)
         key = self._inbox.accept(envelope, SealingKey)
@@ -184,7 +187,7 @@ class SealedClient(SingleMessageClient[bytes, Vector]):
         return []
 
     def check_round(self, round_id: RoundId) -> None:
-        """Return if the server's key is known; else raise a ProtocolError."""
+        """Check that the server's key has arrived; raise a ProtocolError if not."""
         if self._shared is None:
             raise ProtocolError("a message is due before the server's key is known", silo=self._place.number)
 

@@ -1,4 +1,4 @@
-"""The parts of a letter: what coordinator and silos say to one another. Fixed layouts, no pickle."""
+"""Define the session messages between coordinator and silos, in fixed byte layouts without pickle."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 16
 
 Nonces = tuple[tuple[int, bytes], ...]
-"""A nonce of each of some silos, by their numbers."""
+"""Pairs of a silo's number and its nonce."""
 
 SignedHead = tuple[bytes, bytes]
-"""The head of a ledger, and a silo's signature of it."""
+"""Ledger head (32 bytes) and a silo's signature over it (64 bytes)."""
 
 Signatures = tuple[tuple[int, SignedHead], ...]
-"""What each of some silos signed, by their numbers."""
+"""Pairs of a silo's number and the ledger head that it signed, with the signature."""
 
 
 class SessionMessage(Message):
-    """One thing that a letter says by itself, in no :class:`~fedveil.protocols.messages.Envelope`."""
+    """Base of the messages that are sent without an :class:`~fedveil.protocols.messages.Envelope`."""
 
 
 _P = TypeVar("_P", bound=SessionMessage)
@@ -55,9 +55,9 @@ def _text(raw: bytes) -> str:
 
 
 def _array(layout: FieldCodec[bytes], sent: str, kept: type[np.number[Any]]) -> FieldCodec[np.ndarray]:
-    """Return the layout of an array with one type of numbers on the wire and one in memory.
+    """Return the codec of an array with one dtype on the wire (``sent``) and one in memory (``kept``).
 
-    Whole numbers that the wire's type does not hold are refused: sent modulo its range they would be others.
+    Integers outside the range of the wire's dtype raise a ProtocolError, because a cast would wrap them around.
     """
     size = np.dtype(sent).itemsize
     whole = np.iinfo(sent) if np.issubdtype(np.dtype(sent), np.integer) else None
@@ -91,19 +91,19 @@ _TEXT: Final = REST.mapped(str.encode, _text)
 _COUNTS: Final = _array(REST, "<u4", np.int64)
 _HEAD: Final = pair(fixed_bytes(DIGEST_BYTES), fixed_bytes(SIGNATURE_BYTES))
 LARGEST_SCORE: Final = 2**32 - 1
-"""The largest score of a user, the number of records or a power of it, that counts and totals can tell of."""
+"""Largest score of a user (the number of records, or a power of it) that fits ``UserCounts`` and ``UserTotals``."""
 
 
 @message(61, "the terms of a run")
 class Terms(SessionMessage):
-    """What the coordinator proposes: the experiment, to the members of one federation.
+    """Experiment that the coordinator proposes to the members of one federation.
 
     Attributes:
         membership: SHA-256 of the federation's membership (silos, keys, schema).
-        head: the last head of the reader's ledger that the coordinator has heard of; zeros if it has heard of none.
-        opened: the nonce under which the coordinator asked for those of the silos.
-        nonces: of the silos that are asked, by number.
-        experiment: the complete document as canonical JSON.
+        head: last ledger head of the recipient that the coordinator has received; zeros if it has received none.
+        opened: nonce under which the coordinator requested the nonces of the silos.
+        nonces: nonces of the silos that the coordinator invites, by number.
+        experiment: the complete experiment document as canonical JSON.
     """
 
     membership: bytes = wire_field(fixed_bytes(DIGEST_BYTES), Reveals.NOTHING)
@@ -114,7 +114,7 @@ class Terms(SessionMessage):
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of what is proposed: the same for every silo and session of a run."""
+        """SHA-256 of membership and experiment: the same for every silo and session of a run."""
         return hashlib.sha256(self.membership + self.experiment.encode()).digest()
 
 
@@ -127,12 +127,12 @@ _REAL: Final = _array(fixed_bytes(8), "<f8", np.float64).mapped(
 
 @message(86, "which part of a run a session plays", eq=False)
 class RunPart(SessionMessage):
-    """What a session plays of a run that is more than rounds of training, and what was released before it.
+    """Part of a run that the session plays (a release or the training rounds), with all earlier releases.
 
     Attributes:
-        name: of the release, such as "eval/1"; empty for the rounds of training.
-        released: the releases of the run that were made before, in their order: the standard deviation of the noise,
-            and the numbers. What follows from them (bounds, edges, coefficients) every silo computes by itself.
+        name: name of the release, such as "eval/1"; empty for the training rounds.
+        released: earlier releases of the run, in their order: the standard deviation of the noise, and the (d,)
+            released numbers. Every silo computes the values that follow from them (bounds, edges, coefficients).
     """
 
     name: str = wire_field(_SHORT, Reveals.NOTHING)
@@ -143,11 +143,12 @@ class RunPart(SessionMessage):
 
 @message(62, "consent")
 class Join(SessionMessage):
-    """A silo takes part.
+    """Consent of a silo to take part.
 
     Attributes:
-        heads: for every silo, in their order, the last head that the sender has heard of its ledger, zeros if none;
-            for the sender itself the head of its own. Each is signed for this session.
+        heads: for every silo, in the order of their numbers, the last ledger head of that silo that the sender has
+            received (zeros if none). For the sender itself: the current head of its ledger. The sender signs each
+            head for this session.
     """
 
     heads: tuple[SignedHead, ...] = wire_field(repeated(_HEAD, size=2), Reveals.NOTHING)
@@ -155,10 +156,11 @@ class Join(SessionMessage):
 
 @message(81, "what the other silos have heard of the reader's ledger, and the heads of theirs")
 class LedgerHeads(SessionMessage):
-    """The coordinator hands on what silos said of ledgers when they joined.
+    """Ledger heads from the ``Join`` messages of the other silos, relayed by the coordinator.
 
     Attributes:
-        silos: of other silos, by number: the last head that it has heard of the reader's ledger, and that of its own.
+        silos: for each other silo, by number: the last ledger head of the recipient that this silo has received, and
+            this silo's own ledger head.
     """
 
     silos: tuple[tuple[int, tuple[SignedHead, SignedHead]], ...] = wire_field(
@@ -168,10 +170,10 @@ class LedgerHeads(SessionMessage):
 
 @message(70, "record counts", eq=False)
 class UserCounts(SessionMessage):
-    """How many records a silo has of every user, for weights by records in the open.
+    """Number of records of every user in one silo, for weights by records in the clear.
 
     Attributes:
-        counts: (|U|,) n_su.
+        counts: (|U|,) int64, n_{s,u}.
     """
 
     counts: Int64[np.ndarray, " users"] = wire_field(_COUNTS, Reveals.COUNTS)
@@ -179,10 +181,10 @@ class UserCounts(SessionMessage):
 
 @message(63, "a refusal")
 class Declined(SessionMessage):
-    """A silo does not take part, or not any longer.
+    """Refusal of a silo to take part, or to continue.
 
     Attributes:
-        why: a code, and numbers of the request or of the silo's policy.
+        why: code of the reason, with numbers from the request or from the silo's policy.
     """
 
     why: Refusal = wire_field(REFUSAL, Reveals.NOTHING)
@@ -190,16 +192,16 @@ class Declined(SessionMessage):
 
 @message(76, "the question whether a silo is there")
 class Hello(SessionMessage):
-    """The coordinator asks for a nonce: a session is about to begin."""
+    """Request of the coordinator for a silo's nonce, before a session begins."""
 
 
 @message(64, "word that a silo is there, in no such session")
 class Ready(SessionMessage):
-    """A silo answers so to whatever is not of its session; nothing has changed.
+    """Reply to a message outside the current session; the silo's state does not change.
 
     Attributes:
-        nonce: 16 bytes that the terms of its next session must bring.
-        busy: seconds for which another run has it at most; 0: it is free.
+        nonce: 16 bytes that the ``Terms`` of the silo's next session must contain.
+        busy: most seconds for which another run occupies the silo; 0 if the silo is free.
     """
 
     nonce: bytes = wire_field(fixed_bytes(NONCE_BYTES), Reveals.NOTHING)
@@ -208,20 +210,20 @@ class Ready(SessionMessage):
 
 @message(80, "word that a silo is at work")
 class InProgress(SessionMessage):
-    """A sign of life: the answer to this letter, or to an earlier one, is not ready; nothing has changed."""
+    """Keep-alive of a silo whose answer to the current or an earlier message is not ready; no state changes."""
 
 
 @message(77, "word that a session is over")
 class Goodbye(SessionMessage):
-    """The coordinator asks nothing more in this session: the silo is free for another run."""
+    """End of the session: the coordinator sends no further request, and the silo is free for another run."""
 
 
 @message(65, "all silos' record counts together", eq=False)
 class UserTotals(SessionMessage):
-    """What every user holds over all silos, for weights by records.
+    """Number of records of every user over all silos, for weights by records.
 
     Attributes:
-        counts: (|U|,) N_u.
+        counts: (|U|,) int64, N_u.
     """
 
     counts: Int64[np.ndarray, " users"] = wire_field(_COUNTS, Reveals.COUNTS)
@@ -229,10 +231,10 @@ class UserTotals(SessionMessage):
 
 @message(66, "the task of a round")
 class RoundTask(SessionMessage):
-    """The work of one round; what a silo needs for it stands before it in the same letter.
+    """Task of one round; the same transmission carries the task's inputs ahead of it.
 
     Attributes:
-        round: counts from 1.
+        round: number of the round, from 1.
     """
 
     round: int = wire_field(number(4), Reveals.NOTHING)
@@ -240,10 +242,10 @@ class RoundTask(SessionMessage):
 
 @message(71, "the model", eq=False)
 class GlobalModel(SessionMessage):
-    """The model to train from.
+    """Model from which the round trains.
 
     Attributes:
-        values: (d,) float32.
+        values: (d,) float32 parameters.
     """
 
     values: Float32[np.ndarray, " d"] = wire_field(_array(REST, "<f4", np.float32), Reveals.MODEL)
@@ -251,10 +253,11 @@ class GlobalModel(SessionMessage):
 
 @message(87, "the clip of a round")
 class RoundClip(SessionMessage):
-    """How long an update may be in the round, where that follows what was released before.
+    """Clip of a round, sent if it follows from earlier releases.
 
     Attributes:
-        length: C_t, in the unit of the updates; the silos' messages are in units of it.
+        length: C_t, the largest l2 norm of an update, in the unit of the updates; the silos' messages are in units of
+            C_t.
     """
 
     length: float = wire_field(_REAL, Reveals.MODEL)
@@ -262,10 +265,10 @@ class RoundClip(SessionMessage):
 
 @message(72, "who takes part", eq=False)
 class SampledUsers(SessionMessage):
-    """Which users take part in the round, for silos that hold several.
+    """Sampled users of the round, for silos that hold several users.
 
     Attributes:
-        users: (|U|,) one bit each, after their number.
+        users: (|U|,) bool; on the wire |U| in 4 bytes, then one bit per user.
     """
 
     users: Bool[np.ndarray, " users"] = wire_field(REST.mapped(_bits, _drawn), Reveals.DRAWN)
@@ -273,10 +276,10 @@ class SampledUsers(SessionMessage):
 
 @message(73, "whether the reader takes part")
 class SampledFlag(SessionMessage):
-    """Whether a client takes part in the round: its own bit and nobody else's.
+    """Whether the recipient is sampled in the round; it carries no other client's bit.
 
     Attributes:
-        drawn: whether it does.
+        drawn: True if the recipient takes part.
     """
 
     drawn: bool = wire_field(number(1).mapped(int, bool), Reveals.OWN_DRAW)
@@ -284,10 +287,12 @@ class SampledFlag(SessionMessage):
 
 @message(69, "a commitment to who takes part")
 class SamplingCommitment(SessionMessage):
-    """Who takes part in the round whose task follows, where the silos are not told: the same users, the same bytes.
+    """Commitment to the sampled users of the next task, for silos that do not receive the sample itself.
+
+    The coordinator sends the same bytes for the same users.
 
     Attributes:
-        commitment: SHA-256 of the users and of a random number that the coordinator keeps with them.
+        commitment: SHA-256 of the sampled users and of a random number that the coordinator stores with them.
     """
 
     commitment: bytes = wire_field(fixed_bytes(DIGEST_BYTES), Reveals.DRAWN, Key.SERVER)
@@ -295,18 +300,21 @@ class SamplingCommitment(SessionMessage):
 
 @message(68, "a message of a protocol")
 class ProtocolMessage(SessionMessage):
-    """A message of a protection's protocol; :class:`~fedveil.protocols.messages.Envelope` reads it."""
+    """Carrier of one message of a protection's protocol, as an :class:`~fedveil.protocols.messages.Envelope`."""
 
     message: bytes = wire_field(REST, Reveals.NOTHING)
 
 
 @message(78, "a signature of what was asked")
 class RequestSignature(SessionMessage):
-    """A silo signs what it was asked, in every exchange of a round but the last: ahead of anything that opens a sum.
+    """Signature of a silo over the request that it received.
+
+    The silo sends it in every exchange of a round except the last, so before any message that opens a sum.
 
     Attributes:
-        signed: the head of its ledger, and a signature of it with a digest that whoever was asked the same can compute.
-            The ledger has charged the round, unless what the silo gives follows in a later exchange.
+        signed: the silo's ledger head, and a signature over the head and a digest of the request. Every silo that
+            received the same request can compute the digest. The ledger has charged the round already, unless the
+            silo sends its input in a later exchange.
     """
 
     signed: SignedHead = wire_field(_HEAD, Reveals.NOTHING)
@@ -314,10 +322,12 @@ class RequestSignature(SessionMessage):
 
 @message(79, "all silos' signatures of what was asked")
 class RequestSignatures(SessionMessage):
-    """The coordinator shows every silo that all were asked the same, and where their ledgers end.
+    """Request signatures of all silos, relayed by the coordinator.
+
+    They show every silo that all silos received the same request, and they carry the silos' ledger heads.
 
     Attributes:
-        signatures: what the silos signed, by number.
+        signatures: signed ledger heads by the number of the silo.
     """
 
     signatures: Signatures = wire_field(by_silo(_HEAD), Reveals.NOTHING)
@@ -325,10 +335,11 @@ class RequestSignatures(SessionMessage):
 
 @message(84, "a silo's signature")
 class Attestation(SessionMessage):
-    """A silo signs the round that it has ended, or the statement of a run, for whoever checks the run later.
+    """Signature of a silo over a finished round or over the statement of a run, for a later audit of the run.
 
     Attributes:
-        signature: of what it was asked and answered for (:mod:`fedveil.federation.audit.run_record`); of no record.
+        signature: signature over the request and the answered round (:mod:`fedveil.federation.audit.run_record`); it
+            covers no private record.
     """
 
     signature: bytes = wire_field(fixed_bytes(SIGNATURE_BYTES), Reveals.NOTHING)
@@ -336,13 +347,13 @@ class Attestation(SessionMessage):
 
 @message(85, "the end of a run")
 class Finalize(SessionMessage):
-    """The coordinator shows what the run states, for the silos to compute again and sign.
+    """Privacy statement of the run, which the silos recompute and sign.
 
     Attributes:
-        round: complete rounds.
-        charges: how often the run's ledger was charged for a round.
+        round: number of complete rounds.
+        charges: number of charges for rounds in the run's ledger.
         line: SHA-256 of the last line of the run's record.
-        statement: the privacy statement as its file has it.
+        statement: text of the privacy statement, exactly as in its file.
     """
 
     round: int = wire_field(number(4), Reveals.NOTHING)
@@ -353,30 +364,30 @@ class Finalize(SessionMessage):
 
 @message(74, "word that the next model is there")
 class ModelStored(SessionMessage):
-    """A silo has the next model, on its disk; the coordinator has none.
+    """Notice that a silo has persisted the next model, in a protocol whose coordinator learns no model.
 
     Attributes:
-        tag: 32 bytes that silos with the same model have in common, and that tell nothing of it.
+        tag: 32 bytes, equal for silos with the same model; they disclose nothing else about the model.
     """
 
     tag: bytes = wire_field(fixed_bytes(KEY_BYTES), Reveals.MODEL, Key.SILOS)
 
 
 PARTS: Final = {number: kind for number, kind in KINDS.items() if issubclass(kind, SessionMessage)}
-"""Every kind of part by its number."""
+"""Every kind of session message by its number."""
 
 SETUP: Final = (
     *(Sent(kind, Role.SILO) for kind in (Hello, Terms, LedgerHeads, RequestSignatures, Finalize, Goodbye)),
     *(Sent(kind, Role.SERVER) for kind in (Ready, Join, Declined, InProgress, RequestSignature, Attestation)),
 )
-"""What every run sends, whatever its method: how a session begins and ends, and who is there."""
+"""Messages that every run sends, whatever its method: begin and end of a session, and the silos' state."""
 
 
 def single_message(parts: Sequence[SessionMessage], kind: type[_P], silo: int) -> _P:
-    """Return the one part of a kind that an answer must have.
+    """Return the single message of a kind that an answer must contain.
 
     Raises:
-        ProtocolError: none, or several.
+        ProtocolError: the answer contains no message of the kind, or several.
     """
     found = [part for part in parts if isinstance(part, kind)]
     if len(found) != 1:

@@ -1,4 +1,4 @@
-"""The list of every message of a run: who sent what to whom, how large, and what for."""
+"""List every message of a run: sender, recipient, size and purpose."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One message.
+    """Entry of one message.
 
     Attributes:
         round: round number, 0 in the setup.
-        attempt: attempt number.
-        sender: ``"server"`` or ``"silo 3"``.
-        recipient: the same.
-        purpose: what the message carries.
-        bytes: its size, header included.
+        attempt: attempt number, from 0.
+        sender: ``"server"``, or for example ``"silo 3"``.
+        recipient: as ``sender``.
+        purpose: content of the message in words.
+        bytes: size of the message in bytes, header included.
     """
 
     round: int
@@ -37,7 +37,7 @@ class Line:
 
 
 class Transcript:
-    """Collects one line per message; contents are not kept."""
+    """Collector of one line per message; it does not keep the contents of messages."""
 
     def __init__(self) -> None:
         self._lines: list[Line] = []
@@ -45,14 +45,14 @@ class Transcript:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """The messages so far, in order."""
+        """Lines of all messages so far, in their order."""
         return tuple(self._lines)
 
     def record(self, data: bytes) -> None:
         """Add the line of a message.
 
         Raises:
-            ProtocolError: not a message.
+            ProtocolError: the bytes are not a message of this version.
         """
         envelope = Envelope.decode(data)
         self._lines.append(
@@ -73,7 +73,7 @@ class Transcript:
         return lines
 
     def bytes_up(self, round_number: int) -> int:
-        """Return the bytes that all silos sent to the server in a round, all its attempts included."""
+        """Return the number of bytes that all silos sent to the server in a round, over all its attempts."""
         return sum(
             line.bytes for line in self._lines if line.round == round_number and line.recipient == "server"
         )

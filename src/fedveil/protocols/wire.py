@@ -1,4 +1,4 @@
-"""Bytes of messages: fields of fixed layout with checked lengths, big-endian numbers, no pickle."""
+"""Write and read the bytes of messages: fixed layouts, checked lengths, big-endian integers, no pickle."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gmpy2 import mpz
 from fedveil.protocols.errors import ProtocolError
 
 LARGEST_COUNT: Final = 2**28
-"""Items that any message has."""
+"""Most items of one list in a message."""
 
 
 class Writer:
-    """Appends fields to a body."""
+    """Writer that appends fields to the body of a message."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
 
     def number(self, value: int, size: int) -> Writer:
-        """Append an unsigned number of ``size`` bytes."""
+        """Append an unsigned integer of ``size`` bytes."""
         self._parts.append(value.to_bytes(size, "big"))
         return self
 
@@ -33,12 +33,12 @@ class Writer:
         return self
 
     def block(self, value: bytes) -> Writer:
-        """Append bytes of any length, preceded by it."""
+        """Append bytes of any length, preceded by their length (8 bytes)."""
         self._parts += [struct.pack(">Q", len(value)), value]
         return self
 
     def integers(self, values: Sequence[mpz], size: int) -> Writer:
-        """Append a list of unsigned numbers of ``size`` bytes each, preceded by count and size."""
+        """Append a list of unsigned integers of ``size`` bytes each, preceded by count and size (4 bytes each)."""
         self._parts.append(struct.pack(">II", len(values), size))
         self._parts += [int(value).to_bytes(size, "big") for value in values]
         return self
@@ -54,13 +54,13 @@ class Writer:
 
 
 class Reader:
-    """Takes fields off a body, in the order they were written.
+    """Reader of the fields of a body, in the order in which they were written.
 
-    Every method raises ProtocolError when the body is shorter than the field asked for.
+    Every method raises a ProtocolError if the body ends before the requested field.
 
     Args:
-        body: the bytes.
-        at: where the first field begins.
+        body: bytes of the message.
+        at: offset of the first field in bytes.
     """
 
     def __init__(self, body: bytes, at: int = 0) -> None:
@@ -68,23 +68,28 @@ class Reader:
 
     @property
     def n_remaining(self) -> int:
-        """How many bytes are left."""
+        """Number of bytes that are left."""
         return len(self._body) - self._at
 
     def fixed_bytes(self, size: int) -> bytes:
-        """Take exactly ``size`` bytes."""
+        """Read exactly ``size`` bytes."""
         if size > self.n_remaining:
             raise ProtocolError(f"a message ends {size - self.n_remaining} bytes early")
         self._at += size
         return self._body[self._at - size : self._at]
 
     def number(self, size: int) -> int:
-        """Take an unsigned number of ``size`` bytes."""
+        """Read an unsigned integer of ``size`` bytes."""
         return int.from_bytes(self.fixed_bytes(size), "big")
 
     def count(self, size: int, item_bytes: int, most: int = LARGEST_COUNT) -> int:
-        """Take a count of at most ``most`` items of ``item_bytes`` or more: memory is bounded by the message."""
+        """Read a count of at most ``most`` items of at least ``item_bytes`` bytes each.
+
+        Raises:
+            ProtocolError: more than ``most`` items, or more items than the remaining bytes can hold.
+        """
         value = self.number(size)
+        # Bounds memory by the bytes received: a short message cannot announce 2^28 items and have them allocated.
         if value > most or value * item_bytes > self.n_remaining:
             raise ProtocolError(
                 f"a message announces {value} items and has {self.n_remaining} bytes left for them"
@@ -92,11 +97,11 @@ class Reader:
         return value
 
     def block(self) -> bytes:
-        """Take bytes preceded by their length."""
+        """Read bytes preceded by their length (8 bytes)."""
         return self.fixed_bytes(self.number(8))
 
     def integers(self, size: int) -> list[mpz]:
-        """Take a list of unsigned numbers, which must have ``size`` bytes each."""
+        """Read a list of unsigned integers, which must have ``size`` bytes each."""
         count = self.count(4, size)
         found = self.number(4)
         if found != size:
@@ -105,10 +110,10 @@ class Reader:
         return [mpz.from_bytes(raw[first : first + size], "big") for first in range(0, count * size, size)]
 
     def rest(self) -> bytes:
-        """Take everything that is left."""
+        """Read all bytes that are left."""
         return self.fixed_bytes(self.n_remaining)
 
     def finish(self) -> None:
-        """Return if nothing is left."""
+        """Check that no bytes are left; raise a ProtocolError otherwise."""
         if self.n_remaining:
             raise ProtocolError(f"a message has {self.n_remaining} bytes too many")

@@ -1,1 +1,1 @@
-"""Secure aggregation: the server learns the silos' sum and nothing else; with recovery of vanished silos or without."""
+"""Secure aggregation, with or without recovery of vanished silos: the server learns only the sum of the silos."""

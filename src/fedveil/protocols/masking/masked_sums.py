@@ -1,7 +1,8 @@
-"""Secure aggregation as a protocol of whole numbers, with recovery of vanished clients or without.
+"""Specify secure aggregation as a protocol over integers, with or without recovery of vanished clients.
 
-The sum is that of the plain float64 messages, bit for bit: they lie on a grid that is a power of two, so dividing by it
-is exact, masks cancel in whole numbers, and a sum below 2^53 steps is exact in float64 in any order.
+The sum equals the sum of the plain float64 messages bit for bit. The messages lie on a grid whose step is a power of
+two, so division by the step is exact. The masks cancel in integer arithmetic. A sum below 2^53 steps is exact in
+float64, in any order of addition.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ MASKED: Final = Exchanges(
     begin=(RoundStart,),
     played=lambda _: ((MaskedVector,), (ExchangeStep((RevealRequest,), (OwnMask,)),)),
 )
-"""The messages of secure aggregation with every client."""
+"""Exchanges of secure aggregation without recovery: every client must answer."""
 
 _FOLLOWING: Final = (
     ExchangeStep((RecoveryDirectory,), (ShareBundle,)),
@@ -55,22 +56,23 @@ _FOLLOWING: Final = (
     ExchangeStep((AgreedSurvivors,), (RevealedShares,)),
 )
 RECOVERED: Final = Exchanges(begin=(RoundStart,), played=lambda _: ((RecoveryKeys,), _FOLLOWING))
-"""The messages of secure aggregation that recovers, with every client that is there."""
+"""Exchanges of secure aggregation with recovery, with every client that has not vanished."""
 
 _BUNDLE_BYTES: Final = 512
-"""More than one client's keys, or its sealed shares for another, take in a message."""
+"""Upper bound of the bytes that one client's signed keys, or its sealed shares for another, take in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedSumSpec(AggregationPlan):
-    """What all parties of a run under secure aggregation agree on.
+    """Public specification of secure aggregation for all parties of a run.
 
     Attributes:
-        grid: the step of a message, a power of two, in the unit of the update.
-        threshold: how many clients must survive a round with recovery; None: every client must.
+        grid: step of the messages' grid, a power of two, in the unit of the update.
+        threshold: fewest clients that must survive a round with recovery; None if every client must.
 
     Raises:
-        ProtocolError: fewer than two clients, sums that would not fit, or a threshold not above half of the clients.
+        ProtocolError: fewer than two clients, sums that do not fit 64 bits, or a threshold not above half of the
+            clients.
     """
 
     grid: float = 1.0
@@ -84,53 +86,57 @@ class MaskedSumSpec(AggregationPlan):
 
     @property
     def quorum(self) -> int:
-        """All clients, or as many as open the masks of the others."""
+        """Fewest clients of a sum: the threshold with recovery, else all clients."""
         return self.clients if self.threshold is None else self.threshold
 
     @property
     def repeatable(self) -> bool:
-        """Whether every sum is over all clients: another attempt may be over others, with other noise."""
+        """Whether every sum is over all clients; with recovery another attempt may have other clients and noise."""
         return self.threshold is None
 
     @property
     def max_exchange_bytes(self) -> tuple[int, int]:
-        """A vector, or what a client seals for all others; shares for it come back, or everybody's keys."""
+        """Most bytes of one exchange from a client (a vector, or shares) and to a client (keys, or shares)."""
         return 8 * self.length + _BUNDLE_BYTES * self.clients, _BUNDLE_BYTES * self.clients
 
     def exchanges(self, client: int) -> Exchanges:
-        """Return the same messages for every client."""
+        """Return the exchanges of a session, which are the same for every client."""
         return MASKED if self.threshold is None else RECOVERED
 
     def client_input(self, inputs: ClientInputs, client: int) -> Units:
-        """Return the client's message in units of the grid, exact: it is a multiple of the grid."""
+        """Return the client's message in grid units; exact, because the message is a multiple of the grid."""
         return self.units(cast(Float64[np.ndarray, " d"], inputs.message(client)))
 
     def units(self, message: Float64[np.ndarray, " d"]) -> Units:
-        """Return a message in units of the grid."""
+        """Convert a (d,) float64 message to int64 grid units."""
         return (message / self.grid).astype(np.int64)
 
     def decode_sum(self, result: Units) -> Float64[np.ndarray, " d"]:
-        """Return a sum of messages from units of the grid, exact."""
+        """Convert a sum from grid units to the unit of the update; exact below 2^53 grid units."""
         return np.asarray(result * self.grid)
 
     def pack(self, given: Units) -> bytes:
-        """Return the numbers of a vector (int64, little-endian)."""
+        """Return a vector as bytes (int64, little-endian)."""
         return given.astype("<i8", copy=False).tobytes()
 
     def unpack(self, data: bytes) -> Units:
-        """Return the vector of :meth:`pack`."""
+        """Return the vector that :meth:`pack` encoded.
+
+        Raises:
+            ProtocolError: the bytes have another length than a vector.
+        """
         if len(data) != 8 * self.length:
             raise ProtocolError(f"a kept vector has {len(data)} bytes instead of {8 * self.length}")
         return np.frombuffer(data, dtype="<i8").astype(np.int64)
 
     def server(self, run: bytes) -> ServerProtocol[Units]:
-        """Return the server's end."""
+        """Return the server's end of a session."""
         if self.threshold is None:
             return AggregationServer(self, run)
         return RecoverableServer(self, run, threshold=self.threshold)
 
     def client(self, context: ClientContext) -> ClientProtocol[Units, Units]:
-        """Return a client's end."""
+        """Return a client's end of a session."""
         if self.threshold is None:
             return AggregationSilo(self, context)
         return RecoverableSilo(self, context, threshold=self.threshold)

@@ -1,4 +1,4 @@
-"""Messages of secure aggregation with recovery (beside those that all protocols share)."""
+"""Define the messages of secure aggregation with recovery, in addition to those that all protocols share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.protocols.messages import SIGNED_KEY, SILOS, Message, by_silo, mess
 
 @message(11, "two signed public keys")
 class RecoveryKeys(Message):
-    """A silo's two agreement keys of an attempt, signed: of its masks, and of the shares that are sealed to it."""
+    """Two signed agreement keys of a silo for one attempt: one for its masks, one for shares sealed to the silo."""
 
     mask: SignedKey = wire_field(SIGNED_KEY, Reveals.NOTHING)
     seal: SignedKey = wire_field(SIGNED_KEY, Reveals.NOTHING)
@@ -20,7 +20,7 @@ class RecoveryKeys(Message):
 
 @message(12, "the silos' signed public keys, two each")
 class RecoveryDirectory(Message):
-    """Both signed keys of all silos of a cohort, relayed by the server."""
+    """Both signed agreement keys of all silos of a cohort, relayed by the server."""
 
     keys: tuple[tuple[int, RecoveryKeys], ...] = wire_field(
         by_silo(message_codec(RecoveryKeys)), Reveals.NOTHING
@@ -29,10 +29,10 @@ class RecoveryDirectory(Message):
 
 @message(15, "sealed shares for the other silos")
 class ShareBundle(Message):
-    """A silo's shares of its two secrets, one sealed for every other silo, and what shows that a seed is its own.
+    """Shares of a silo's two secrets, sealed for each other silo, with a check value of its seed (``shown``).
 
-    Of the mask key, the public half shows it. Of the seed of the silo's own mask, a key derived from it, from which
-    nobody finds the seed.
+    The server checks a rebuilt mask key against the public half that the silo announced. It checks a rebuilt seed of
+    the silo's own mask against ``shown``, a key derived from the seed. The seed cannot be computed from ``shown``.
     """
 
     shares: tuple[tuple[int, bytes], ...] = wire_field(by_silo(BLOCK), Reveals.NOTHING)
@@ -41,28 +41,28 @@ class ShareBundle(Message):
 
 @message(8, "the other silos' sealed shares")
 class RelayedShares(Message):
-    """The shares that the other silos sealed for one silo."""
+    """Shares that the other silos sealed for the recipient, relayed by the server."""
 
     shares: tuple[tuple[int, bytes], ...] = wire_field(by_silo(BLOCK), Reveals.NOTHING)
 
 
 @message(9, "the silos whose vectors arrived")
 class Survivors(Message):
-    """The silos whose masked vectors arrived."""
+    """Numbers of the silos whose masked vectors arrived, ascending."""
 
     silos: tuple[int, ...] = wire_field(SILOS, Reveals.NOTHING)
 
 
 @message(13, "a signature over the survivors")
 class SignedSurvivors(Message):
-    """A silo's signature over the one list of survivors that it was told of in an attempt."""
+    """Signature of a silo over the only list of survivors that it accepts in an attempt."""
 
     signature: bytes = wire_field(fixed_bytes(SIGNATURE_BYTES), Reveals.NOTHING)
 
 
 @message(14, "the silos' signatures over the survivors")
 class AgreedSurvivors(Message):
-    """Who of the survivors was told the same list."""
+    """Survivors' signatures over the list of survivors; they show which silos received the same list."""
 
     signatures: tuple[tuple[int, bytes], ...] = wire_field(
         by_silo(fixed_bytes(SIGNATURE_BYTES)), Reveals.NOTHING
@@ -71,6 +71,6 @@ class AgreedSurvivors(Message):
 
 @message(10, "one share per silo")
 class RevealedShares(Message):
-    """For each silo one share: of its own mask's seed if it survived, of its mask key if it vanished."""
+    """One share for each silo: of the seed of its own mask if it survived, of its mask key if it vanished."""
 
     shares: tuple[tuple[int, bytes], ...] = wire_field(by_silo(fixed_bytes(SHARE_BYTES)), Reveals.SUM)

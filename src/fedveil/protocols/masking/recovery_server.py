@@ -1,4 +1,4 @@
-"""The server of secure aggregation that survives vanished silos: it relays, adds up, and takes masks off."""
+"""Server's end of secure aggregation with recovery: it relays messages, adds vectors and removes masks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from fedveil.protocols.protocol import Drawn, Outgoing
 
 
 class RecoverableServer(Party):
-    """The server of a run. The caller decides with :meth:`proceed` when it has waited long enough.
+    """Server's end of a session. The caller decides when to stop waiting for silos, and then calls :meth:`proceed`.
 
     Args:
-        plan: what all parties agreed on.
+        plan: public specification of the sum.
         run: 16 bytes that name the session.
-        threshold: how many silos must survive.
+        threshold: fewest silos that must survive.
     """
 
     ready = True  # every attempt has keys of its own
@@ -56,28 +56,33 @@ class RecoverableServer(Party):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Silos whose message for the present step has not arrived."""
+        """Silos whose message for the current step has not arrived."""
         if self._phase is Phase.DONE:
             return ()
         return tuple(silo for silo in self._asked if silo not in self._arrived)
 
     @property
     def has_quorum(self) -> bool:
-        """Whether so many silos have answered that :meth:`proceed` goes on."""
+        """Whether at least ``threshold`` silos have answered, so that :meth:`proceed` can continue."""
         return len(self._arrived) >= self._threshold
 
     @property
     def n_summed(self) -> int:
-        """How many silos' vectors the sum is over, once :attr:`may_have_released`."""
+        """Number of silos whose vectors are in the sum; final once :attr:`may_have_released` is True."""
         return len(self._cohort)
 
     @property
     def may_have_released(self) -> bool:
-        """Whether shares of this attempt were asked for: from then on its privacy event counts."""
+        """Whether the server has requested shares of this attempt; from then on its privacy event is charged."""
         return self._phase in (Phase.REVEAL, Phase.DONE)
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
-        """Begin a round, or another attempt of it; who is drawn, the vectors say. Return the messages to the cohort.
+        """Begin a round, or another attempt at it; return the messages to the cohort.
+
+        Args:
+            round_id: a later round or attempt than any before.
+            cohort: numbers of the silos that begin the attempt, ascending.
+            drawn: ignored, because the silos' vectors are over the sampled users already.
 
         Raises:
             ProtocolError: an attempt that was played before, or fewer silos than the threshold.
@@ -93,10 +98,10 @@ class RecoverableServer(Party):
         return self._to_each(self._cohort, RoundStart(cohort=cohort))
 
     def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
-        """Read a message of a silo; return the messages that follow when all of a step are in.
+        """Read a message of a silo; return the messages of the next step once all messages of a step have arrived.
 
         Raises:
-            ProtocolError: a message that must not be accepted, naming the silo.
+            ProtocolError: a message that must not be accepted; the error names the silo.
         """
         try:
             envelope = Envelope.decode(data)
@@ -117,14 +122,15 @@ class RecoverableServer(Party):
         return [] if self.missing else self.proceed()
 
     def proceed(self) -> list[tuple[int, bytes]]:
-        """Go on with the silos that have answered; the others have vanished.
+        """Proceed with the silos that have answered; the other silos count as vanished.
 
         Raises:
-            ProtocolError: fewer than the threshold answered: the attempt is over and nothing was revealed.
+            ProtocolError: fewer than the threshold answered; the attempt is over and nothing was revealed.
         """
         self._check_enough(len(self._arrived))
         answers, self._arrived = self._arrived, {}
         self._asked = tuple(sorted(answers))
+        # From SIGN on the sum is fixed: a silo that vanishes later stays in it, and the others' shares open its mask.
         if self._phase not in (Phase.SIGN, Phase.REVEAL):
             self._cohort = self._asked
         if self._phase is Phase.KEYS:
@@ -186,7 +192,10 @@ class RecoverableServer(Party):
         return messages
 
     def _unmask(self, revealed: dict[int, dict[int, bytes]]) -> None:
-        """Take the survivors' own masks off, and the pairwise masks that vanished silos left behind."""
+        """Remove the survivors' own masks, and their pairwise masks with the silos that vanished.
+
+        The server adds sum_{s in L} x_s + b_s + sum_{t vanished} +-m_{s,t}; the pairwise masks within L cancel.
+        """
         masks: list[tuple[bytes, bool]] = []
         for silo in self._sharers:
             shares = [Share(point=holder + 1, value=given[silo]) for holder, given in revealed.items()]
@@ -196,22 +205,24 @@ class RecoverableServer(Party):
             vanished = AgreementKey.from_bytes(self._secret(silo, "mask key", shares, self._key_of))
             for survivor in self._cohort:
                 key = vanished.agree(self._keys[survivor]).derive(MASK_PURPOSE, self._round_id)
+                # The lower number of a pair adds the mask: a survivor above the vanished silo has subtracted it.
                 masks.append((key, survivor > silo))
         apply_masks_(self._sum, masks)
 
     def _seed_of(self, silo: int, secret: bytes) -> bool:
-        """Whether this is the seed that a silo has shared."""
+        """Return whether ``secret`` is the seed that a silo has shared."""
         return derive(secret, SEED_PURPOSE, self._round_id) == self._shown[silo]
 
     def _key_of(self, silo: int, secret: bytes) -> bool:
-        """Whether this is the private half of the mask key that a silo has signed."""
+        """Return whether ``secret`` is the private half of the mask key that a silo has signed."""
         return AgreementKey.from_bytes(secret).public == self._keys[silo]
 
     def _secret(self, silo: int, what: str, shares: list[Share], its: Callable[[int, bytes], bool]) -> bytes:
-        """Return a silo's secret, if the shares give the one that it has announced.
+        """Rebuild a silo's secret from shares and check it against the silo's announcement.
 
         Raises:
-            ProtocolError: they do not; says who gave or dealt a wrong share, where the others show it.
+            ProtocolError: the shares do not give the announced secret. If the other shares identify the wrong one,
+                the error names the silo that sent or dealt it.
         """
 
         def fit(some: list[Share]) -> bool:
@@ -229,15 +240,16 @@ class RecoverableServer(Party):
     def _wrong(
         self, silo: int, what: str, shares: list[Share], fit: Callable[[list[Share]], bool]
     ) -> ProtocolError:
-        """Return the error that says between whom a wrong share lies, as far as the others show it.
+        """Return the error that names the silos that can have caused a wrong share, as far as the other shares show.
 
-        It is right unless n - t + 1 of the n silos that gave shares lie together, t being the threshold: with fewer,
-        t - 1 honest shares and the announced secret, or t honest shares, fix the polynomial that was dealt.
+        Let n silos have sent shares, with threshold t. The error is right unless n - t + 1 of them collude. With
+        fewer colluding silos, either t honest shares, or t - 1 honest shares and the announced secret, determine the
+        polynomial that was dealt.
         """
         odd = odd_one_out(shares, fit)
         if odd is not None and odd.point - 1 == silo:
             return ProtocolError(f"gave a wrong share of its {what}", silo=silo)
-        if odd is not None:  # nothing shows which share it was dealt
+        if odd is not None:  # shares travel sealed, so no third party knows which share the dealer sent
             return ProtocolError(
                 f"silo {odd.point - 1} gave a wrong share of silo {silo}'s {what}, or was dealt it by silo {silo}"
             )

@@ -1,6 +1,6 @@
-"""One silo of secure aggregation that survives vanished silos: it shares its secrets, and gives shares for one list.
+"""Silo's end of secure aggregation with recovery: it shares its secrets, and sends shares for one list of survivors.
 
-start -> keys -> shares -> vector -> signed survivors -> shares of all of them
+start -> keys -> shares -> vector -> signed survivors -> one share of every silo that shared
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from fedveil.protocols.protocol import ClientContext
 
 
 class RecoverableSilo(SiloParty[Units, Units]):
-    """One silo of a run.
+    """Silo's end of a session.
 
     Args:
-        plan: what all parties agreed on.
-        place: the silo's in the session.
-        threshold: how many silos must survive.
+        plan: public specification of the sum.
+        place: context of the silo in the session.
+        threshold: fewest silos that must survive.
     """
 
     def __init__(self, plan: AggregationPlan, place: ClientContext, *, threshold: int) -> None:
@@ -61,22 +61,22 @@ class RecoverableSilo(SiloParty[Units, Units]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether :meth:`contribute` is due."""
+        """Whether the protocol awaits :meth:`contribute` now."""
         return self._phase is Phase.VECTORS
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """The silos that the server named as those whose vectors arrived, until their shares are due."""
+        """Silos that the server named as survivors, until this silo sends its shares; empty at other times."""
         return self._survivors if self._phase is Phase.REVEAL else ()
 
     def announce(self) -> None:
-        """Nothing is to be set up: every attempt has keys of its own."""
+        """Return None: every attempt has fresh keys, so the protocol has no setup."""
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server; return the answers to it.
 
         Raises:
-            ProtocolError: a message that must not be accepted; nothing was revealed.
+            ProtocolError: a message that must not be accepted; the silo reveals nothing.
         """
         envelope = Envelope.decode(data)
         content = envelope.message
@@ -101,10 +101,11 @@ class RecoverableSilo(SiloParty[Units, Units]):
         return self._reveal(content)
 
     def mask_vector(self, units: Units) -> bytes:
-        """Return the masked vector for the round that has begun; see ``AggregationSilo.masked``."""
+        """Return the masked vector for the round that has begun; see ``AggregationSilo.mask_vector``."""
         if self._phase is not Phase.VECTORS:
             raise ProtocolError("no round awaits this silo's vector", silo=self.index)
         words = self._plan.encode(units, self.index)
+        # Masks only with silos whose shares this silo holds: the mask of any other silo could never be removed.
         pairwise = self._masking.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._round_id)
         apply_masks_(words, [(self._seed, True), *pairwise])
         self._phase = Phase.SIGN
@@ -193,7 +194,9 @@ class RecoverableSilo(SiloParty[Units, Units]):
                 f"{len(agreed.signatures)} silos were told of these survivors; {self._threshold} are needed"
             )
         alive = self._survivors
+        # Never both shares of one silo: seed and mask key together would open its vector.
         shares = tuple((silo, self._held[silo][0 if silo in alive else 1]) for silo in sorted(self._held))
+        # Forget the shares before the answer leaves, so that no later list can be answered.
         self._phase, self._held = Phase.DONE, {}
         return [self._envelope(RevealedShares(shares=shares))]
 

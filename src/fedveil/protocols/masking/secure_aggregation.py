@@ -1,15 +1,15 @@
-"""Secure aggregation: the server learns the silos' sum and nothing else (Bonawitz et al. 2017).
+"""Secure aggregation without recovery: the server learns only the silos' sum (Bonawitz et al. 2017).
 
 A silo sends y_s = x_s + b_s + sum_{t > s} m_{s,t} - sum_{t < s} m_{t,s} modulo 2^32 or 2^64. The pairwise masks m
-come from a key that silos s and t share and cancel in the sum; the silo's own mask b_s comes from a seed that it
-gives away only when every vector of the attempt has arrived.
+come from a key that silos s and t share, and they cancel in the sum. The silo's own mask b_s comes from a seed that
+the silo sends only after every vector of the attempt has arrived.
 
     setup:  announce -> directory
     round:  start -> masked vectors -> reveal request -> own masks -> sum
 
-A silo that vanishes before the reveal ends the attempt: no own mask was given, so every vector the server holds, and
-each one that arrives late, stays uniform. The attempt may be repeated with other silos; all its keys are new. An
-attempt that reached the reveal may have released its sum, so it is charged
+A silo that vanishes before the reveal ends the attempt. No silo has sent the seed of its own mask, so every vector
+that the server holds, and every vector that arrives late, stays uniform. The attempt may be repeated with other
+silos, under new keys. An attempt that reached the reveal may have released its sum, so it is charged
 (:attr:`AggregationServer.may_have_released`).
 """
 
@@ -48,15 +48,15 @@ KEY_PURPOSE = "secure aggregation"
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationPlan:
-    """The vectors of a sum, on which all parties of a run agree beforehand.
+    """Public sizes of the vectors of a sum, on which all parties of a run agree beforehand.
 
     Attributes:
-        clients: how many silos there are.
-        length: d, the length of a vector.
-        limit: the largest absolute value of one silo's coordinate, noise included, in grid units.
+        clients: number of silos.
+        length: d, number of coordinates of a vector.
+        limit: largest absolute value of one coordinate of one silo, noise included, in grid units.
 
     Raises:
-        ProtocolError: fewer than two silos, or the sum of all would not fit 64 bits.
+        ProtocolError: fewer than two silos, no coordinate, a limit below 1, or a sum that does not fit 64 bits.
     """
 
     clients: int
@@ -64,7 +64,7 @@ class AggregationPlan:
     limit: int
 
     def __post_init__(self) -> None:
-        """Check before any training that no sum can wrap around."""
+        """Check, before any training, that no sum can wrap around modulo 2^64."""
         if self.clients < 2 or self.length < 1 or self.limit < 1:
             raise ProtocolError(
                 f"secure aggregation needs 2 silos, 1 coordinate and a limit of 1, not {self.clients} silos, "
@@ -78,22 +78,27 @@ class AggregationPlan:
 
     @property
     def largest_sum(self) -> int:
-        """Largest absolute value of a coordinate of the sum."""
+        """Largest absolute value of a coordinate of the sum, in grid units."""
         return self.clients * self.limit
 
     @property
     def word(self) -> np.dtype[np.unsignedinteger]:
-        """Type of a masked word: 32 bits where the sum fits, else 64."""
+        """Dtype of a masked word: 32 bits if the signed sum fits, else 64 bits."""
         return np.dtype("<u4") if self.largest_sum < 2**31 else np.dtype("<u8")
 
     def encode(self, units: Int64[np.ndarray, " d"], silo: int) -> Words:
-        """Return a silo's vector modulo 2^32 or 2^64, a copy.
+        """Return a copy of a silo's vector modulo 2^32 or 2^64.
+
+        Args:
+            units: (d,) int64, in grid units.
+            silo: number of the silo, for the error.
 
         Raises:
-            ProtocolError: another length, or a value above the limit.
+            ProtocolError: another length or dtype, or a value above the limit.
         """
         if units.shape != (self.length,) or units.dtype != np.int64:
             raise ProtocolError(f"its vector is not {self.length} int64 grid units", silo=silo)
+        # Not np.abs(units).max(): in int64 the absolute value of -2^63 is -2^63.
         if units.max() > self.limit or units.min() < -self.limit:
             raise ProtocolError(
                 f"a value of its vector is above the limit of {self.limit} grid units; "
@@ -103,10 +108,10 @@ class AggregationPlan:
         return units.astype(self.word)
 
     def check(self, words: Words) -> None:
-        """Return if a silo's masked words are of the type and number that was agreed on.
+        """Check that a silo's masked words have the agreed dtype and number.
 
         Raises:
-            ProtocolError: they are not.
+            ProtocolError: another dtype or number of words.
         """
         if words.dtype != self.word or words.shape != (self.length,):
             raise ProtocolError(
@@ -115,10 +120,10 @@ class AggregationPlan:
             )
 
     def decode(self, words: Words) -> Int64[np.ndarray, " d"]:
-        """Return the signed sum.
+        """Return the signed (d,) sum in grid units.
 
         Raises:
-            ProtocolError: a value that no sum within the limits can have (masks that did not cancel).
+            ProtocolError: a value that no sum within the limits can have, for example because masks did not cancel.
         """
         signed = words.view("<i4" if self.word.itemsize == 4 else "<i8").astype(np.int64)
         if signed.max() > self.largest_sum or signed.min() < -self.largest_sum:
@@ -137,11 +142,11 @@ class _Phase(Enum):
 
 
 class AggregationSilo(KeyedSilo[Units, Units]):
-    """One silo of a run. It reads the server's bytes and answers with bytes.
+    """Silo's end of a session.
 
     Args:
-        plan: what all parties agreed on.
-        place: the silo's in the session.
+        plan: public sizes of the sum.
+        place: context of the silo in the session.
     """
 
     def __init__(self, plan: AggregationPlan, place: ClientContext) -> None:
@@ -152,14 +157,14 @@ class AggregationSilo(KeyedSilo[Units, Units]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether a round has begun and :meth:`contribute` is due."""
+        """Whether a round has begun that awaits :meth:`contribute`."""
         return self._phase is _Phase.INPUTS
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server; return the answers to it.
 
         Raises:
-            ProtocolError: a message that must not be accepted; nothing was revealed and the state is as before.
+            ProtocolError: a message that must not be accepted; the silo reveals nothing and its phase is unchanged.
         """
         envelope = Envelope.decode(data)
         if isinstance(envelope.message, RoundStart):
@@ -177,14 +182,15 @@ class AggregationSilo(KeyedSilo[Units, Units]):
         """Return the masked vector for the round that has begun.
 
         Args:
-            units: (d,) the silo's sum with its share of the noise, in grid units.
+            units: (d,) int64, the silo's sum with its share of the noise, in grid units.
 
         Raises:
-            ProtocolError: no round awaits input, or a vector that the plan does not allow.
+            ProtocolError: no round awaits input, or the plan does not allow the vector.
         """
         if self._phase is not _Phase.INPUTS:
             raise ProtocolError("no round awaits this silo's vector", silo=self.index)
         words = self._plan.encode(units, self.index)
+        # y_s = x_s + b_s + sum_{t > s} m_{s,t} - sum_{t < s} m_{t,s}, with a fresh seed of b_s for every attempt
         self._seed = os.urandom(32)
         pairwise = self._peers.mask_keys(self._cohort, MASK_PURPOSE, self._round_id)
         apply_masks_(words, [(self._seed, True), *pairwise])
@@ -211,10 +217,10 @@ class AggregationSilo(KeyedSilo[Units, Units]):
 
 
 class AggregationServer(CohortServer):
-    """The server of a run: relays signed keys, adds masked vectors up, takes the own masks off.
+    """Server's end of a session: it relays signed keys, adds masked vectors, and removes the silos' own masks.
 
     Args:
-        plan: what all parties agreed on.
+        plan: public sizes of the sum.
         run: 16 bytes that name the session.
     """
 
@@ -226,16 +232,21 @@ class AggregationServer(CohortServer):
 
     @property
     def ready(self) -> bool:
-        """Whether every silo's key is known, so that a round may begin."""
+        """Whether every silo's key has arrived, so that a round can begin."""
         return self._phase is not _Phase.SETUP
 
     @property
     def may_have_released(self) -> bool:
-        """Whether own masks of this attempt were asked for: from then on its privacy event counts."""
+        """Whether the server has requested own masks of this attempt; from then on its privacy event is charged."""
         return self._phase in (_Phase.REVEAL, _Phase.DONE)
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
-        """Begin a round, or another attempt of it; who is drawn, the vectors say. Return the messages to the cohort.
+        """Begin a round, or another attempt at it; return the messages to the cohort.
+
+        Args:
+            round_id: a later round or attempt than any before.
+            cohort: numbers of the silos that begin the attempt, ascending.
+            drawn: ignored, because the silos' vectors are over the sampled users already.
 
         Raises:
             ProtocolError: keys are not known yet, an attempt that was played before, or fewer than two silos.

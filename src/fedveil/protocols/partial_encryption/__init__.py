@@ -1,1 +1,1 @@
-"""Partial encryption (ParaAegis): voted coordinates travel encrypted, the others in clear with their noise."""
+"""Partial encryption (ParaAegis): voted coordinates are sent encrypted, the others in the clear with noise."""

@@ -1,10 +1,12 @@
-"""Votes for coordinates: secret orders of the coordinates, the largest of a vector, bitmaps as bytes, counts.
+"""Vote for coordinates: secret orders of the coordinates, selection of the largest values, and bitmaps as bytes.
 
-A ballot is a bitmap of d bits in an order that the voters share and the counter lacks. A fresh order for every round
-and attempt makes a ballot a uniformly random set to the counter, but for ties (:func:`secret_order`): it sees how
-ballots overlap, and no coordinate. Of equal values, such as the zeros of a voter without records, each voter takes
-those that come first in an order of its own: the first in the order of all would be seen in a ballot, and with them how
-many values are not zero.
+A ballot is a bitmap of d bits in an order that the silos share and the server does not know. The order is fresh for
+every round and attempt. A ballot is therefore a uniformly random set to the server, except for ties of the order
+(:func:`secret_order`). The server sees how ballots overlap, and no coordinate.
+
+A silo breaks ties between equal values (for example the zeros of a silo without records) by an order of its own. If
+it took the first in the common order instead, a ballot would show these coordinates, and with them the number of
+values that are not zero.
 """
 
 from __future__ import annotations
@@ -19,22 +21,26 @@ from fedveil.randomness import KeyedStream
 
 LARGEST_LENGTH: Final = 2**28
 _RAW, _GAPS = 0, 1
-_CONTINUED: Final = 255  # a gap of 255 or more goes on in the next byte
+_CONTINUED: Final = 255  # a byte of 255 adds 255 to the gap, which continues in the next byte
 
 Order = Int64[np.ndarray, " d"]
-"""order[p] is the coordinate at place p of a ballot."""
+"""Permutation of the coordinates: order[p] is the coordinate at position p of a ballot."""
 
 
 def secret_order(key: bytes, length: int) -> Order:
-    """Return the order of the coordinates that a key stands for; both holders draw the same.
+    """Derive the secret order of d coordinates from a key; all holders of the key derive the same order.
 
-    Coordinates are sorted by words of the key's stream, of which 64 - ceil(log2 d) bits are random. Those that tie, of
-    11 million about 60 neighbours, stay in natural order.
+    Coordinates are sorted by words of the key's stream, of which 64 - ceil(log2 d) bits are random. Coordinates whose
+    random bits tie stay in natural order. Of 11 million coordinates, about 60 tie with a neighbour.
 
     Args:
-        key: 32 bytes that serve no other order.
+        key: 32 bytes that no other order uses.
         length: d, at most 2^28.
+
+    Returns:
+        (d,) int64, see :data:`Order`.
     """
+    # The index replaces the low bits of a random word: one in-place sort of 8 bytes per coordinate, no argsort.
     index = np.uint64((1 << max(1, (length - 1).bit_length())) - 1)
     words = KeyedStream(key).uint64(length) & ~index
     words |= np.arange(length, dtype=np.uint64)
@@ -46,12 +52,15 @@ def secret_order(key: bytes, length: int) -> Order:
 def largest(
     values: Float64[np.ndarray, " d"] | Int64[np.ndarray, " d"], count: int, key: bytes | None = None
 ) -> Bool[np.ndarray, " d"]:
-    """Return which ``count`` values are the largest; of equal ones those that come first.
+    """Select the ``count`` largest values; of equal values it takes the first in an order.
 
     Args:
-        values: any numbers.
-        count: how many, at most d.
-        key: 32 bytes that stand for an order of equal values; None: the order of the values.
+        values: (d,) numbers.
+        count: number of values to select, at most d.
+        key: 32 bytes from which the order of equal values is derived; None takes the order of ``values``.
+
+    Returns:
+        (d,) bool, True for the selected values.
 
     >>> largest(np.array([5, 7, 5, 9, 5]), 3).astype(int).tolist()
     [1, 1, 0, 1, 0]
@@ -68,7 +77,7 @@ def largest(
 
 
 def encode_bitmap(bits: Bool[np.ndarray, " d"]) -> bytes:
-    """Return a bitmap in the shorter of two forms: d bits, or the gaps between its ones, a byte each below 255."""
+    """Encode a bitmap in the shorter of two forms: d bits, or the gaps between its ones, one byte each below 255."""
     raw = np.packbits(bits).tobytes()
     gaps = np.diff(np.flatnonzero(bits), prepend=-1) - 1
     if len(gaps) + int((gaps // _CONTINUED).sum()) >= len(raw):
@@ -80,15 +89,15 @@ def encode_bitmap(bits: Bool[np.ndarray, " d"]) -> bytes:
 
 
 def decode_bitmap(data: bytes, length: int, ones: int) -> Bool[np.ndarray, " d"]:
-    """Return the bitmap of received bytes.
+    """Decode the bitmap of received bytes.
 
     Args:
-        data: what :func:`encode_bitmap` gave.
-        length: d.
-        ones: how many bits must be set.
+        data: bytes from :func:`encode_bitmap`.
+        length: d, number of bits.
+        ones: number of bits that must be set.
 
     Raises:
-        ProtocolError: another length, another number of ones, or bytes that no bitmap has.
+        ProtocolError: another length, another number of ones, or bytes that encode no bitmap.
     """
     form, body = data[:1], np.frombuffer(data, dtype=np.uint8, offset=min(1, len(data)))
     if form == bytes([_RAW]):

@@ -1,4 +1,4 @@
-"""What a client puts into a round under partial encryption and keeps on its own disk, and what it has after it."""
+"""Inputs that a client of partial encryption contributes and persists, and the result that every client learns."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedveil.protocols.wire import Reader, Writer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SplitUpdate:
-    """A message once it is divided.
+    """Message of a client, split by the partition, with its noise.
 
     Attributes:
-        partition: (d,) which coordinates are encrypted.
-        clear: (d - k,) the others with their noise, ascending, in grid units.
-        hidden: (k,) those, with theirs.
+        partition: (d,) bool, True for encrypted coordinates.
+        clear: (d - k,) int64, coordinates in the clear with their noise, ascending, in grid units.
+        hidden: (k,) int64, encrypted coordinates with their noise, ascending, in grid units.
     """
 
     partition: Bool[np.ndarray, " d"]
@@ -28,13 +28,13 @@ class SplitUpdate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartialInputs:
-    """What a client puts into a round.
+    """Input of a client to a round.
 
     Attributes:
-        values: (d,) what it votes by, or, where nobody votes, values that are the same for all.
-        message: (d,) its message, to be divided once the partition is known; in the unit of the update, no noise yet.
-        votes: (d,) its share of the noise on the counts of votes; None where they have none.
-        divided: its parts, where it was divided in an earlier session; None until then.
+        values: (d,) values by which the client votes; if no silo votes, values that are the same for all silos.
+        message: (d,) message of the client in the unit of the update, without noise, not split yet.
+        votes: (d,) the client's share of the noise on the counts of votes; None if votes have no noise.
+        divided: parts of the message once it has been split; None until then.
     """
 
     values: Float64[np.ndarray, " d"]
@@ -43,7 +43,7 @@ class PartialInputs:
     divided: SplitUpdate | None = None
 
     def encode(self) -> bytes:
-        """Return the bytes to keep."""
+        """Return the input as bytes, for the client's own disk."""
         writer = Writer().block(self.message.astype("<f8").tobytes())
         writer.block(b"" if self.values is self.message else self.values.astype("<f8").tobytes())
         writer.block(b"" if self.votes is None else self.votes.astype("<i8").tobytes())
@@ -55,10 +55,10 @@ class PartialInputs:
 
     @classmethod
     def decode(cls, data: bytes) -> PartialInputs:
-        """Return what :meth:`encode` kept.
+        """Return the input that :meth:`encode` encoded.
 
         Raises:
-            ProtocolError: the bytes are none that it made.
+            ProtocolError: :meth:`encode` cannot have made these bytes.
         """
         reader = Reader(data)
         message = _numbers(reader, "<f8")
@@ -90,12 +90,12 @@ def _numbers(reader: Reader, kept: str) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartialResult:
-    """What every client of a cohort has after a round.
+    """Result of a round, which every client of the cohort learns.
 
     Attributes:
-        partition: (d,) which coordinates were encrypted.
-        clear: (d - k,) the sum of the others, ascending, in grid units.
-        hidden: (k,) the sum of those, ascending, in grid units.
+        partition: (d,) bool, True for coordinates that were encrypted.
+        clear: (d - k,) int64, sum of the coordinates in the clear, ascending, in grid units.
+        hidden: (k,) int64, sum of the encrypted coordinates, ascending, in grid units.
     """
 
     partition: Bool[np.ndarray, " d"]
@@ -103,7 +103,7 @@ class PartialResult:
     hidden: Int64[np.ndarray, " h"]
 
     def __eq__(self, other: object) -> bool:
-        """Return whether partition and both sums are the same."""
+        """Return whether partition and both sums are equal."""
         return isinstance(other, PartialResult) and all(
             np.array_equal(mine, its)
             for mine, its in (

@@ -1,4 +1,4 @@
-"""Messages of partial encryption (beside those that all protocols share)."""
+"""Define the messages of partial encryption, in addition to those that all protocols share."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ LARGEST_WORD: Final = 8
 
 @message(40, "the silos' common keys, sealed for one silo")
 class SealedKeys(Message):
-    """The CKKS key and the secret of the ballots' orders, from the first silo to another, sealed for it."""
+    """CKKS key and secret of the ballots' orders, sealed by silo 0 for one other silo."""
 
     sealed: bytes = wire_field(REST, Reveals.NOTHING)
 
 
 @message(41, "votes in a secret order")
 class Ballot(Message):
-    """A silo's votes: a bitmap of the coordinates in the round's secret order, which silos know."""
+    """Votes of a silo: a bitmap of the coordinates in the round's secret order, which only the silos know."""
 
     bitmap: bytes = wire_field(REST, Reveals.VOTES, Key.SILOS, besides=Reveals.BALLOT)
 
 
 @message(42, "the coordinates to encrypt, in a secret order")
 class Partition(Message):
-    """The coordinates with most votes, as a bitmap in the round's secret order, which silos know."""
+    """Coordinates with most votes: a bitmap in the round's secret order, which only the silos know."""
 
     bitmap: bytes = wire_field(REST, Reveals.VOTES, Key.SILOS)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Parts(Message):
-    """Two parts of a vector: whole numbers in clear, as many little-endian bytes each as they need, and ciphertexts.
+    """Two parts of a vector: integers in the clear (``size`` little-endian bytes each), and CKKS ciphertexts.
 
     Attributes:
-        tag: shows that the sender's key is everybody's, and nothing of it.
-        fingerprint: of the encryption's parameters.
-        size: bytes of a number in clear, 1 to 8.
-        clear: the coordinates that are not encrypted, ascending.
-        hidden: ciphertexts of the others, ascending.
+        tag: equal for silos with the same common keys; it discloses nothing else about the keys.
+        fingerprint: fingerprint of the encryption's parameters.
+        size: bytes of a number in the clear, 1 to 8.
+        clear: (d - k,) int64, coordinates that are not encrypted, ascending.
+        hidden: ciphertexts of the k encrypted coordinates, ascending.
     """
 
     tag: bytes = custom_field(Reveals.NOTHING)
@@ -74,20 +74,21 @@ class _Parts(Message):
             raise ProtocolError(f"numbers in clear have 1 to {LARGEST_WORD} bytes, not {size}")
         count = reader.count(8, size)
         split = np.frombuffer(reader.fixed_bytes(count * size), dtype=np.uint8).reshape(count, size)
+        # The bytes go to the top of a word; the arithmetic shift back extends the sign.
         padded = np.zeros((count, LARGEST_WORD), dtype=np.uint8)
         padded[:, LARGEST_WORD - size :] = split
-        clear = padded.view("<i8")[:, 0] >> (8 * (LARGEST_WORD - size))  # keeps the sign
+        clear = padded.view("<i8")[:, 0] >> (8 * (LARGEST_WORD - size))
         return cls(tag=tag, fingerprint=fingerprint, size=size, clear=clear, hidden=reader.rest())
 
 
 @message(43, "an update, partly encrypted", eq=False)
 class PartialUpdate(_Parts):
-    """A silo's vector: a part in clear, with its noise, and a part encrypted."""
+    """Vector of a silo: one part in the clear with its noise, and one encrypted part."""
 
 
 @message(44, "the sum, partly encrypted", eq=False)
 class PartialSum(_Parts):
-    """The sum of all updates, for every silo: the part in clear, and the part that silos decrypt."""
+    """Sum of all updates for every silo: one part in the clear, and one part that only the silos can decrypt."""
 
     clear: Int64[np.ndarray, " n"] = custom_field(Reveals.SUM)
     hidden: bytes = custom_field(Reveals.SUM, Key.SILOS)

@@ -1,4 +1,4 @@
-"""One half of a message under partial encryption: its bound, its noise, and the whole numbers that it travels as."""
+"""Encode one part of a message under partial encryption: its bound, its noise, and its integers in grid units."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from fedveil.randomness import PrivacyRandomness
 
 @dataclass(frozen=True, kw_only=True)
 class PartEncoding:
-    """What is done to the numbers of one half of a message.
+    """Bound, noise and grid of one part of a message (in the clear, or encrypted).
 
     Attributes:
-        bound: l2 bound that is enforced on the half by itself; None where the whole message was bounded, or nothing is.
-        noise_std: standard deviation of its noise, in the unit of the update; 0 for none.
-        noise_grid: the grid of what the noise is added to, a power of two.
-        finest: the noise's grid is no finer, where sums have no room for it; a power of two, or 0.
-        largest: the largest absolute value of a number before the noise. A longer number is cut to it: no update is too
-            long to be sent, since a refusal would tell the server of it.
+        bound: l2 bound that is enforced on this part separately; None if the whole message was bounded, or if no
+            bound applies.
+        noise_std: standard deviation of the noise, in the unit of the update; 0 for no noise.
+        noise_grid: grid of the values to which the noise is added, a power of two, in the unit of the update.
+        finest: lower limit for the step of the noise's grid, if sums cannot hold finer steps; a power of two, or 0.
+        largest: largest absolute value of a number before the noise. A larger number is clipped to it rather than
+            refused, because a refusal would disclose the number's size to the server.
     """
 
     bound: Bound | None = None
@@ -38,23 +39,32 @@ class PartEncoding:
 
     @property
     def law(self) -> DiscreteGaussian | None:
-        """The law of its noise; None without."""
+        """Distribution of the noise; None if the part has no noise."""
         return grid_law(self.noise_std, self.noise_grid, self.finest) if self.noise_std else None
 
     @property
     def grid(self) -> float:
-        """The step of its whole numbers, a power of two, in the unit of the update."""
+        """Step of the integers, a power of two, in the unit of the update."""
         return self.noise_grid if self.law is None else self.law.grid
 
     @property
     def limit(self) -> int:
-        """The largest absolute value of one of its whole numbers."""
+        """Largest absolute value of an integer of this part, noise included, in grid units."""
         return math.ceil((self.largest + NOISE_REACH * self.noise_std) / self.grid)
 
     def units(
         self, values: Float64[np.ndarray, " n"], privacy: PrivacyRandomness, *path: str | int
     ) -> Int64[np.ndarray, " n"]:
-        """Return the half as whole numbers of its grid: bounded, with noise of this path."""
+        """Bound the part, add its noise and round it to its grid.
+
+        Args:
+            values: (n,) numbers of the part, in the unit of the update.
+            privacy: source of the noise.
+            path: name of the noise stream.
+
+        Returns:
+            (n,) int64 in grid units.
+        """
         if len(values) == 0:
             return np.zeros(0, dtype=np.int64)
         if self.bound is not None:
@@ -69,12 +79,12 @@ class PartEncoding:
 
 
 def finest_grid_step(std: float, largest: float, silos: int) -> float:
-    """Return the finest step with which encrypted sums have room for numbers with noise.
+    """Return the finest grid step with which the encrypted sum can hold numbers with their noise.
 
     Args:
-        std: of the noise of one number.
-        largest: the largest absolute value of a number before the noise.
-        silos: how many ciphertexts are added up.
+        std: standard deviation of the noise of one number.
+        largest: largest absolute value of a number before the noise.
+        silos: number of ciphertexts in the sum.
 
     Raises:
         CryptoError: so many silos that no useful sum fits.
@@ -83,4 +93,4 @@ def finest_grid_step(std: float, largest: float, silos: int) -> float:
 
 
 WHOLE_NUMBERS: Final = PartEncoding(largest=2.0**52)
-"""Numbers that are whole as they are, with no noise."""
+"""Encoding of numbers that are integers already, without bound and noise."""

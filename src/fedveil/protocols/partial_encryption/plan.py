@@ -1,4 +1,4 @@
-"""What all parties of a run under partial encryption agree on beforehand."""
+"""Define the public plan of partial encryption, on which all parties of a run agree beforehand."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from fedveil.protocols.partial_encryption.ballots import LARGEST_LENGTH
 
 @dataclass(frozen=True, kw_only=True)
 class PartialPlan:
-    """Sizes, limits and the rule of the partition; public.
+    """Public sizes, limits and partition rule of a run under partial encryption.
 
     Attributes:
-        silos: how many silos there are.
-        length: d, the length of a vector.
-        ratio: r_0, the share of the coordinates that is encrypted in the first round.
-        decay: lambda, the factor by which it falls from round to round.
-        ballots: "plain" shows the server each silo's ballot, "secagg" the sum of all; "none": nobody votes, every silo
-            takes the partition from values that all of them have.
-        pick: whether a silo votes for its values of largest or smallest size.
-        clear_limit: largest absolute value of one silo's coordinate in clear, noise included, in grid units.
-        hidden_limit: the same of an encrypted coordinate.
-        ballot_limit: largest absolute value of one silo's noise on one count of votes; 0 where votes have none.
+        silos: number of silos.
+        length: d, number of coordinates of a vector.
+        ratio: r_0, fraction of the coordinates that the first round encrypts.
+        decay: lambda, factor by which the fraction decreases from round to round.
+        ballots: "plain" shows the server the ballot of each silo, "secagg" only the sum of all ballots. With "none"
+            no silo votes, and every silo computes the partition from values that all silos have.
+        pick: whether a silo votes for its coordinates of largest or of smallest absolute value.
+        clear_limit: largest absolute value of one silo's coordinate in the clear, noise included, in grid units.
+        hidden_limit: largest absolute value of one silo's encrypted coordinate, noise included, in grid units.
+        ballot_limit: largest absolute value of one silo's noise on one count of votes; 0 if votes have no noise.
 
     Raises:
-        ProtocolError: fewer than two silos, a share or limit out of range, or sums that do not fit.
+        ProtocolError: fewer than two silos, a fraction or limit out of range, or sums that do not fit.
     """
 
     silos: int
@@ -47,7 +47,7 @@ class PartialPlan:
     ballot_limit: int = 0
 
     def __post_init__(self) -> None:
-        """Check before any training what would end a round."""
+        """Check, before any training, the conditions that would end a round."""
         if self.silos < 2 or not 1 <= self.length <= LARGEST_LENGTH:
             raise ProtocolError(
                 f"partial encryption needs at least 2 silos and 1 to 2^28 coordinates, not {self.silos} silos and "
@@ -82,50 +82,51 @@ class PartialPlan:
 
     @cached_property
     def ckks(self) -> CkksParameters:
-        """The parameters of the encryption."""
+        """Parameters of the CKKS encryption, which follow from the number of silos."""
         return CkksParameters(silos=self.silos)
 
     @property
     def clear_bytes(self) -> int:
-        """Bytes of one silo's number in clear."""
+        """Bytes of one silo's number in the clear."""
         return _signed_bytes(self.clear_limit)
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of a sum in clear."""
+        """Bytes of one coordinate of the sum in the clear."""
         return _signed_bytes(self.silos * self.clear_limit)
 
     def n_encrypted(self, round_number: int) -> int:
-        """Return how many coordinates a round encrypts: floor(r_0 lambda^(t-1) d), at least 1 if r_0 > 0."""
+        """Return the number of encrypted coordinates of round t: floor(r_0 lambda^(t-1) d), at least 1 if r_0 > 0."""
         share = self.ratio * self.decay ** (round_number - 1)
         if share == 0 and self.ratio == 0:
             return 0
-        return max(1, math.floor(share * self.length * (1 + 2.0**-40)))  # 0.29 * 100 falls short of 29
+        # The factor 1 + 2^-40 undoes rounding of float64: 0.29 * 100 is below 29.
+        return max(1, math.floor(share * self.length * (1 + 2.0**-40)))
 
     def votes(self, round_number: int) -> bool:
-        """Return whether silos vote in a round: not where the partition is everything, nothing or known to all."""
+        """Return whether silos vote in a round; they do not if the partition is everything, nothing or public."""
         return self.ballots != "none" and 0 < self.n_encrypted(round_number) < self.length
 
     @property
     def count_type(self) -> np.dtype[np.integer]:
-        """Type of a count of votes under masks: so many bytes that no count carries into the next."""
+        """Dtype of a masked count of votes: wide enough that no count overflows into the next count of its word."""
         if self.ballot_limit:
             return np.dtype("<i4")
         return np.dtype("u1") if self.silos < 2**8 else np.dtype("<u2")
 
     @property
     def count_words(self) -> int:
-        """How many 32-bit words the counts of all coordinates take."""
+        """Number of 32-bit words that hold the counts of all coordinates."""
         return -(-self.length * self.count_type.itemsize // 4)
 
     def pack_counts(self, counts: Int64[np.ndarray, " d"]) -> UInt32[np.ndarray, " w"]:
-        """Return votes with their noise as 32-bit words to be masked."""
+        """Pack (d,) votes with their noise into 32-bit words, which are then masked."""
         fields = np.zeros(4 * self.count_words // self.count_type.itemsize, dtype=self.count_type)
         fields[: self.length] = counts
         return fields.view("<u4")
 
     def unpack_counts(self, words: UInt32[np.ndarray, " w"]) -> Int64[np.ndarray, " d"]:
-        """Return the counts of the sum of all silos' words."""
+        """Unpack the (d,) counts from the sum of all silos' words."""
         return words.view(self.count_type)[: self.length].astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Partial encryption as a protocol: vectors in, the sum of both parts out, which the clients alone learn."""
+"""Specify partial encryption as a protocol: clients put in vectors, and only the clients learn the sum."""
 
 from __future__ import annotations
 
@@ -35,25 +35,31 @@ from fedveil.protocols.session_messages import ModelStored
 Parts: TypeAlias = tuple[Int64[np.ndarray, " c"], Int64[np.ndarray, " h"]]
 
 _FRAME_BYTES: Final = 1 << 13
-"""More than a message has around what it carries, and than the key that it seals."""
+"""Upper bound, in bytes, of the overhead of a message around its payload, and of a sealed key."""
 _LEAST_VOTE_STD: Final = 4.0
-"""From here on sums of whole-numbered noise have the Renyi divergences of Gaussian noise (to 1e-60): accountant rdp."""
+"""Least standard deviation of noise on votes, in votes.
+
+From this value on, sums of integer noise have the Renyi divergences of Gaussian noise up to 1e-60, as the accountant
+``rdp`` assumes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartialEncryptionSpec:
-    """What the parties of a run under partial encryption agree on.
+    """Public specification of partial encryption for all parties of a run.
 
-    A message is divided once the partition is known. Each half is bounded and carries its noise by itself, and travels
-    as whole numbers of its grid, so both sums are exact; only a half without a bound is rounded to its grid.
+    A client splits its message once the partition is known. Each part is bounded separately and carries its own
+    noise. Each part is sent as integers in units of its grid, so both sums are exact. Only a part without a bound is
+    rounded to its grid.
 
     Attributes:
-        plan: the public numbers.
-        clear: what is done to the half in clear.
-        hidden: what is done to the encrypted half.
-        vote_noise: noise on the counts of votes, over the square root of the votes of a ballot; 0 for none.
-        released: whether the partition follows from the models that were released, where nobody votes.
-        processes: in how many processes clients encrypt; 1: in this one.
+        plan: public sizes, limits and partition rule.
+        clear: bound, noise and grid of the part in the clear.
+        hidden: bound, noise and grid of the encrypted part.
+        vote_noise: standard deviation of one client's noise on a count of votes, divided by the square root of the
+            votes of a ballot (see :func:`vote_std`); 0 for no noise.
+        released: whether the partition follows from the released models, if no silo votes.
+        processes: number of processes in which clients encrypt; 1 encrypts in the current process.
     """
 
     plan: PartialPlan
@@ -67,24 +73,24 @@ class PartialEncryptionSpec:
 
     @property
     def clients(self) -> int:
-        """All silos."""
+        """Number of silos."""
         return self.plan.silos
 
     @property
     def quorum(self) -> int:
-        """All silos."""
+        """Number of all silos: every silo must answer."""
         return self.plan.silos
 
     @property
     def max_exchange_bytes(self) -> tuple[int, int]:
-        """Numbers, ciphertexts, or the sealed keys for all others; the sums of them come back."""
+        """Most bytes of one exchange, the same in both directions: numbers and ciphertexts, or sealed keys."""
         plan = self.plan
         ciphertexts = (-(-plan.length // plan.ckks.degree) + 1) * 8 * plan.ckks.degree
         size = 8 * plan.length + ciphertexts + (plan.silos + 8) * _FRAME_BYTES
         return size, size
 
     def exchanges(self, client: int) -> Exchanges:
-        """Return the messages: client 0 seals the common keys, which the others are sent."""
+        """Return the exchanges of a session; client 0 seals the common keys, the other clients receive them."""
         plan = self.plan
         ballot: Shape = (Ballot if plan.ballots == "plain" else MaskedVector,)
         learn = ExchangeStep((PartialSum,), (ModelStored,))
@@ -103,7 +109,7 @@ class PartialEncryptionSpec:
         )
 
     def client_input(self, inputs: ClientInputs, client: int) -> PartialInputs:
-        """Return a client's message, and what it proposes the partition by; where nobody votes, what all know."""
+        """Return a client's message, and the values by which it votes or computes the partition."""
         message = inputs.unprotected_sum(client)
         if self.plan.ballots != "none":
             return PartialInputs(values=message, message=message)
@@ -112,7 +118,7 @@ class PartialEncryptionSpec:
         )
 
     def decode_sum(self, result: PartialResult) -> Float64[np.ndarray, " d"]:
-        """Return the vector of both sums, in the unit of the update."""
+        """Join both sums to one (d,) vector in the unit of the update."""
         total = np.empty(len(result.partition))
         total[~result.partition] = result.clear * self.clear.grid
         total[result.partition] = result.hidden * self.hidden.grid
@@ -125,19 +131,29 @@ class PartialEncryptionSpec:
         round_number: int,
         place: ClientContext,
     ) -> Parts:
-        """Return a client's message outside and inside the partition in grid units, each bounded and with its noise.
+        """Split a client's message by the partition; bound each part, add its noise, and round it to its grid.
+
+        Args:
+            message: (d,) in the unit of the update, without noise.
+            partition: (d,) bool, True for encrypted coordinates.
+            round_number: number of the round, for the noise stream.
+            place: context of the client, with its source of noise.
+
+        Returns:
+            The part in the clear (d - k,) and the encrypted part (k,), int64 in units of their grids.
 
         Raises:
-            ProtocolError: a number that is not finite, in either half.
+            ProtocolError: a number of the message is not finite.
         """
         silo, privacy = place.number, place.privacy
+        # Before the split: np.clip in PartEncoding.units would turn an infinite number into a valid one.
         if not np.isfinite(message).all():
             raise ProtocolError(f"its update is not {len(message)} finite numbers", silo=silo)
         clear = self.clear.units(message[~partition], privacy, "noise", round_number, silo)
         return clear, self.hidden.units(message[partition], privacy, "encrypted noise", round_number, silo)
 
     def noise_on_votes(self, round_number: int, place: ClientContext) -> Int64[np.ndarray, " d"] | None:
-        """Return a client's share of the noise on the counts of votes of a round; None where they have none."""
+        """Return a client's (d,) share of the noise on the counts of votes; None if votes have no noise."""
         plan = self.plan
         if not plan.ballot_limit or not plan.votes(round_number):
             return None
@@ -148,32 +164,32 @@ class PartialEncryptionSpec:
 
     @cached_property
     def workers(self) -> Executor | None:
-        """The processes that clients encrypt in, which end with this value; None where it is this one alone."""
+        """Pool of processes in which clients encrypt, ended with this object; None for the current process."""
         return worker_pool(self.processes, self)
 
     def pack(self, given: PartialInputs) -> bytes:
-        """Return what a client gives as bytes."""
+        """Return a client's input as bytes."""
         return given.encode()
 
     def unpack(self, data: bytes) -> PartialInputs:
-        """Return what :meth:`pack` was given."""
+        """Return the input that :meth:`pack` encoded."""
         return PartialInputs.decode(data)
 
     def server(self, run: bytes) -> ServerProtocol[PartialResult]:
-        """Return the server's end, which holds no key."""
+        """Return the server's end of a session; it holds no key of the encryption."""
         return PartialServer(self.plan, run)
 
     def client(self, context: ClientContext) -> ClientProtocol[PartialInputs, PartialResult]:
-        """Return a client's end; client 0 keeps the secret of the ballots' orders for the run."""
+        """Return a client's end of a session; client 0 stores the secret of the ballots' orders for the run."""
         return PartialClient(self, context)
 
 
 class PartialClient(PartialSilo):
-    """A client's end: it divides its message once the partition is known, and keeps both halves before they leave.
+    """Client's end that splits its message once the partition is known, and persists both parts before it sends them.
 
     Args:
-        agreed: what the parties agree on.
-        place: the client's in the session.
+        agreed: public specification of the protocol.
+        place: context of the client in the session.
     """
 
     def __init__(self, agreed: PartialEncryptionSpec, place: ClientContext) -> None:
@@ -182,11 +198,12 @@ class PartialClient(PartialSilo):
         self._given: PartialInputs | None = None
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Read a message of the server, or what it relays of client 0; return the answers."""
+        """Read a message of the server, or a message of client 0 that it relays; return the answers."""
         return super().receive(data) + self._halves()
 
     def contribute(self, round_id: RoundId, given: PartialInputs) -> list[bytes]:
-        """Return a ballot or both halves, once what is given is kept, with its noise on votes."""
+        """Draw the noise on votes, persist the input with it, and return a ballot or both parts."""
+        # The noise is part of the persisted input: a repeated ballot with fresh noise would be a second release.
         if given.votes is None:
             given = replace(given, votes=self._agreed.noise_on_votes(round_id.round, self._place))
         return super().contribute(round_id, given)
@@ -196,10 +213,11 @@ class PartialClient(PartialSilo):
         return self.propose(given.values, given.votes) + self._halves()
 
     def _halves(self) -> list[bytes]:
-        """Return both halves, once the partition is known and they are kept.
+        """Return both parts once the partition is known; persist them before they are sent.
 
         Raises:
-            ProtocolError: they were given for another partition before, which hid what this one would show.
+            ProtocolError: the parts were sent for another partition before. Coordinates that were encrypted then
+                would now be sent in the clear.
         """
         if not self.awaits_encryption or self._given is None:
             return []
@@ -208,6 +226,7 @@ class PartialClient(PartialSilo):
         if given.divided is None:
             clear, hidden = self._agreed.divide(given.message, partition, number, self._place)
             given = replace(given, divided=SplitUpdate(partition=partition, clear=clear, hidden=hidden))
+            # Before the parts leave: after a crash the same parts must go out, not the message with fresh noise.
             self._place.persist(given)
         assert given.divided is not None
         if not np.array_equal(given.divided.partition, partition):
@@ -216,5 +235,5 @@ class PartialClient(PartialSilo):
 
 
 def vote_std(vote_noise: float, votes: int) -> float:
-    """Return the standard deviation of one client's noise on a count, for ballots of so many votes."""
+    """Return the standard deviation of one client's noise on a count, for ballots of ``votes`` votes."""
     return max(_LEAST_VOTE_STD, vote_noise * math.sqrt(votes))

@@ -1,4 +1,4 @@
-"""The server's side of partial encryption (:mod:`fedveil.protocols.partial_encryption.silo`): it holds no key."""
+"""Server's end of partial encryption (:mod:`fedveil.protocols.partial_encryption.silo`); it holds no key."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fedveil.protocols.protocol import Drawn, Outgoing
 
 
 class PartialServer(CohortServer):
-    """The server of a run: relays keys it cannot open, counts votes, adds up both parts of the updates.
+    """Server's end of a session: it relays sealed keys, counts votes, and adds both parts of the updates.
 
     Args:
-        plan: what all parties agreed on.
+        plan: public plan of the protocol.
         run: 16 bytes that name the session.
     """
 
-    may_have_released = True  # a part of every update travels in clear
+    may_have_released = True  # one part of every update is sent in the clear
     _relayed_kinds = (SealedKeys,)
 
     def __init__(self, plan: PartialPlan, run: bytes) -> None:
@@ -49,11 +49,16 @@ class PartialServer(CohortServer):
 
     @property
     def ready(self) -> bool:
-        """Whether the common keys have been relayed, so that a round may begin."""
+        """Whether the common keys have been relayed, so that a round can begin."""
         return self._phase is not Phase.SETUP
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
-        """Begin a round, or another attempt of it; who is drawn, the updates say. Return the messages to the cohort.
+        """Begin a round, or another attempt at it; return the messages to the cohort.
+
+        Args:
+            round_id: a later round or attempt than any before.
+            cohort: numbers of the silos that begin the attempt, ascending.
+            drawn: ignored, because the silos' updates are over the sampled users already.
 
         Raises:
             ProtocolError: keys are not known yet, an attempt that was played before, or fewer than two silos.
@@ -91,13 +96,14 @@ class PartialServer(CohortServer):
         return []
 
     def result(self) -> NoReturn:
-        """Refuse: the sum is the silos' alone."""
+        """Refuse: only the silos learn the sum."""
         raise ProtocolError("under partial encryption the server learns no sum")
 
     def _add(self, sender: int, update: PartialUpdate) -> None:
         plan = self._plan
         if update.fingerprint != plan.ckks.fingerprint:
             raise ProtocolError("encrypts under other parameters than were agreed")
+        # Ciphertexts under different keys would add up to noise; the tags show it before the sum, and name the silos.
         other, tag = self._tag
         if tag and update.tag != tag:
             raise ProtocolError(f"holds another key than silo {other}: one of them did not get silo 0's")
@@ -137,6 +143,7 @@ class PartialServer(CohortServer):
             return self._to_cohort(self._directory())
         if self._phase is Phase.VOTES:
             self._arrived, self._phase = set(), Phase.INPUTS
+            # Without a key for ties: the positions are a secret order already, so the first of a tie is random.
             masked = self._plan.ballots == "secagg"
             counts = self._plan.unpack_counts(self._words) if masked else self._counts
             chosen = largest(counts, self._plan.n_encrypted(self._round_id.round))

@@ -1,16 +1,19 @@
-"""Partial encryption (ParaAegis): of the silos' sum one part travels encrypted, the other in clear with its noise.
+"""Silo's end of partial encryption (ParaAegis): votes, one part in the clear, and one part encrypted.
 
     setup   silos announce signed keys; the server relays them
             silo 0 makes a CKKS key and a secret, and seals both for every other silo; the server relays them
-    round   the server starts it; every silo votes for coordinates, in an order drawn from the secret
-            the server returns those with most votes: the partition, the same for all, in the same secret order
-            every silo sends the other coordinates in clear, ascending, and these encrypted
-            the server adds both up and sends the sums to every silo, which decrypts
+    round   the server starts it; every silo votes for coordinates, in an order derived from the secret
+            the server returns the coordinates with most votes (the partition), in the same secret order
+            every silo sends the partition's coordinates encrypted and the others in the clear, ascending
+            the server adds both parts and sends the sums to every silo, which decrypts
 
-The server never learns a coordinate: orders are fresh for every round and attempt. (Where the secret of the orders is
-kept for another session, a round has its order again, and a silo must give its ballot again.) It sees how ballots
-overlap (``ballots = "plain"``) or how many coordinates have how many votes ("secagg"). Every silo can decrypt every
-silo's part, so it must not see another's message: channels between silo and server are the transport's to protect.
+The server never learns which coordinate a vote is for, because orders are fresh for every round and attempt. If silo
+0 stores the secret of the orders for another session, a repeated round has the same order, and a silo must send the
+same ballot again. The server sees how ballots overlap (``ballots = "plain"``), or how many coordinates have how many
+votes (``"secagg"``).
+
+Not claimed: protection of a silo's encrypted part against other silos. Every silo can decrypt every silo's part, so
+the transport must protect the channels between silo and server.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ _RESULT = "partial encryption: result check"
 
 
 class Phase(Enum):
-    """Where a party stands in the protocol."""
+    """Step of the protocol that a party has reached."""
 
     SETUP = auto()
     IDLE = auto()
@@ -69,13 +72,14 @@ class Phase(Enum):
 
 
 class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
-    """One silo of a run. It reads bytes and answers with bytes.
+    """Silo's end of a session.
 
     Args:
-        plan: what all parties agreed on.
-        place: the silo's in the session. The secret of silo 0's place is that of the orders: the run has it for itself,
-            so that a round that is played again in another session has the same orders.
-        workers: processes that share the encryption; they are given the common key. None: encrypt here.
+        plan: public plan of the protocol.
+        place: context of the silo in the session. ``secret`` of silo 0's context is the secret of the orders. It
+            stays the same for a run, so that a round that is repeated in another session has the same order.
+        workers: pool of processes that share the encryption and receive the common key; None encrypts in this
+            process.
     """
 
     def __init__(self, plan: PartialPlan, place: ClientContext, *, workers: Executor | None = None) -> None:
@@ -92,22 +96,25 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
 
     @property
     def order_secret(self) -> bytes:
-        """The secret of the orders, from when the common keys are known; empty before."""
+        """Secret of the orders; empty until the common keys are known."""
         return self._secret[:SECRET_BYTES]
 
     @property
     def binding(self) -> bytes:
-        """What the orders of ballots are drawn from: another order of the same ballot would show more of it."""
+        """SHA-256 of the secret of the orders.
+
+        A persisted ballot is bound to it: the same votes in another order would disclose more about them.
+        """
         return hashlib.sha256(self.order_secret).digest()
 
     @property
     def awaits_input(self) -> bool:
-        """Whether a round has begun and :meth:`propose` is due."""
+        """Whether a round has begun that awaits :meth:`propose`."""
         return self._phase is Phase.VOTES
 
     @property
     def awaits_encryption(self) -> bool:
-        """Whether the partition is known and :meth:`encrypt_update` is due."""
+        """Whether the partition is known, so that :meth:`encrypt_update` is the next step."""
         return self._phase is Phase.INPUTS
 
     @property
@@ -116,12 +123,12 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         return self._phase is Phase.DONE
 
     def tag(self, content: bytes) -> bytes:
-        """Return 32 bytes that are the same for all silos if what they have is; to others they tell nothing of it."""
+        """Return a 32-byte tag that is equal for silos with equal content; without the common secret it is random."""
         return derive(self._secret, _RESULT, self._round_id, salt=hashlib.sha256(content).digest())
 
     @property
     def partition(self) -> Bool[np.ndarray, " d"]:
-        """Which coordinates are encrypted, as soon as it is known (:meth:`encrypt_update` is due)."""
+        """Encrypted coordinates as a (d,) bool array; available while :attr:`awaits_encryption` is True."""
         if self._phase is not Phase.INPUTS:
             raise ProtocolError("the partition of the round is not known", silo=self.index)
         return self._partition
@@ -130,7 +137,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         """Read a message; return the answers to it.
 
         Raises:
-            ProtocolError: a message that must not be accepted, naming who sent it.
+            ProtocolError: a message that must not be accepted.
         """
         envelope = Envelope.decode(data)
         content = envelope.message
@@ -158,14 +165,15 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
     def propose(
         self, values: Float64[np.ndarray, " d"], noise: Int64[np.ndarray, " d"] | None = None
     ) -> list[bytes]:
-        """Vote for coordinates, or take the partition from values that every silo has; return the message to send.
+        """Vote for coordinates, or compute the partition from values that every silo has; return the ballot, if any.
 
         Args:
-            values: (d,) the silo's update, or, where nobody votes, what the partition is taken from.
-            noise: (d,) the silo's share of the noise on the counts, where votes have noise.
+            values: (d,) the silo's update; if no silo votes, the public values from which the partition follows.
+            noise: (d,) int64, the silo's share of the noise on the counts; None if votes have no noise.
 
         Raises:
-            ProtocolError: no round awaits it, values of another length or not finite, or noise that the plan lacks.
+            ProtocolError: no round awaits votes, values of another length or not finite, or noise that does not fit
+                the plan.
         """
         plan = self._plan
         if self._phase is not Phase.VOTES:
@@ -173,9 +181,9 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         if values.shape != (plan.length,) or not np.isfinite(values).all():
             raise ProtocolError(f"its update is not {plan.length} finite numbers", silo=self.index)
         count = plan.n_encrypted(self._round_id.round)
-        round_id = replace(
-            self._round_id, run=bytes(RUN_BYTES), context=bytes(CONTEXT_BYTES)
-        )  # the secret is the run's own, whatever the session
+        # The order depends on secret, round and attempt only: another session's run id and context must not change
+        # it.
+        round_id = replace(self._round_id, run=bytes(RUN_BYTES), context=bytes(CONTEXT_BYTES))
         self._order = secret_order(derive(self.order_secret, _ORDER, round_id), plan.length)
         if count in (0, plan.length):
             self._divide(np.full(plan.length, count > 0))
@@ -193,14 +201,14 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         return [self._envelope(MaskedVector(words=self._masked(chosen, noise)))]
 
     def encrypt_update(self, clear: Int64[np.ndarray, " c"], hidden: Int64[np.ndarray, " h"]) -> bytes:
-        """Return the silo's update for the round that has begun, partly encrypted.
+        """Return the message with the silo's update: one part in the clear, one part encrypted.
 
         Args:
-            clear: (d - k,) the coordinates outside the partition, ascending, with the noise they need, in grid units.
-            hidden: (k,) the coordinates of the partition, ascending, in grid units.
+            clear: (d - k,) int64, coordinates outside the partition with their noise, ascending, in grid units.
+            hidden: (k,) int64, coordinates of the partition, ascending, in grid units.
 
         Raises:
-            ProtocolError: the partition is not known, or parts that the plan does not allow.
+            ProtocolError: the partition is not known, or the plan does not allow the parts.
         """
         plan, count = self._plan, int(self.partition.sum())
         for part, length, limit in (
@@ -228,7 +236,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         )
 
     def result(self) -> PartialResult:
-        """Return the sums over the cohort, once they have arrived."""
+        """Return partition and sums over the cohort; raise a ProtocolError until they have arrived."""
         if self._phase is not Phase.DONE:
             raise ProtocolError("the sum has not arrived", silo=self.index)
         clear, hidden = self._sums
@@ -274,7 +282,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         return []
 
     def _masked(self, chosen: Bool[np.ndarray, " d"], noise: Int64[np.ndarray, " d"] | None) -> np.ndarray:
-        """Return the votes, with their noise, under pairwise masks that cancel in the sum."""
+        """Return votes with their noise as 32-bit words, under pairwise masks that cancel in the sum of all silos."""
         plan, counts = self._plan, chosen.astype(np.int64)
         if (noise is None) == (plan.ballot_limit > 0):
             raise ProtocolError("noise on votes is given where the plan has none, or lacks", silo=self.index)
@@ -289,7 +297,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         return words
 
     def _divide(self, chosen: Bool[np.ndarray, " d"]) -> None:
-        """Take the partition from a bitmap in the secret order."""
+        """Set the partition from a bitmap in the secret order."""
         self._partition = np.zeros(self._plan.length, dtype=np.bool_)
         self._partition[self._order[chosen]] = True
         self._phase = Phase.INPUTS
@@ -307,7 +315,8 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         clear = content.clear
         for part, limit in ((clear, plan.clear_limit), (hidden, plan.hidden_limit)):
             most = silos * limit
-            if part.max(initial=0) > most or part.min(initial=0) < -most:  # no abs: -2^63 has none in int64
+            # No np.abs: in int64 the absolute value of -2^63 is -2^63.
+            if part.max(initial=0) > most or part.min(initial=0) < -most:
                 raise RefusedSumError("the sum is out of range: a silo used another key or broke its limit")
         self._sums = clear, hidden
         self._phase = Phase.DONE

@@ -1,4 +1,4 @@
-"""The processes in which the clients of one process encrypt."""
+"""Start the worker processes in which the clients of one process encrypt."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from threading import Thread
 
 
 def worker_pool(processes: int, owner: object) -> Executor | None:
-    """Return processes that end with their owner; None for one.
+    """Return a pool of processes that ends with its owner; None if one process suffices.
 
-    There are never more than the machine has cores: a silo's machine is not the coordinator's.
+    Args:
+        processes: wanted number of processes; the pool has at most one per CPU core.
+        owner: object whose garbage collection shuts the pool down.
     """
+    # The coordinator chooses `processes`, but a silo's machine may have fewer cores than the coordinator's.
     count = min(processes, os.cpu_count() or 1)
     if count == 1:
         return None
@@ -24,7 +27,7 @@ def worker_pool(processes: int, owner: object) -> Executor | None:
 
 
 def _end_with_parent() -> None:
-    """Have this process end when the one that started it does, however that ends: by itself it would wait for ever."""
+    """End this process when its parent process ends, in whatever way; otherwise the worker would wait for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,1 +1,1 @@
-"""Private weighting (ULDP-FL, Protocol 1): weights n_{s,u} / N_u that no party learns."""
+"""Private weighting (ULDP-FL, Protocol 1): a sum with weights n_{s,u} / N_u that no party learns."""

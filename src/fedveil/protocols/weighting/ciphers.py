@@ -1,4 +1,4 @@
-"""The ciphers of private weighting: each makes the server's side and a silo's for the numbers that all agreed on."""
+"""Ciphers of private weighting: each creates the server's key holder and a silo's evaluator for a public plan."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Cipher(Protocol):
     """An additively homomorphic cipher."""
 
     def sizes(self, plan: WeightingPlan) -> CipherSizes:
-        """Return how many bytes its messages have.
+        """Return the sizes of the cipher's messages.
 
         Raises:
-            ProtocolError: sums that it does not hold.
+            ProtocolError: the cipher cannot hold the sums of the plan.
         """
         ...
 
     def holder(self, plan: WeightingPlan) -> KeyHolder:
-        """Return a server's side, with new keys."""
+        """Return the server's key holder, with fresh keys."""
         ...
 
     def evaluator(self, plan: WeightingPlan, public: bytes) -> Evaluator:
-        """Return a silo's side for the server's public key."""
+        """Return a silo's evaluator for the server's public key."""
         ...
 
 
@@ -38,13 +38,13 @@ class Paillier:
     """Paillier's cipher.
 
     Attributes:
-        bits: of the modulus.
+        bits: number of bits of the modulus n.
     """
 
     bits: int
 
     def sizes(self, plan: WeightingPlan) -> CipherSizes:
-        """Return what numbers modulo n and n^2 take."""
+        """Return the sizes of the messages: numbers modulo n, and ciphertexts modulo n^2."""
         number, slots = self.bits // 8, choose_layout(plan, self.bits).slots
         blocks = math.ceil(plan.coordinates / slots)
         return CipherSizes(
@@ -52,20 +52,20 @@ class Paillier:
         )
 
     def holder(self, plan: WeightingPlan) -> KeyHolder:
-        """Return a server's side, with a new modulus."""
+        """Return the server's key holder, with a fresh modulus."""
         return PaillierKeyHolder(plan, PaillierPrivateKey.generate(self.bits))
 
     def evaluator(self, plan: WeightingPlan, public: bytes) -> Evaluator:
-        """Return a silo's side for the server's modulus."""
+        """Return a silo's evaluator for the server's modulus."""
         return PaillierEvaluator(plan, public, bits=self.bits)
 
 
 @dataclass(frozen=True)
 class Rlwe:
-    """Ring-LWE at 128 bits; ring and primes follow from the plan."""
+    """Ring-LWE cipher at 128-bit security; ring and primes follow from the plan."""
 
     def sizes(self, plan: WeightingPlan) -> CipherSizes:
-        """Return what polynomials of the ring take."""
+        """Return the sizes of the messages: polynomials of the ring, for each plaintext prime."""
         parameters = choose_parameters(plan)
         size, primes = parameters.ring.ciphertext_bytes, parameters.plain_count
         return CipherSizes(
@@ -77,9 +77,9 @@ class Rlwe:
         )
 
     def holder(self, plan: WeightingPlan) -> KeyHolder:
-        """Return a server's side, with new keys."""
+        """Return the server's key holder, with fresh keys."""
         return RlweKeyHolder(plan)
 
     def evaluator(self, plan: WeightingPlan, public: bytes) -> Evaluator:
-        """Return a silo's side for the server's public keys."""
+        """Return a silo's evaluator for the server's public keys."""
         return RlweEvaluator(plan, public)

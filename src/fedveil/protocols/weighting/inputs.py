@@ -1,4 +1,4 @@
-"""What a silo puts into a round under private weighting, and keeps of it on its own disk."""
+"""Inputs that a silo contributes to a round of private weighting, and their bytes on the silo's own disk."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from fedveil.protocols.weighting.private_weighting import Contributions
 from fedveil.protocols.wire import Reader, Writer
 
 SEED_BYTES: Final = 32
-"""Of every seed of the protocol."""
+"""Bytes of every seed of the protocol."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WeightedInputs:
-    """What a client puts into a round.
+    """Input of a client to a round.
 
     Attributes:
-        contributions: (m, d) clipped contributions of weight 1 of the users it has records of, ascending; grid units.
-        noise: (d,) its exact integer share of the noise, in grid units.
-        dither: 32-byte key of its share of the remainders modulo C; None: a new one.
+        contributions: (m, d) int32 or int64, clipped contributions of weight 1 of the m users with records at this
+            client, ascending by user, in grid units.
+        noise: (d,) int64, the client's exact share of the noise, in grid units.
+        dither: 32-byte key of the client's share v of the remainders modulo C; None draws a fresh key.
     """
 
     contributions: Contributions
@@ -31,22 +32,21 @@ class WeightedInputs:
     dither: bytes | None = None
 
     def encode(self) -> bytes:
-        """Return the bytes to keep: the same contributions, noise and remainders for the same round."""
+        """Return the input as bytes, for the client's own disk; a repeated round sends all three values again."""
         users, length = self.contributions.shape
         size = self.contributions.dtype.itemsize
-        assert (
-            self.dither is not None
-        )  # two remainders of one sum would tell more of it than the noise covers
+        # A fresh key in a repeated round would show two remainders of one sum: more than the noise covers.
+        assert self.dither is not None
         head = Writer().number(users, 4).number(length, 4).number(size, 1)
         numbers = self.contributions.astype(f"<i{size}").tobytes() + self.noise.astype("<i8").tobytes()
         return head.bytes() + numbers + self.dither
 
     @classmethod
     def decode(cls, data: bytes) -> WeightedInputs:
-        """Return what :meth:`encode` kept.
+        """Return the input that :meth:`encode` encoded.
 
         Raises:
-            ProtocolError: the bytes are none that it made.
+            ProtocolError: :meth:`encode` cannot have made these bytes.
         """
         reader = Reader(data)
         users, length, size = reader.number(4), reader.number(4), reader.number(1)

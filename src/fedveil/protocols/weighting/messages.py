@@ -1,4 +1,4 @@
-"""Messages of the private weighting protocol (beside those that all protocols share)."""
+"""Define the messages of private weighting, in addition to those that all protocols share."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from fedveil.protocols.weighting.inputs import SEED_BYTES
 from fedveil.protocols.wire import Reader, Writer
 
 _MOST: Final = 1 << 19
-"""No letter holds more ciphertexts: they have 512 bytes or more each; and there is one for every user."""
+"""Most ciphertexts of one message. A ciphertext has at least 512 bytes, and weights have one ciphertext per user."""
 _BLOCKS: Final = repeated(BLOCK, size=4, most=_MOST)
 
 
 @message(20, "the server's public encryption key")
 class WeightingKey(Message):
-    """The server's public encryption key."""
+    """Public encryption key of the server."""
 
     key: bytes = wire_field(REST, Reveals.NOTHING)
 
 
 @message(21, "the blinding seed, sealed for one silo")
 class SealedSeed(Message):
-    """The seed of the multiplicative blinds, from silo 0 to another silo, sealed under their pairwise key."""
+    """Seed of the multiplicative blinds r_u, from silo 0 to one other silo, sealed under their pairwise key."""
 
     sealed: bytes = wire_field(fixed_bytes(SEED_BYTES + OVERHEAD_BYTES), Reveals.NOTHING)
 
 
 @message(22, "doubly blinded record counts")
 class BlindedHistogram(Message):
-    """A silo's record counts, blinded by r_u and under pairwise masks: uniform numbers to the server."""
+    """Record counts of a silo, blinded by r_u and under pairwise masks; they are uniform numbers to the server."""
 
     blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.COUNTS, Key.SILOS, besides=Reveals.PRESENCE)
 
 
 @message(23, "the users who take part")
 class Participants(Message):
-    """Which users have a record anywhere (one byte each)."""
+    """Users with a record in any silo, as one byte per user."""
 
     present: tuple[bool, ...] = wire_field(
         repeated(number(1).mapped(int, bool), size=4, most=_MOST), Reveals.PRESENCE
@@ -61,32 +61,32 @@ class Participants(Message):
 
 @message(24, "the round's encrypted weights")
 class EncryptedWeights(Message):
-    """A round begins: fresh encrypted weights of all participants, or none if the last ones still hold."""
+    """Start of a round, with fresh encrypted weights of all participants; empty if the last weights still hold."""
 
     blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.DRAWN, Key.SERVER, besides=Reveals.PRESENCE)
 
 
 @message(25, "an encrypted masked sum")
 class EncryptedSum(Message):
-    """A silo's encrypted, masked and re-randomised weighted sum; the server, who decrypts it, sees how it was made."""
+    """Encrypted, masked and re-randomised weighted sum of a silo; the server sees ciphertexts and plaintext."""
 
     blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.SUM, Key.SERVER, besides=Reveals.CIPHERTEXTS)
 
 
 @message(26, "points for oblivious transfer")
 class TransferOffer(Message):
-    """A round with private sub-sampling begins: the server's points for the oblivious transfers."""
+    """Start of a round with private sub-sampling, with the server's points for the oblivious transfers."""
 
     public: mpz = custom_field(Reveals.NOTHING)
     constants: tuple[mpz, ...] = custom_field(Reveals.NOTHING)
 
     def encode(self) -> bytes:
-        """Return the points, as one list."""
+        """Return all points as one list, the public point first."""
         return Writer().integers([self.public, *self.constants], POINT_BYTES).bytes()
 
     @classmethod
     def decode(cls, data: bytes) -> TransferOffer:
-        """Return the offer of a body."""
+        """Return the offer that a body encodes; raise a ProtocolError if it has fewer than two points."""
         reader = Reader(data)
         points = reader.integers(POINT_BYTES)
         reader.finish()
@@ -97,7 +97,7 @@ class TransferOffer(Message):
 
 @message(27, "hidden choices of oblivious transfers")
 class TransferRequests(Message):
-    """A silo's requests, one per participant: the place asked for is hidden."""
+    """Oblivious-transfer requests of a silo, one per participant; each hides the requested place."""
 
     points: tuple[mpz, ...] = wire_field(
         integers(POINT_BYTES), Reveals.DRAWN, Key.NOBODY, besides=Reveals.PRESENCE
@@ -106,6 +106,6 @@ class TransferRequests(Message):
 
 @message(28, "sealed places of oblivious transfers")
 class TransferAnswers(Message):
-    """All places of every transfer, sealed so that one of each opens."""
+    """All places of every oblivious transfer, sealed so that the silo can open one place of each transfer."""
 
     blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.DRAWN, Key.NOBODY, besides=Reveals.PRESENCE)

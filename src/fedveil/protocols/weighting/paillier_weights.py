@@ -1,8 +1,8 @@
-"""Private weighting under Paillier: what the key holder and a silo compute.
+"""Compute private weighting under Paillier: the server's key holder and the silo's evaluator.
 
-A silo raises Enc(B_u) to r_u C once, which encrypts the small integer C / N_u; each coordinate then needs only the
-short exponent n_{s,u} y_{s,u,j}. Several coordinates may share a plaintext. :func:`choose_layout` picks the number of
-coordinates per plaintext by counting modular multiplications.
+A silo raises Enc(B_u) to the power r_u C once. The result encrypts the small integer C / N_u, because
+B_u = (r_u N_u)^-1. Each coordinate then needs only the short exponent n_{s,u} y_{s,u,j}. Several coordinates may
+share one plaintext; :func:`choose_layout` chooses their number by counting modular multiplications.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fedveil.protocols.weighting.plan import WeightingPlan
 from fedveil.protocols.weighting.private_weighting import Contributions
 
 MaskKeys = Sequence[tuple[bytes, bool]]
-"""Keys of pairwise masks, each with whether this silo adds the mask (its peer then subtracts it)."""
+"""Keys of pairwise masks, each with True if this silo adds the mask and its peer subtracts it."""
 
 _RERANDOMIZE: Final = 66  # multiplications per outgoing ciphertext: 512 bits in windows of 8, mask, plaintext
-_DECRYPT: Final = 0.3  # of a full-size power
+_DECRYPT: Final = 0.3  # cost of a decryption relative to a power with a full-size exponent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How coordinates lie in plaintexts and how a silo computes.
+    """Packing of coordinates into plaintexts, and the way in which a silo computes powers.
 
     Attributes:
-        slots: coordinates per plaintext.
-        direct: powers of Enc(B_u) itself with full-size exponents instead of short powers of Enc(C / N_u).
-        cost: estimated modular multiplications per round of all silos and of the server's decryption together.
+        slots: number of coordinates per plaintext.
+        direct: True for powers of Enc(B_u) with full-size exponents, False for short powers of Enc(C / N_u).
+        cost: estimated number of modular multiplications per round, over all silos and the server's decryption.
     """
 
     slots: int
@@ -49,15 +49,15 @@ class Layout:
 
 
 def choose_layout(plan: WeightingPlan, modulus_bits: int) -> Layout:
-    """Return the layout with the least work of all parties for a plaintext modulus of so many bits.
+    """Return the layout with the least total work of all parties for a plaintext modulus of ``modulus_bits`` bits.
 
-    A silo's round costs its bases (one full-size power per user, spread over the rounds they serve), the products
-    (Straus), and 66 multiplications per outgoing ciphertext; the server's costs one decryption per ciphertext.
-    Packing k coordinates divides the number of ciphertexts by k and lengthens exponents to k slots, so it wins for
-    few coordinates and loses beyond some dozens.
+    The cost of a silo's round has three terms: the bases (one full-size power per user, spread over the rounds that
+    the bases serve), the products (Straus's algorithm), and 66 multiplications per outgoing ciphertext. The server's
+    cost is one decryption per ciphertext. Packing k coordinates divides the number of ciphertexts by k and lengthens
+    the exponents to k slots. Packing therefore pays for few coordinates and does not pay beyond some dozens.
 
     Raises:
-        ProtocolError: not even one coordinate fits.
+        ProtocolError: a plaintext cannot hold even one coordinate.
     """
     plan.require(2 ** (modulus_bits - 1), f"a Paillier key of {modulus_bits} bits")
     served = 1 if plan.renewed else plan.rounds
@@ -81,16 +81,16 @@ def choose_layout(plan: WeightingPlan, modulus_bits: int) -> Layout:
 
 
 def exponent_bits(plan: WeightingPlan, slots: int) -> int:
-    """Return the bits of a packed exponent without its sign."""
+    """Return the number of bits of a packed exponent without its sign."""
     return plan.exponent_bits + (slots - 1) * plan.slot_bits + (slots > 1)
 
 
 class PaillierKeyHolder:
-    """The server's side: encrypts weights, adds the silos' ciphertexts up, opens the sum.
+    """Server's side: it encrypts weights, adds the silos' ciphertexts and decrypts the sum.
 
     Args:
-        plan: what all parties agreed on.
-        key: the private key.
+        plan: public numbers of the run.
+        key: private key of the server.
 
     Raises:
         ProtocolError: the modulus is too small for the sums.
@@ -103,28 +103,28 @@ class PaillierKeyHolder:
 
     @property
     def modulus(self) -> int:
-        """The plaintext modulus n."""
+        """Plaintext modulus n."""
         return int(self._key.public.n)
 
     @property
     def public(self) -> bytes:
-        """What a silo needs to compute: n."""
+        """Public key for the silos: the modulus n, big-endian."""
         return int(self._key.public.n).to_bytes(self._key.public.plaintext_bytes, "big")
 
     def encrypt(self, weights: Sequence[int]) -> list[bytes]:
-        """Return a fresh ciphertext of every number modulo n."""
+        """Return one fresh ciphertext for every number modulo n."""
         size = self._key.public.ciphertext_bytes
         return [int(made).to_bytes(size, "big") for made in in_threads(self._key.encrypt, weights)]
 
     def begin(self) -> None:
-        """Forget the sum of an earlier attempt."""
+        """Discard the sum of an earlier attempt."""
         self._blocks = []
 
     def add(self, blocks: Sequence[bytes]) -> None:
         """Add one silo's ciphertexts to the sum.
 
         Raises:
-            ProtocolError: a wrong number of ciphertexts, or one outside the group.
+            ProtocolError: a wrong number of ciphertexts, or a ciphertext outside the group.
         """
         values = _ciphertexts(blocks, self._key.public)
         expected = math.ceil(self._plan.coordinates / self._layout.slots)
@@ -136,10 +136,10 @@ class PaillierKeyHolder:
         self._blocks = values
 
     def open(self, own_masks: Sequence[bytes]) -> tuple[Float64[np.ndarray, " d"], int]:
-        """Return the weighted noisy sum in grid units, and the integer of the check coordinate.
+        """Decrypt the weighted noisy sum in grid units, and the integer of the check coordinate.
 
         Args:
-            own_masks: the seeds of all silos' own masks.
+            own_masks: seeds of all silos' own masks.
 
         Raises:
             ProtocolError: a decrypted value that no honest sum can have.
@@ -172,15 +172,16 @@ class PaillierKeyHolder:
 
 
 class PaillierEvaluator:
-    """A silo's side: computes its encrypted weighted sum without learning a weight.
+    """Silo's side: it computes its encrypted weighted sum without learning a weight.
 
     Args:
-        plan: what all parties agreed on.
-        public: the modulus n as the server sent it.
-        bits: of the modulus that was agreed on; below 2048 only in tests.
+        plan: public numbers of the run.
+        public: modulus n as the server sent it, big-endian.
+        bits: agreed number of bits of the modulus; below 2048 only in tests.
 
     Raises:
-        ProtocolError: a modulus of another size, no modulus, or one with a factor that a count may have.
+        ProtocolError: a modulus of another size, an invalid modulus, or one that shares a factor with a possible
+            count.
     """
 
     def __init__(self, plan: WeightingPlan, public: bytes, *, bits: int) -> None:
@@ -190,7 +191,8 @@ class PaillierEvaluator:
             self._key = PaillierPublicKey(mpz.from_bytes(public, "big"))
         except CryptoError as error:
             raise ProtocolError(f"the server's key was refused: {error}") from error
-        if gcd(self._key.n, plan.common) != 1:  # of r_u N_u the server would read gcd(N_u, n)
+        # Attack: with a factor p <= N_max in n, the server would learn gcd(N_u, n) from r_u N_u modulo n.
+        if gcd(self._key.n, plan.common) != 1:
             raise ProtocolError(
                 f"the server's key was refused: it shares a factor with a number up to N_max = {plan.largest_count}, "
                 "which blinded counts would show"
@@ -205,18 +207,18 @@ class PaillierEvaluator:
 
     @property
     def modulus(self) -> int:
-        """The plaintext modulus n."""
+        """Plaintext modulus n."""
         return int(self._key.n)
 
     def load(self, weights: Sequence[bytes], multipliers: Sequence[int]) -> None:
-        """Take the encrypted weights of this silo's users; they serve until the next call.
+        """Load the encrypted weights of this silo's users; they serve until the next call.
 
         Args:
-            weights: Enc(B_u) per user.
-            multipliers: r_u C modulo n per user.
+            weights: Enc(B_u) for each user.
+            multipliers: r_u C modulo n for each user.
 
         Raises:
-            ProtocolError: a number outside the group of ciphertexts.
+            ProtocolError: a ciphertext outside the group.
         """
         bases = _ciphertexts(weights, self._key)
         if self._layout.direct:
@@ -239,8 +241,9 @@ class PaillierEvaluator:
         own_mask: bytes,
         dither: bytes,
     ) -> list[bytes]:
-        """Return the silo's ciphertexts, re-randomised; see :mod:`fedveil.protocols.weighting.private_weighting`."""
+        """Return the silo's re-randomised ciphertexts; see :meth:`private_weighting.Evaluator.encrypt_sum`."""
         assert self._powers is not None
+        # prod_u Enc(C / N_u)^(n_{s,u} y_{s,u,j}); the last column is the check, with contributions of 1.
         counted = np.concatenate([contributions * counts[:, None], counts[:, None]], axis=1)
         shares = noise.tolist()
         n, square, slots = self._key.n, self._key.square, self._layout.slots
@@ -262,12 +265,13 @@ class PaillierEvaluator:
                 plaintext += stream.draw() if adds else -stream.draw()
             for slot, coordinate in enumerate(range(block * slots, min((block + 1) * slots, len(shares)))):
                 plaintext += (shares[coordinate] * common + next(dithers)) << (slot * bits)
+            # The fresh factor hides from the server, which decrypts, by which exponents the ciphertext was made.
             value = product * self._key.encode(plaintext) % square * self._rerandomizer.factor() % square
             blocks.append(int(value).to_bytes(self._key.ciphertext_bytes, "big"))
         return blocks
 
     def _exponents(self, columns: Int64[np.ndarray, "m k"]) -> list[int]:
-        """Return each user's packed exponent for one block."""
+        """Return the packed exponent of each user for one block: sum_k n_{s,u} y_{s,u,k} 2^(bits k)."""
         bits = self._plan.slot_bits
         packed = [sum(value << (bits * slot) for slot, value in enumerate(row)) for row in columns.tolist()]
         if not self._layout.direct:
@@ -276,7 +280,7 @@ class PaillierEvaluator:
         return [int(value * m % n) for value, m in zip(packed, self._multipliers, strict=True)]
 
     def _dithers(self, key: bytes) -> Iterator[int]:
-        """Yield v_1 .. v_d uniform on C values around 0; none for the check, which must be a multiple of C."""
+        """Yield v_1 .. v_d, uniform on C values around 0, then 0 for the check, which must be a multiple of C."""
         stream, half = UniformIntegers(key, self._plan.common), self._plan.common // 2
         for _ in range(self._plan.length):
             yield int(stream.draw()) - half
@@ -284,7 +288,7 @@ class PaillierEvaluator:
 
 
 def _ciphertexts(blocks: Sequence[bytes], key: PaillierPublicKey) -> list[mpz]:
-    """Return the ciphertexts of received blocks, each checked to lie in the group."""
+    """Return the ciphertexts of received blocks; raise a ProtocolError if one is not in the group."""
     values = []
     for block in blocks:
         if len(block) != key.ciphertext_bytes:

@@ -1,13 +1,12 @@
-"""What all parties of the private weighting protocol agree on, checked before any training starts.
+"""Define the public plan of private weighting, which is checked before any training starts.
 
-In grid units, with contributions y, counts n, noise shares z and the common multiple C = lcm(1 .. N_max),
-the integer of coordinate j that the server decrypts is
+Let y be the contributions and z the noise shares, both in grid units, n the counts, and C = lcm(1 .. N_max). The
+server decrypts for coordinate j the integer
 
-    T_j = sum_u sum_s y_{s,u,j} n_{s,u} C / N_u  +  sum_s (C z_{s,j} + v_{s,j}),   v uniform on C centred
-    values
+    T_j = sum_u sum_s y_{s,u,j} n_{s,u} C / N_u  +  sum_s (C z_{s,j} + v_{s,j}),   v uniform on C values around 0,
 
-and T_j / C is the weighted noisy sum. One more coordinate carries the check: contributions of 1 and no
-noise, so it must come out as C times the number of users who took part.
+and T_j / C is the weighted noisy sum. One more coordinate carries a check: its contributions are 1 and it has no
+noise, so it must equal C times the number of users who took part.
 """
 
 from __future__ import annotations
@@ -24,19 +23,22 @@ from fedveil.protocols.errors import OwnRecordsError, ProtocolError
 _LARGEST_COMMON_BITS = 8192
 _BLIND_BITS = 40
 CHECK_DISTANCE = 2.0**-_BLIND_BITS
-"""At least the distance between blinded checks with one user drawn more or less, 1 / (|U| 2^40 + 1)."""
+"""Upper bound of the statistical distance between blinded checks that differ by one sampled user.
+
+The blind is uniform on |U| 2^40 + 1 values, so the distance is 1 / (|U| 2^40 + 1).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CipherSizes:
-    """Bytes of what travels under a cipher.
+    """Sizes of the values that are sent under a cipher, in bytes.
 
     Attributes:
-        key: the public key.
-        number: a number modulo the plaintext modulus.
-        weight: an encrypted weight.
-        ciphertext: one ciphertext of a silo's sum.
-        ciphertexts: how many a sum has.
+        key: bytes of the public key.
+        number: bytes of a number modulo the plaintext modulus.
+        weight: bytes of an encrypted weight.
+        ciphertext: bytes of one ciphertext of a silo's sum.
+        ciphertexts: number of ciphertexts of a silo's sum.
     """
 
     key: int
@@ -48,20 +50,21 @@ class CipherSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightingPlan:
-    """Public numbers of one run of Protocol 1 (ULDP-FL, section 4).
+    """Public numbers of one run of private weighting (ULDP-FL, section 4, Protocol 1).
 
     Attributes:
-        silos: |S|.
-        users: |U|.
-        length: d, coordinates of a contribution.
-        largest_count: N_max: no user has more records in all. Each silo checks n_{s,u} <= N_max / |S|, so that
-            nobody has to learn a total.
-        norm_limit: the largest l2 norm of one contribution, in grid units (so also of a coordinate).
-        noise_limit: the largest absolute value of one silo's noise share, in grid units.
-        renewed: whether the encrypted weights change from round to round (sub-sampling).
-        places: P of the oblivious transfer that hides from the server who was drawn; 0 without it.
-        chosen: a: a user is drawn with probability a / P.
-        rounds: how many rounds are planned; only for the choice of the cheapest way to compute.
+        silos: |S|, number of silos.
+        users: |U|, number of users.
+        length: d, number of coordinates of a contribution.
+        largest_count: N_max, most records of one user over all silos. Each silo checks n_{s,u} <= N_max / |S|, so
+            that no party has to learn a total.
+        norm_limit: largest l2 norm of one contribution, in grid units; it also bounds each coordinate.
+        noise_limit: largest absolute value of a coordinate of one silo's noise share, in grid units.
+        renewed: whether the encrypted weights change from round to round, because users are sub-sampled.
+        places: P, number of places of the oblivious transfer that hides the sampled users from the server; 0 without
+            oblivious transfer.
+        chosen: a, number of places that hold the weight; a user is sampled with probability a / P.
+        rounds: number of planned rounds; used only to choose the cheapest way to compute.
 
     Raises:
         ProtocolError: a number outside its domain.
@@ -79,7 +82,7 @@ class WeightingPlan:
     rounds: int = 1
 
     def __post_init__(self) -> None:
-        """Check what does not depend on a cipher."""
+        """Check the conditions that do not depend on a cipher."""
         if (
             self.silos < 2
             or min(self.users, self.length, self.norm_limit, self.rounds) < 1
@@ -96,7 +99,7 @@ class WeightingPlan:
                 f"{self.chosen} of {self.places} places: oblivious transfer draws users anew each round with a "
                 "probability strictly between 0 and 1"
             )
-        # lcm(1..n) >= 2^n from n = 7 on: a larger N_max is refused before the multiple is computed.
+        # lcm(1..n) >= 2^n from n = 7 on, so N_max > 8192 is refused without computing the multiple.
         if self.largest_count > _LARGEST_COMMON_BITS or self.common.bit_length() > _LARGEST_COMMON_BITS:
             raise ProtocolError(
                 f"protection.n_max = {self.largest_count} makes lcm(1..n_max) longer than {_LARGEST_COMMON_BITS} bits; "
@@ -110,46 +113,53 @@ class WeightingPlan:
 
     @cached_property
     def common(self) -> int:
-        """C, the least common multiple of 1 .. N_max."""
+        """C, the least common multiple of 1 .. N_max; it makes every C / N_u an integer."""
         return math.lcm(*range(1, self.largest_count + 1))
 
     @property
     def count_limit(self) -> int:
-        """Largest number of records of one user in one silo."""
+        """Largest number of records of one user in one silo: floor(N_max / |S|)."""
         return self.largest_count // self.silos
 
     @property
     def coordinates(self) -> int:
-        """Coordinates that are encrypted: the contribution's, and the check."""
+        """Number of encrypted coordinates: d of the contribution, and the check."""
         return self.length + 1
 
     @property
     def check_blind(self) -> int:
-        """How many multiples of C hide the number of drawn users in the check; 0 where the server knows it."""
+        """Largest multiple of C that blinds the number of sampled users in the check; 0 if the server knows it."""
         return self.users << _BLIND_BITS if self.places else 0
 
     @property
     def value_limit(self) -> int:
-        """Largest absolute value of T_j / C for the coordinates of a contribution."""
+        """Largest absolute value of T_j / C for the coordinates of a contribution, in grid units."""
+        # Each silo's v / C is below 1 in absolute value: hence noise_limit + 1.
         return self.users * self.norm_limit + self.silos * (self.noise_limit + 1)
 
     @cached_property
     def largest_sum(self) -> int:
-        """Largest absolute value of T_j, the check included."""
+        """Largest absolute value of T_j over all coordinates, the check included."""
         return max(self.value_limit, self.users + self.check_blind) * self.common
 
     @property
     def slot_bits(self) -> int:
-        """Bits that one coordinate needs, with its sign."""
+        """Number of bits that one coordinate needs, with its sign."""
         return self.largest_sum.bit_length() + 1
 
     @property
     def exponent_bits(self) -> int:
-        """Bits of n_{s,u} y_{s,u,j} without its sign."""
+        """Number of bits of n_{s,u} y_{s,u,j} without its sign."""
         return (self.norm_limit * self.count_limit).bit_length()
 
     def check_counts(self, counts: Int64[np.ndarray, " users"], silo: int) -> None:
-        """Return if a silo's record counts are such that no total exceeds N_max; the silo itself checks this.
+        """Check that a silo's record counts are at most N_max / |S|, so that no total exceeds N_max.
+
+        Each silo checks its own counts.
+
+        Args:
+            counts: (|U|,) int64, n_{s,u} of one silo.
+            silo: number of the silo, for the error.
 
         Raises:
             OwnRecordsError: a count above N_max / |S| or below zero.
@@ -167,10 +177,14 @@ class WeightingPlan:
             )
 
     def require(self, modulus: int, setting: str) -> None:
-        """Return if T_j is determined by its remainder modulo the plaintext modulus.
+        """Check that T_j is determined by its remainder modulo the plaintext modulus: 2 max |T_j| < modulus.
+
+        Args:
+            modulus: plaintext modulus of the cipher.
+            setting: name of the cipher's parameter in the error message.
 
         Raises:
-            ProtocolError: the modulus is too small, with both sizes and what to change.
+            ProtocolError: the modulus is too small; the message gives both sizes and the setting to change.
         """
         if 2 * self.largest_sum >= modulus:
             raise ProtocolError(
@@ -181,12 +195,17 @@ class WeightingPlan:
 
 
 def rounded_sensitivity(clip: float, length: int, grid: float = 1.0) -> float:
-    """Return by how much one user moves the sum of d coordinates in l2, rounded to a grid g: C + sqrt(d) g.
+    """Return the l2 sensitivity to one user of the weighted sum after rounding to the grid: clip + sqrt(d) g.
 
-    T_j is no multiple of C: its remainder would show the fractions n_{s,u}/N_u that no noise on the grid covers. The
-    uniform v make the remainder uniform and independent of the data. Given the remainder, T_j / C is the weighted sum
-    rounded to the grid, with the same rounding for neighbouring data, plus noise on the grid; rounding moves each
-    coordinate of the difference by less than 1. So the discrete Gaussian is accounted with clip + sqrt(d) g instead of
-    clip (docs/theory/private-weighting.md).
+    T_j is not a multiple of C. Its remainder modulo C would disclose the fractions n_{s,u} / N_u, which noise on the
+    grid does not cover. The uniform v make the remainder uniform and independent of the data. Given the remainder,
+    T_j / C is the weighted sum rounded to the grid, with the same rounding for neighbouring data, plus noise on the
+    grid. Rounding changes each coordinate of the difference by less than one grid step. The discrete Gaussian is
+    therefore accounted with clip + sqrt(d) g instead of clip (docs/theory/private-weighting.md).
+
+    Args:
+        clip: l2 bound of one user's contribution.
+        length: d, number of coordinates.
+        grid: g, step of the grid, in the unit of ``clip``.
     """
     return clip + math.sqrt(length) * grid

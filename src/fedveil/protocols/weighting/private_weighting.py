@@ -1,15 +1,16 @@
-"""The private weighting protocol (ULDP-FL, Protocol 1): weights n_{s,u} / N_u that no party learns.
+"""Private weighting (ULDP-FL, Protocol 1): interfaces and phases of a sum with weights n_{s,u} / N_u.
 
     setup   silos announce signed keys; the server relays them and sends its encryption key
-            silo 0 seals a seed R for every other silo; all draw the same blinds r_u from it
-            each silo sends r_u n_{s,u} + masks; the server adds up r_u N_u and inverts it to B_u
-    round   the server sends Enc(B_u), or Enc(0) for a user who is not drawn
+            silo 0 seals a seed R for every other silo; all silos derive the same blinds r_u from it
+            each silo sends r_u n_{s,u} + masks; the server adds them to r_u N_u and inverts it to B_u
+    round   the server sends Enc(B_u), or Enc(0) for a user who is not sampled
             each silo sends Enc( sum_u y_{s,u} n_{s,u} C / N_u + C z_s + v_s + masks )
-            when all have arrived, the server asks for the silos' own masks, adds up and decrypts
+            once all sums have arrived, the server requests the silos' own masks, adds the sums and decrypts
 
-What a party computes under which cipher is in a key holder and an evaluator (Paillier: ``paillier_weights``; ring-LWE
-for deep models: ``rlwe_weights``). A silo that vanishes ends the attempt, and nothing is revealed; the weights of the
-others depend on its records, so the run waits for it, or sets up anew without it.
+The computations under a cipher are split into a :class:`KeyHolder` (server) and an :class:`Evaluator` (silo). They
+exist for Paillier (``paillier_weights``) and, for deep models, for ring-LWE (``rlwe_weights``). A silo that vanishes
+ends the attempt, and nothing is revealed. The weights of the other silos depend on its records, so the run waits for
+the silo, or repeats the setup without it.
 """
 
 from __future__ import annotations
@@ -27,45 +28,67 @@ Contributions = Int64[np.ndarray, "m d"] | Int32[np.ndarray, "m d"]
 
 
 class KeyHolder(Protocol):
-    """What the server computes with its decryption key; a cipher's documentation says the rest."""
+    """Server's computations with the decryption key of a cipher."""
 
     @property
     def modulus(self) -> int:
-        """The plaintext modulus."""
+        """Plaintext modulus of the cipher."""
         ...
 
     @property
     def public(self) -> bytes:
-        """The public key for the silos."""
+        """Public key for the silos."""
         ...
 
     def encrypt(self, weights: Sequence[int]) -> list[bytes]:
-        """Return a fresh ciphertext of every number below the modulus."""
+        """Return one fresh ciphertext for every number; the numbers are below the modulus."""
         ...
 
     def begin(self) -> None:
-        """Begin the sum of an attempt."""
+        """Begin the sum of an attempt, with no silo's ciphertexts in it."""
         ...
 
     def add(self, blocks: Sequence[bytes]) -> None:
-        """Add a silo's ciphertexts."""
+        """Add one silo's ciphertexts to the sum.
+
+        Raises:
+            ProtocolError: a wrong number of ciphertexts, or an invalid ciphertext.
+        """
         ...
 
     def open(self, own_masks: Sequence[bytes]) -> tuple[Float64[np.ndarray, " d"], int]:
-        """Return the sum in grid units and the integer of the check."""
+        """Decrypt the sum and remove the silos' own masks.
+
+        Args:
+            own_masks: seeds of all silos' own masks.
+
+        Returns:
+            T_j / C for the d coordinates, in grid units, and the integer T of the check coordinate.
+
+        Raises:
+            ProtocolError: a decrypted value that no honest sum can have.
+        """
         ...
 
 
 class Evaluator(Protocol):
-    """What a silo computes with the server's public key."""
+    """Silo's computations with the server's public key."""
 
     @property
     def modulus(self) -> int:
-        """The plaintext modulus."""
+        """Plaintext modulus of the cipher."""
         ...
 
     def load(self, weights: Sequence[bytes], multipliers: Sequence[int]) -> None:
-        """Take Enc(B_u) and r_u C of this silo's users."""
+        """Load the encrypted weights of this silo's users; they serve until the next call.
+
+        Args:
+            weights: Enc(B_u) for each of the silo's users.
+            multipliers: r_u C modulo the plaintext modulus, for the same users.
+
+        Raises:
+            ProtocolError: an invalid ciphertext.
+        """
         ...
 
     def encrypt_sum(
@@ -77,21 +100,24 @@ class Evaluator(Protocol):
         own_mask: bytes,
         dither: bytes,
     ) -> list[bytes]:
-        """Return the ciphertexts of the masked weighted sum.
+        """Return the ciphertexts of the silo's masked weighted sum.
+
+        The plaintext of coordinate j is sum_u y_{s,u,j} n_{s,u} C / N_u + C z_{s,j} + v_{s,j} + masks.
 
         Args:
             contributions: (m, d) y_{s,u,j} of the users whose weights were loaded, in grid units.
             counts: (m,) n_{s,u} of the same users.
-            noise: (d+1,) whole numbers to be added C-fold: the noise share, and the blind of the check.
+            noise: (d+1,) integers that are multiplied by C and added: the noise share z_s, then the blind of the
+                check.
             mask_keys: keys of the pairwise masks, each with whether this silo adds the mask.
             own_mask: seed of the silo's own mask.
-            dither: 32-byte key of the v_{s,j}; the same key gives the same.
+            dither: 32-byte key from which the v_{s,j} are derived deterministically.
         """
         ...
 
 
 class Phase(Enum):
-    """Where a party stands in the protocol."""
+    """Step of the protocol that a party has reached."""
 
     SETUP = auto()
     HISTOGRAM = auto()
@@ -103,5 +129,5 @@ class Phase(Enum):
 
 
 def transfer_context(round_id: RoundId, silo: int, user: int) -> bytes:
-    """Return the name of one oblivious transfer, different for every round, attempt, silo and user."""
+    """Return the context of one oblivious transfer, unique for every round, attempt, silo and user."""
     return round_id.encode() + silo.to_bytes(2, "big") + user.to_bytes(4, "big")

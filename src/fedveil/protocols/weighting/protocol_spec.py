@@ -1,4 +1,4 @@
-"""Private weighting as a protocol: contributions of weight 1 in, the server's weighted sum out, in grid units."""
+"""Specify private weighting as a protocol: from contributions of weight 1 to the server's weighted sum."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ from fedveil.protocols.weighting.silo import WeightingSilo
 
 Units = Float64[np.ndarray, " d"]
 
-_FRAME_BYTES: Final = 512  # of one message: its envelope, counts, and the seeds and keys of the setup
+_FRAME_BYTES: Final = 512
+"""Upper bound of the overhead of one message, in bytes: envelope, counts, and the seeds and keys of the setup."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivateWeightingSpec:
-    """What the parties of a run under private weighting agree on, and what each client alone knows: its counts.
+    """Public specification of private weighting, together with the private counts of each client.
 
     Attributes:
-        plan: the public numbers.
-        counts: (|S|, |U|) n_{s,u}; row s is given to client s alone. A silo of a federation has its own row, and the
-            coordinator none: what it has means nothing.
-        cipher: which one.
-        grid: the step of contributions and noise, a power of two, in the unit of the update.
+        plan: public numbers of the run.
+        counts: (|S|, |U|) int64, n_{s,u}; row s is passed only to client s. In a federation a silo knows only its own
+            row, and the coordinator knows none: the other rows have no meaning there.
+        cipher: additively homomorphic cipher of the run.
+        grid: step of contributions and noise, a power of two, in the unit of the update.
 
     Raises:
-        ProtocolError: sums that the cipher does not hold.
+        ProtocolError: sums that the cipher cannot hold.
     """
 
     plan: WeightingPlan
@@ -57,32 +58,32 @@ class PrivateWeightingSpec:
     result_at_server: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse before any training what the cipher would refuse."""
+        """Check, before any training, that the cipher can hold the sums."""
         _ = self.sizes
 
     @cached_property
     def sizes(self) -> CipherSizes:
-        """How many bytes the cipher's messages have."""
+        """Sizes of the cipher's messages in bytes."""
         return self.cipher.sizes(self.plan)
 
     @property
     def clients(self) -> int:
-        """All silos."""
+        """Number of silos."""
         return self.plan.silos
 
     @property
     def quorum(self) -> int:
-        """All silos: the weights of the others depend on the records of who is missing."""
+        """Number of all silos: the weights depend on the records of every silo."""
         return self.plan.silos
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same users are drawn again: by oblivious transfer they are drawn anew in every session."""
+        """Whether a repeated round has the same users; oblivious transfer samples fresh users in every session."""
         return not self.plan.places
 
     @property
     def max_exchange_bytes(self) -> tuple[int, int]:
-        """Ciphertexts of a sum, blinded counts or requests; encrypted weights, or the public key."""
+        """Most bytes of one exchange: from a client (sum, counts or requests) and to a client (weights or key)."""
         plan, size = self.plan, self.sizes
         counts = plan.users * (size.number + 8)
         requests = plan.users * POINT_BYTES * bool(plan.places)
@@ -92,7 +93,7 @@ class PrivateWeightingSpec:
         return up + frames, max(weights, size.key) + frames
 
     def exchanges(self, client: int) -> Exchanges:
-        """Return the messages: client 0 seals seeds, which the others are sent."""
+        """Return the exchanges of a session; client 0 seals the blinding seed, the other clients receive it."""
         plan = self.plan
         keys: Shape = (WeightingKey, Directory)
         setup: tuple[ExchangeStep, ...] = (
@@ -112,7 +113,7 @@ class PrivateWeightingSpec:
         )
 
     def client_input(self, inputs: ClientInputs, client: int) -> WeightedInputs:
-        """Return a client's contributions and noise in grid units; exact, because they are multiples of the grid."""
+        """Return a client's contributions and noise in grid units; exact, because both are multiples of the grid."""
         dtype = np.int32 if self.plan.norm_limit < 2**31 else np.int64
         return WeightedInputs(
             contributions=(inputs.contributions(client) / self.grid).astype(dtype),
@@ -121,26 +122,26 @@ class PrivateWeightingSpec:
         )
 
     def decode_sum(self, result: Units) -> Units:
-        """Return the weighted sum from units of the grid."""
+        """Convert the weighted sum from grid units to the unit of the update."""
         return np.asarray(result * self.grid)
 
     def pack(self, given: WeightedInputs) -> bytes:
-        """Return what a client gives as bytes."""
+        """Return a client's input as bytes."""
         return given.encode()
 
     def unpack(self, data: bytes) -> WeightedInputs:
-        """Return what :meth:`pack` was given."""
+        """Return the input that :meth:`pack` encoded."""
         return WeightedInputs.decode(data)
 
     def server(self, run: bytes) -> ServerProtocol[Units]:
-        """Return the server's end, with a new key of the cipher."""
+        """Return the server's end of a session, with a fresh key of the cipher."""
         return WeightingServer(self.plan, run, self.cipher.holder(self.plan))
 
     def client(self, context: ClientContext) -> ClientProtocol[WeightedInputs, Units]:
-        """Return a client's end.
+        """Return a client's end of a session.
 
         Raises:
-            ProtocolError: counts that the plan does not allow, naming the silo.
+            ProtocolError: the plan does not allow the client's counts; the error names the silo.
         """
         return WeightingSilo(
             self.plan, context, counts=self.counts[context.number], evaluator=self.cipher.evaluator

@@ -1,24 +1,29 @@
-"""Private weighting of deep models under ring-LWE: what the key holder and a silo compute.
+"""Compute private weighting of deep models under ring-LWE: the server's key holder and the silo's evaluator.
 
-The plaintext modulus is a product of primes t_1 .. t_k. Enc(B_u) is one constant per prime; a silo
-multiplies it by (r_u C mod t_i), which encrypts C / N_u mod t_i, and then by polynomials of N short numbers
-n_{s,u} y_{s,u,j}. One transformed polynomial serves all primes.
+The plaintext modulus is a product of primes t_1 .. t_k. Enc(B_u) is one constant polynomial per prime. A silo
+multiplies it by (r_u C mod t_i), which encrypts C / N_u mod t_i, and then by polynomials whose N coefficients are the
+short numbers n_{s,u} y_{s,u,j}. One transformed polynomial serves all primes.
 
-What a silo sends is independent of how it was computed, towards the key holder too:
+Claim: the ciphertexts of a silo do not disclose how they were computed, not even to the key holder. The claim rests
+on the RLWE assumption and holds up to a statistical distance:
 
-* c_1 hides behind a fresh public-key encryption (of noise and masks), an RLWE sample whose secret the key
-  holder lacks;
-* the noise that decryption shows hides behind a flood, large enough for a statistical distance of 2^-48 over
-  all coefficients of a message together (:func:`shown_distance`).
+* c_1 is hidden by a fresh public-key encryption (of noise and masks), an RLWE sample whose secret the key holder does
+  not know.
+* The noise that decryption shows is hidden by a flood. It is large enough for a statistical distance of 2^-48,
+  jointly over all coefficients of a message (:func:`shown_distance`).
 
-Noise of a weighted sum: fresh noise per coefficient times a constant up to t/2, times polynomials n y, summed over
-|U| users. All blocks of a user's n y together have an l2 norm of at most L (the largest contribution times the
-largest count). Fresh noise is sub-Gaussian with a parameter below 3.8 (SEAL's: 42 bits less their mean, 3.25, or
-rounded normal numbers of deviation 3.2). Ten of that, and the rounding of the constant, make at most
-B = t/2 · L · (38 sqrt(|U|) + |U|) in a coefficient, and at most E = t/2 · L · sqrt(k) · (38 sqrt(|U| N) + |U|) in l2
-over all coefficients, primes and blocks: the number of blocks does not matter, because L is shared among them. The
-flood is the sum of three uniform numbers of F >= 1.1 · 2^48 E values each (:meth:`fedveil.crypto.rlwe.Ring.flood`).
-Decryption is right iff |S| (3F/2 + B) < q / 2t. :func:`choose_parameters` takes the cheapest ring for which that holds.
+Noise of a weighted sum: fresh noise per coefficient, times a constant of at most t/2, times polynomials n y, summed
+over |U| users. All blocks of one user's n y together have an l2 norm of at most L, the largest contribution times the
+largest count. Fresh noise is sub-Gaussian with a parameter below 3.8. (In SEAL it is the sum of 42 bits less its
+mean, with parameter 3.25, or rounded normal numbers of deviation 3.2.) Ten times this parameter, and the rounding of
+the constant, give at most
+
+    B = t/2 · L · (38 sqrt(|U|) + |U|)                    in one coefficient, and at most
+    E = t/2 · L · sqrt(k) · (38 sqrt(|U| N) + |U|)        in l2 over all coefficients, primes and blocks.
+
+The number of blocks does not enter E, because the blocks share L. The flood is the sum of three uniform numbers of
+F >= 1.1 · 2^48 E values each (:meth:`fedveil.crypto.rlwe.Ring.flood`). Decryption is right iff
+|S| (3F/2 + B) < q / 2t. :func:`choose_parameters` takes the cheapest ring for which this inequality holds.
 """
 
 from __future__ import annotations
@@ -50,27 +55,27 @@ from fedveil.randomness import KeyedStream
 
 STATISTICAL_BITS: Final = 48
 _TAIL_BITS: Final = 68
-_DEVIATIONS: Final = 38.0  # ten times 3.8
+_DEVIATIONS: Final = 38.0  # ten times 3.8, the sub-Gaussian parameter of fresh noise
 
 _RINGS: Final = ((8192, 3), (16384, 4), (16384, 5), (16384, 6))
 _MOST_PRIMES: Final = 16
 _PLAIN_BITS: Final = range(30, 59)
-_TRANSFORM, _MULTIPLY = 0.47, 0.20  # milliseconds for N = 8192 and 3 primes
+_TRANSFORM, _MULTIPLY = 0.47, 0.20  # measured milliseconds of one operation for N = 8192 and 3 primes
 
 
 @dataclass(frozen=True, kw_only=True)
 class RlweParameters:
-    """A ring and plaintext primes for one plan.
+    """Ring and plaintext primes for one plan.
 
     Attributes:
-        ring: the ring.
-        plain_bits: bits of each plaintext prime.
-        plain_count: k, how many there are.
-        noise_bits: log2 of B, the noise of one silo's weighted sum in a coefficient.
-        norm_bits: log2 of E, its l2 norm over a whole message.
-        flood_bits: log2 of F, the values of each of the flood's three parts.
-        spare_bits: how far the sum of all silos stays below the limit of right decryption.
-        milliseconds: estimated cost per user and 8192 coordinates.
+        ring: ring of the ciphertexts.
+        plain_bits: number of bits of each plaintext prime.
+        plain_count: k, number of plaintext primes.
+        noise_bits: log2 of B, the bound of the noise of one silo's weighted sum in one coefficient.
+        norm_bits: log2 of E, the bound of the l2 norm of this noise over a whole message.
+        flood_bits: log2 of F, the number of values of each of the flood's three uniform numbers.
+        spare_bits: margin, in bits, between the noise of the sum over all silos and the limit of right decryption.
+        milliseconds: estimated time per user and 8192 coordinates.
     """
 
     ring: Ring
@@ -84,23 +89,27 @@ class RlweParameters:
 
     @property
     def plain_primes(self) -> tuple[int, ...]:
-        """t_1 .. t_k."""
+        """Plaintext primes t_1 .. t_k."""
         return self.ring.plain_primes(self.plain_bits, self.plain_count)
 
     @property
     def modulus(self) -> int:
-        """Their product, the plaintext modulus."""
+        """Plaintext modulus, the product of the plaintext primes."""
         return math.prod(self.plain_primes)
 
 
 def shown_distance(messages: int) -> float:
-    """Return how far what so many messages show of ciphertexts' noise is from floods alone, in statistical distance.
+    """Return the statistical distance between the decryption noise of ``messages`` messages and pure floods.
 
-    For m messages sqrt(m) 2^-48 + m 2^-68, of one run together and whatever was released between them. The square roots
-    of a flood's law and of the law shifted by noise of length E differ by at most h = 2^-48 in l2 (``Ring.flood``); for
-    one message after another the squares h^2 add up, because what the square roots have in common, 1 - h^2 / 2,
-    multiplies; and the distance is at most the root of the sum. To that come noises longer than E. With A the linear
-    map from fresh noise to that of a message, ||A||_F^2 <= E^2 / 10^2 in units of the sub-Gaussian parameter, and
+    The distance is at most sqrt(m) 2^-48 + m 2^-68 for m messages of one run, whatever is released between them.
+
+    First term: let p be the distribution of a flood and p' the distribution shifted by noise of length E. Their
+    square roots differ by at most h = 2^-48 in l2 (``Ring.flood``), so their inner product is 1 - h^2/2. Inner
+    products multiply over successive messages, so the squares h^2 add up. The statistical distance is at most the
+    square root of their sum.
+
+    Second term: the noise of a message is longer than E. Let A be the linear map from fresh noise to the noise of a
+    message, with ||A||_F^2 <= E^2 / 10^2 in units of the sub-Gaussian parameter. Then
     P(||A e||^2 > 100 ||A||_F^2) <= min_x e^(-100 x) (1 - 2 x)^(-1/2) = 10 e^(-99/2) < 2^-68.
     """
     return math.sqrt(messages) * 2.0**-STATISTICAL_BITS + messages * 2.0**-_TAIL_BITS
@@ -110,7 +119,7 @@ def choose_parameters(plan: WeightingPlan) -> RlweParameters:
     """Return the cheapest ring and primes that hold the plan's sums at 128-bit security.
 
     Raises:
-        ProtocolError: none does, with what to change.
+        ProtocolError: no ring holds the sums; the message names the settings to change.
     """
     found = []
     for degree, primes in _RINGS:
@@ -128,8 +137,10 @@ def choose_parameters(plan: WeightingPlan) -> RlweParameters:
 
 
 def _parameters(plan: WeightingPlan, ring: Ring, bits: int, count: int) -> RlweParameters:
-    longest = (plan.norm_limit + 1) * plan.count_limit  # one more for the check coordinate
+    longest = (plan.norm_limit + 1) * plan.count_limit  # L; 1 more for the check coordinate
     scale = bits - 1 + math.log2(longest)
+    # log2 of B = t/2 L (38 sqrt(|U|) + |U|), E = t/2 L sqrt(k) (38 sqrt(|U| N) + |U|), F = 1.1 2^48 E, and the noise
+    # of the sum |S| (3F/2 + B) = |S| F (1.5 + B/F); it must stay below q / 2t.
     noise = scale + math.log2(_DEVIATIONS * math.sqrt(plan.users) + plan.users)
     wide = _DEVIATIONS * math.sqrt(plan.users * ring.degree) + plan.users
     norm = scale + math.log2(math.sqrt(count) * wide)
@@ -148,13 +159,13 @@ def _parameters(plan: WeightingPlan, ring: Ring, bits: int, count: int) -> RlweP
 
 
 class RlweKeyHolder:
-    """The server's side: encrypts weights, adds the silos' ciphertexts up, opens the sum.
+    """Server's side: it encrypts weights, adds the silos' ciphertexts and decrypts the sum.
 
     Args:
-        plan: what all parties agreed on.
+        plan: public numbers of the run.
 
     Raises:
-        ProtocolError: no parameters hold the plan's sums.
+        ProtocolError: no ring holds the plan's sums.
     """
 
     def __init__(self, plan: WeightingPlan) -> None:
@@ -168,28 +179,28 @@ class RlweKeyHolder:
 
     @property
     def modulus(self) -> int:
-        """The plaintext modulus t_1 ... t_k."""
+        """Plaintext modulus, the product t_1 ... t_k."""
         return self._modulus
 
     @property
     def public(self) -> bytes:
-        """The public keys, one per plaintext prime."""
+        """Public keys for the silos, one per plaintext prime."""
         return b"".join(key.public for key in self._keys)
 
     def encrypt(self, weights: Sequence[int]) -> list[bytes]:
-        """Return fresh ciphertexts of every number modulo each plaintext prime."""
+        """Return fresh ciphertexts of every number, one per plaintext prime, concatenated."""
         keys = list(zip(self._keys, self._primes, strict=True))
         return [b"".join(key.encrypt(weight % prime).tobytes() for key, prime in keys) for weight in weights]
 
     def begin(self) -> None:
-        """Forget the sum of an earlier attempt."""
+        """Discard the sum of an earlier attempt."""
         self._sums = []
 
     def add(self, blocks: Sequence[bytes]) -> None:
         """Add one silo's ciphertexts to the sum.
 
         Raises:
-            ProtocolError: a wrong number of ciphertexts, or one outside the ring.
+            ProtocolError: a wrong number of ciphertexts, or a ciphertext outside the ring.
         """
         ring = self.parameters.ring
         expected = _block_count(self._plan, ring) * len(self._primes)
@@ -201,10 +212,10 @@ class RlweKeyHolder:
         self._sums = received
 
     def open(self, own_masks: Sequence[bytes]) -> tuple[Float64[np.ndarray, " d"], int]:
-        """Return the weighted noisy sum in grid units, and the integer of the check coordinate.
+        """Decrypt the weighted noisy sum in grid units, and the integer of the check coordinate.
 
         Args:
-            own_masks: the seeds of all silos' own masks.
+            own_masks: seeds of all silos' own masks.
 
         Raises:
             ProtocolError: a decrypted value that no honest sum can have.
@@ -218,6 +229,7 @@ class RlweKeyHolder:
             for stream in streams:
                 values = (values - keyed_residues(stream, prime, length)) % prime
             residues.append(values[: plan.coordinates])
+        # T_j + C value_limit >= 0: its quotient by C in mixed radix needs no sign and no big integers.
         offset = plan.value_limit * plan.common
         shifted = [(r[:-1] + offset % prime) % prime for r, prime in zip(residues, self._primes, strict=True)]
         values = quotients(mixed_radix(shifted, self._primes), self._primes, plan.common)
@@ -229,6 +241,7 @@ class RlweKeyHolder:
         return values - plan.value_limit, self._check([int(r[-1]) for r in residues])
 
     def _check(self, residues: list[int]) -> int:
+        # Chinese remainder theorem, then the representative between -t/2 and t/2
         value = sum(
             residue * (self._modulus // prime) * pow(self._modulus // prime, -1, prime)
             for residue, prime in zip(residues, self._primes, strict=True)
@@ -238,14 +251,14 @@ class RlweKeyHolder:
 
 
 class RlweEvaluator:
-    """A silo's side: computes its encrypted weighted sum without learning a weight.
+    """Silo's side: it computes its encrypted weighted sum without learning a weight.
 
     Args:
-        plan: what all parties agreed on; ring and primes follow from it.
-        public: the public keys as the server sent them.
+        plan: public numbers of the run; ring and primes follow from them.
+        public: public keys as the server sent them.
 
     Raises:
-        ProtocolError: no keys of this ring.
+        ProtocolError: the bytes are not public keys of this ring.
     """
 
     def __init__(self, plan: WeightingPlan, public: bytes) -> None:
@@ -269,15 +282,15 @@ class RlweEvaluator:
 
     @property
     def modulus(self) -> int:
-        """The plaintext modulus t_1 ... t_k."""
+        """Plaintext modulus, the product t_1 ... t_k."""
         return self._modulus
 
     def load(self, weights: Sequence[bytes], multipliers: Sequence[int]) -> None:
-        """Take the encrypted weights of this silo's users; they serve until the next call.
+        """Load the encrypted weights of this silo's users; they serve until the next call.
 
         Args:
-            weights: Enc(B_u) per user, one ciphertext per plaintext prime.
-            multipliers: r_u C modulo the plaintext modulus per user.
+            weights: Enc(B_u) for each user, one ciphertext per plaintext prime.
+            multipliers: r_u C modulo the plaintext modulus for each user.
 
         Raises:
             ProtocolError: a ciphertext outside the ring.
@@ -292,6 +305,8 @@ class RlweEvaluator:
                 ring, [weight[first : first + size] for first in range(0, len(weight), size)]
             )
             for series, part, prime in zip(self._bases, parts, self._primes, strict=True):
+                # The centred representative, at most t/2 in absolute value, is the factor in the noise bounds B and
+                # E.
                 factor = multiplier % prime
                 factor -= prime if 2 * factor > prime else 0
                 series.append(self._engine.prepare(ring.scale(part, factor)))
@@ -305,7 +320,7 @@ class RlweEvaluator:
         own_mask: bytes,
         dither: bytes,
     ) -> list[bytes]:
-        """Return the silo's ciphertexts, flooded; see :mod:`fedveil.protocols.weighting.private_weighting`."""
+        """Return the silo's flooded ciphertexts; see :meth:`private_weighting.Evaluator.encrypt_sum`."""
         ring, plan = self.parameters.ring, self._plan
         plaintexts = self._plaintexts(noise, mask_keys, own_mask, dither)
         blocks = []
@@ -323,7 +338,10 @@ class RlweEvaluator:
     def _plaintexts(
         self, noise: Int64[np.ndarray, " c"], mask_keys: MaskKeys, own_mask: bytes, dither: bytes
     ) -> list[Residues]:
-        """Return, for each prime, C z + v + masks on all coordinates and on the padding of the last block."""
+        """Return C z + v + masks modulo each prime, for all coordinates and for the padding of the last block.
+
+        The masks cover the padding as well, so that the server sees no number that is not uniform there.
+        """
         plan, ring = self._plan, self.parameters.ring
         length = _block_count(plan, ring) * ring.degree
         dithers = random_below(plan.common, plan.length, KeyedStream(dither).bytes)

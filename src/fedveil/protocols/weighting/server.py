@@ -1,4 +1,4 @@
-"""The server's side of the private weighting protocol (:mod:`fedveil.protocols.weighting.private_weighting`)."""
+"""Server's end of private weighting (:mod:`fedveil.protocols.weighting.private_weighting`)."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _AWAITED: Final[Mapping[Phase, type[Message]]] = {
 
 
 class WeightingServer(CohortServer):
-    """The server of a run under private weighting.
+    """Server's end of a session under private weighting.
 
     Args:
-        plan: what all parties agreed on.
+        plan: public numbers of the run.
         run: 16 bytes that name the session.
-        holder: the cipher's key holder.
+        holder: key holder of the cipher.
     """
 
     _relayed_kinds = (SealedSeed,)
@@ -66,30 +66,31 @@ class WeightingServer(CohortServer):
 
     @property
     def ready(self) -> bool:
-        """Whether the setup is complete, so that a round may begin."""
+        """Whether the setup is complete, so that a round can begin."""
         return self._phase not in (Phase.SETUP, Phase.HISTOGRAM)
 
     @property
     def may_have_released(self) -> bool:
-        """Whether own masks of this attempt were asked for: from then on its privacy event counts."""
+        """Whether the server has requested own masks of this attempt; from then on its privacy event is charged."""
         return self._phase in (Phase.REVEAL, Phase.DONE)
 
     @property
     def participants(self) -> tuple[int, ...]:
-        """The users with a record anywhere, known after the setup."""
+        """Users with a record in any silo; empty until the setup is complete."""
         return tuple(self._inverses)
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
-        """Begin a round, or another attempt of it; return the messages to the silos.
+        """Begin a round, or another attempt at it; return the messages to the silos.
 
         Args:
             round_id: a later round or attempt than any before.
-            cohort: all silos: the weights of the others depend on the records of each.
-            drawn: (|U|,) which users take part, where the plan renews weights and no oblivious transfer draws them.
+            cohort: numbers of all silos; the weights depend on the records of every silo.
+            drawn: (|U|,) bool, the sampled users, required if the plan renews weights without oblivious transfer;
+                ignored otherwise.
 
         Raises:
-            ProtocolError: the setup is not complete, a silo is left out, the attempt was played, or nobody is drawn
-            where the plan asks who is.
+            ProtocolError: the setup is not complete, a silo is left out, the attempt was played before, or ``drawn``
+                is missing where the plan requires it.
         """
         if self._phase in (Phase.SETUP, Phase.HISTOGRAM):
             raise ProtocolError("a round cannot begin before the setup is complete")
@@ -102,7 +103,8 @@ class WeightingServer(CohortServer):
                 f"in a plan with renewed weights the server draws from {self._plan.users} users"
             )
         self._inbox.open(round_id)
-        known = self._phase is Phase.DONE  # the silos of a complete round all have its weights
+        # After a complete round every silo has the round's weights, so that an empty list stands for them.
+        known = self._phase is Phase.DONE
         self._round_id = self._bound(round_id, self._cohort)
         self._arrived, self._own_masks = set(), []
         self._holder.begin()
@@ -121,13 +123,14 @@ class WeightingServer(CohortServer):
         """Return the weighted noisy sum of all silos in grid units.
 
         Raises:
-            ProtocolError: the attempt is not complete, a value is out of range, or the weights of the users
-            who took
-                part do not sum to 1 each.
+            ProtocolError: the attempt is not complete, a value is out of range, or the weights of a user who took
+                part do not sum to 1.
         """
         if self._phase is not Phase.DONE:
             raise ProtocolError(f"the sum is not complete; silos {list(self.missing)} are missing")
         values, check = self._holder.open(self._own_masks)
+        # Check coordinate: sum_u sum_s n_{s,u} C / N_u = C * (sampled users), plus C * (silo 0's blind) under
+        # oblivious transfer, where the server must not learn the number of sampled users.
         users, remainder = divmod(check, self._plan.common)
         if self._plan.places:
             right = 0 <= users <= len(self._inverses) + self._plan.check_blind
@@ -221,10 +224,10 @@ class WeightingServer(CohortServer):
 
 
 def inverse_weight(total: mpz, modulus: int) -> int:
-    """Return (r_u N_u)^-1 modulo the plaintext modulus.
+    """Return B_u = (r_u N_u)^-1 modulo the plaintext modulus.
 
     Raises:
-        ProtocolError: no inverse exists, which honest silos cause with negligible probability.
+        ProtocolError: no inverse exists; with honest silos this has negligible probability.
     """
     try:
         return int(invert(total, modulus))
@@ -233,7 +236,7 @@ def inverse_weight(total: mpz, modulus: int) -> int:
 
 
 def drawn_places(places: int, chosen: int) -> Bool[np.ndarray, " places"]:
-    """Return which places of a transfer hold the weight: ``chosen`` of them, a uniform subset."""
+    """Sample the places of a transfer that hold the weight: a uniform subset of size ``chosen``."""
     order = list(range(places))
     secrets.SystemRandom().shuffle(order)
     drawn = np.zeros(places, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""The silo's side of the private weighting protocol (:mod:`fedveil.protocols.weighting.private_weighting`)."""
+"""Silo's end of private weighting (:mod:`fedveil.protocols.weighting.private_weighting`)."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _SUM = "private weighting: sum mask"
 
 
 class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
-    """One silo of a run under private weighting.
+    """Silo's end of a session under private weighting.
 
     Args:
-        plan: what all parties agreed on.
-        place: the silo's in the session.
-        counts: (|U|,) n_{s,u}, this silo's records per user.
-        evaluator: makes the cipher's evaluator from the plan and the server's key.
+        plan: public numbers of the run.
+        place: context of the silo in the session.
+        counts: (|U|,) int64, n_{s,u}, number of this silo's records per user.
+        evaluator: creates the cipher's evaluator from the plan and the server's public key.
 
     Raises:
         ProtocolError: a count above N_max / |S| or below zero, or another number of users or silos.
@@ -78,24 +78,24 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
 
     @property
     def members(self) -> Int64[np.ndarray, " m"]:
-        """The users with records here, ascending: the rows of what it gives."""
+        """Users with records at this silo, ascending; they are the rows of the silo's contributions."""
         return np.flatnonzero(self._counts)
 
     @property
     def awaits_input(self) -> bool:
-        """Whether a round has begun and :meth:`contribute` is due."""
+        """Whether a round has begun that awaits :meth:`contribute`."""
         return self._phase is Phase.INPUTS
 
     @property
     def binding(self) -> bytes:
-        """A digest of the public numbers and of the silo's own counts, by which contributions are weighted."""
+        """SHA-256 of the public plan and of the silo's counts, which weight its contributions."""
         return sha256(repr(self._plan).encode() + self._counts.astype("<i8").tobytes()).digest()
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message; return the answers to it.
 
         Raises:
-            ProtocolError: a message that must not be accepted, naming who sent it.
+            ProtocolError: a message that must not be accepted.
         """
         envelope = Envelope.decode(data)
         content = envelope.message
@@ -131,17 +131,18 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
     def encrypt_sum(
         self, contributions: Contributions, noise: Int64[np.ndarray, " d"], dither: bytes | None = None
     ) -> bytes:
-        """Return the encrypted weighted sum for the round that has begun.
+        """Return the message with the encrypted weighted sum for the round that has begun.
 
         Args:
             contributions: (m, d) clipped contributions of :attr:`members` with weight 1, in grid units.
-            noise: (d,) the silo's exact integer noise share, in grid units.
-            dither: 32-byte key of the silo's share v of the remainder modulo C. A silo that sends the same
-                contributions and noise again must give the same key again: from two remainders of one sum the
-                server would learn more of it than the noise covers. None: a new one.
+            noise: (d,) int64, the silo's exact noise share, in grid units.
+            dither: 32-byte key of the silo's share v of the remainder modulo C; None draws a fresh key. A silo that
+                sends the same contributions and noise again must use the same key again. From two remainders of one
+                sum the server would learn more about it than the noise covers.
 
         Raises:
-            ProtocolError: no round awaits input, or values that the plan does not allow.
+            ProtocolError: no round awaits input, or contributions or noise have another shape.
+            OwnRecordsError: a contribution or the noise share exceeds the limit of the plan.
         """
         if self._phase is not Phase.INPUTS or self._evaluator is None:
             raise ProtocolError("no round awaits this silo's contributions", silo=self.index)
@@ -151,13 +152,15 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
                 f"contributions of {len(members)} users and noise of {plan.length} coordinates are expected",
                 silo=self.index,
             )
-        limit = float(plan.norm_limit) ** 2 * (1.0 + 2.0**-40)  # float64 rounds the sum of squares
+        # The factor 1 + 2^-40 allows for the rounding of float64 in the sum of squares.
+        limit = float(plan.norm_limit) ** 2 * (1.0 + 2.0**-40)
         if any(float(np.square(row, dtype=np.float64).sum()) > limit for row in contributions):
             raise OwnRecordsError(
                 f"a contribution is longer than {plan.norm_limit} grid units", silo=self.index
             )
         if max(noise.max(), -noise.min()) > plan.noise_limit:
             raise OwnRecordsError(f"the noise share exceeds {plan.noise_limit} grid units", silo=self.index)
+        # Silo 0 alone blinds the check, by a multiple of C; without oblivious transfer check_blind is 0.
         blind = secrets.randbelow(plan.check_blind + 1) if self.index == 0 else 0
         self._own_mask = os.urandom(SEED_BYTES)
         keys = list(self._peers.mask_keys(tuple(range(plan.silos)), _SUM, self._round_id))
@@ -199,7 +202,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
         return self._round_id.encode() + recipient.to_bytes(2, "big")
 
     def _histogram(self) -> list[bytes]:
-        """Send the doubly blinded counts as soon as key, directory and seed are all there."""
+        """Return the doubly blinded counts r_u n_{s,u} + masks, once key, directory and seed have arrived."""
         if self._evaluator is None or not self._root:
             return []
         modulus = self._evaluator.modulus
@@ -271,6 +274,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
                 check_point(point)
         except CryptoError as error:
             raise ProtocolError(f"the server's offer was refused: {error}") from error
+        # All silos derive the same places from the common seed, so that a user is sampled in all silos or in none.
         places = UniformIntegers(derive(self._root, _PLACE, self._round_id), self._plan.places)
         self._receivers = [
             TransferReceiver.choose(int(place), offer.constants) for place in places.take(len(self._present))
@@ -301,7 +305,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
 
 
 def _unit(stream: UniformIntegers, modulus: int) -> mpz:
-    """Return the stream's next integer that has an inverse."""
+    """Return the stream's next integer that is invertible modulo the plaintext modulus."""
     while True:
         value = stream.draw()
         if gcd(value, modulus) == 1:
