@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from fedveil.run.setup import prepare
-from fedveil.run.training_run import run
-
-_STUDIES = ("experiments.study", "study")  # where this checkout has them, and where earlier ones do
+_LAYOUTS = (
+    ("fedveil.run.setup", "fedveil.run.training_run", "fedveil.run.config.study"),
+    ("fedveil.engine.setup", "fedveil.engine.run", "fedveil.engine.experiments.study"),
+)
+"""Where this checkout has preparation, runs and studies, and where checkouts of version 0.2.0 have them."""
 
 
 class Clock:
@@ -34,6 +35,8 @@ class Clock:
         """Note the time."""
         self.marks.append(time.process_time())
 
+    started, completed = on_run_start, on_round_end  # the names in version 0.2.0
+
 
 def main() -> None:
     """Play a run of the experiment given for every line read; write when its rounds were complete, in CPU seconds."""
@@ -41,13 +44,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "case.toml"
         written.write_text(sys.argv[1])
-        place = next(one for one in _STUDIES if find_spec(f"fedveil.run.{one.partition('.')[0]}"))
-        study = import_module(f"fedveil.run.{place}").load_study(str(written))
-        prepared = prepare(study.experiments[0])
+        setup, runs, studies = (import_module(name) for name in _LAYOUTS[find_spec("fedveil.run") is None])
+        prepared = setup.prepare(studies.load_study(str(written)).experiments[0])
     for _ in sys.stdin:
         clock = Clock()
         with tempfile.TemporaryDirectory() as folder:
-            run(prepared, Path(folder), clock)
+            runs.run(prepared, Path(folder), clock)
         print(json.dumps(clock.marks), flush=True)
 
 

@@ -23,7 +23,7 @@ import fedveil as fv
 from fedveil.api.methods import method
 from fedveil.api.objective import model_digest
 from fedveil.data import arrays
-from fedveil.errors import ConfigError, DataError, PrivacyError, RunFolderError
+from fedveil.errors import ConfigError, DataError, IntegrityError, PrivacyError, RunFolderError
 from fedveil.methods.uldp import uldp_sgd
 from fedveil.privacy.statement import Statement
 from fedveil.registry import find, names
@@ -1001,3 +1001,25 @@ def test_a_summed_loss_and_an_unregistered_optimiser_are_refused_for_what_they_a
         match=r"registers, such as fedveil\.Sgd\(1\.0\), not Own.*entry points fedveil\.optimizers",
     ):
         train(tmp_path, server=Own(1.0))
+
+
+@pytest.mark.parametrize("left", [None, b""])
+def test_a_run_that_lost_ledger_and_checkpoint_is_not_begun_again(tmp_path: Path, left: bytes | None) -> None:
+    """Its metrics show that rounds were released, which a new ledger would not count."""
+
+    class Interrupt(fv.Callback):
+        def on_round_end(self, round: fv.RoundSummary) -> None:
+            if round.number == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", callbacks=[Interrupt()])
+    (folder,) = (path.parent for path in (tmp_path / "run").rglob("experiment.toml"))
+    (folder / "ledger.jsonl").unlink()
+    if left is not None:
+        (folder / "ledger.jsonl").write_bytes(left)
+    (folder / "checkpoint" / "state.safetensors").unlink()
+    with pytest.raises(
+        IntegrityError, match=r"metrics\.jsonl has round 1, and ledger\.jsonl has no charge for it"
+    ):
+        fv.resume(folder, network(), people())

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.errors import BudgetError, RunFolderError
+from fedveil.errors import BudgetError, IntegrityError, RunFolderError
 from fedveil.files import read_json, reading
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
@@ -324,8 +324,18 @@ def last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Ch
     Raises:
         RunFolderError: a damaged checkpoint, an optimiser state of another optimiser, or a ledger that ends before
             the ledger head in the checkpoint.
+        IntegrityError: the folder has the metrics of a round for which the ledger has no charge.
     """
     found = folder.read_checkpoint()
+    # The metrics of a round are written after its charge. Without a checkpoint they are the only evidence of rounds
+    # that were released, and a ledger that lacks a charge for one would understate what was spent.
+    charged = {entry.round for entry in ledger.entries if entry.run == prepared.experiment.name}
+    if lost := sorted(folder.rounds_with_metrics() - charged):
+        raise IntegrityError(
+            f"{folder.path}: metrics.jsonl has round {lost[0]}, and ledger.jsonl has no charge for it; "
+            "charges were lost "
+            "or replaced, so what was spent is unknown"
+        )
     if found is None:
         return initial_checkpoint(prepared, folder, ledger)
     # A ledger that is shorter than the checkpoint's has lost charges: the statement would be too small.

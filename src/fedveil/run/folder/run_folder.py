@@ -278,6 +278,19 @@ class RunFolder:
         content = read_content(self.path / name, RunFolderError, largest=LARGEST_FILE)
         self.write(name, content[: content.rfind(b"\n") + 1])
 
+    def rounds_with_metrics(self) -> set[int]:
+        """Return the rounds after round 0 that have a complete line in metrics.jsonl."""
+        path = self.path / "metrics.jsonl"
+        found = set()
+        content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
+        for line in content.split(b"\n"):
+            try:
+                row, _ = read_line(line, path, RoundRow)
+            except RunFolderError:
+                break  # a crash tore this line
+            found.add(row.round)
+        return found - {0}
+
     def mend_metrics(self, checkpoint: Checkpoint) -> None:
         """Make metrics.jsonl end with the checkpoint's line.
 
