@@ -198,11 +198,11 @@ def running(process: int) -> bool:
 
 POOL = """\
 import os, signal, sys
-from fedveil.protocols.partial_encryption.workers import workers_of
+from fedveil.protocols.partial_encryption.workers import worker_pool
 if __name__ == "__main__":
     class Owner: pass
     owner = Owner()
-    pool = workers_of(2, owner)
+    pool = worker_pool(2, owner)
     print(pool.submit(os.getpid).result(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
