@@ -1,10 +1,10 @@
-"""Privacy: bounds, noise, samplers, events, accountants, calibration, group privacy, ledger and statement.
+"""Bound, add noise, sample, account, calibrate and record: the differential privacy of fedveil.
 
-    sensitivity             ``bounds``, ``adaptive_clip``: how far one person can change a sum
-    mechanisms              ``noise/``: exact samplers; ``sampling``: who takes part in a round
-    what was released       ``events``; ``claims``: who learns it, and which event bounds it against them
-    what it costs           ``accounting``: ``loss_distributions`` (pld), ``renyi`` (rdp); ``calibration``: the inverse
-    what is recorded        ``ledger`` before every release, ``statement`` at the end; ``joint_cost`` for several runs
+    sensitivity             ``bounds``, ``adaptive_clip``: how far a unit changes a sum
+    mechanisms              ``noise/``: exact samplers; ``sampling``, ``schedule``: the users of a round
+    released information    ``events``; ``claims``: each party's knowledge and the event that bounds it
+    cost                    ``accounting``: ``loss_distributions`` (pld), ``renyi`` (rdp); ``calibration``: inverse
+    records                 ``ledger`` before every release, ``statement`` at the end; ``joint_cost`` for several runs
 
-How a statement follows: docs/theory/claims.md.
+How the statement is derived from messages and claims: docs/theory/claims.md.
 """

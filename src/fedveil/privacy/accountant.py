@@ -1,4 +1,4 @@
-"""The interface of accountants, what they refuse, and the closed form for Gaussian releases without sampling."""
+"""Define the accountant interface and the closed form for unsampled Gaussian releases."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from fedveil.privacy.events import Adjacency, Event, atoms, split_distance, spli
 
 
 class Accountant(ABC):
-    """Upper bounds on what events cost; a frozen value, so that an answer can be kept.
+    """Upper bounds on the (epsilon, delta) cost of events.
+
+    An accountant is an immutable, hashable value, so that its results can be cached.
 
     Attributes:
-        adjacency: the neighbours that the bounds compare.
+        adjacency: the neighbouring populations that the bounds compare.
     """
 
     adjacency: Adjacency
@@ -27,21 +29,27 @@ class Accountant(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name under which reports show the figure."""
+        """Name of the accountant in reports."""
 
     def supports(self, event: Event) -> bool:
-        """Whether the accountant has a valid bound for the event under its adjacency."""
+        """Return whether the accountant has a valid bound for every release of the event under its adjacency."""
         return all(self._supported(release) for release in atoms(split_grid_loss(event)[0]))
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Return the smallest epsilon that this accountant can show for a delta (infinite without a guarantee).
+        """Return the smallest epsilon that this accountant can prove at a delta (infinite if none).
+
+        Args:
+            event: everything that was released, including losses of grids and statistical distances.
+            delta: in [1e-300, 1).
 
         Raises:
-            PrivacyError: delta is not in (0, 1), or next to 0; a release without a bound; a limit of the accountant.
+            PrivacyError: delta is outside [1e-300, 1); a release without a bound; a numerical limit of the
+                accountant.
         """
         _check_delta(delta)
         event, loss = split_grid_loss(event)
         if loss:
+            # (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) on the grid.
             left = delta * math.exp(-loss)
             return self.epsilon(event, left) + loss if left >= _LEAST_DELTA else math.inf
         event, distance = split_distance(event)
@@ -50,7 +58,7 @@ class Accountant(ABC):
         )
 
     def delta(self, event: Event, epsilon: float) -> float:
-        """Return the smallest delta that this accountant can show for an epsilon (1 without a guarantee).
+        """Return the smallest delta that this accountant can prove at an epsilon (1 without a guarantee).
 
         Raises:
             PrivacyError: a negative epsilon, or a release without a bound.
@@ -66,18 +74,18 @@ class Accountant(ABC):
 
     @abstractmethod
     def _supported(self, release: Event) -> bool:
-        """Whether there is a bound for one kind of release."""
+        """Return whether the accountant has a bound for one kind of release."""
 
     @abstractmethod
     def _epsilon(self, releases: Counter[Event], delta: float) -> float:
-        """Return the epsilon of supported releases, each so many times."""
+        """Return the epsilon of the composition of supported releases, given with their counts."""
 
     @abstractmethod
     def _delta(self, releases: Counter[Event], epsilon: float) -> float:
-        """Return the delta of supported releases, each so many times."""
+        """Return the delta of the composition of supported releases, given with their counts."""
 
     def _released(self, event: Event) -> Counter[Event]:
-        """Return the releases of a supported event; refuse an unsupported one, naming the release."""
+        """Return the releases of a supported event with their counts; refuse an unsupported release by name."""
         counts = atoms(event)
         for release in counts:
             if not self.supports(release):
@@ -90,8 +98,9 @@ class Accountant(ABC):
     def _apart(self, event: Event, delta: float, distance: float) -> float:
         """Return the epsilon of an event that is seen at a statistical distance d (:class:`NearbyEvent`).
 
-        The least epsilon of the event at delta - (1 + e^epsilon) d: its right side grows with epsilon, so that the
-        steps from 0 on rise to it. Infinite where there is none; what is returned was checked.
+        The result is the least fixed point of epsilon = epsilon_event(delta - (1 + e^epsilon) d). The right side
+        grows with epsilon, so the iteration from epsilon = 0 rises monotonically to it. The result is infinite if the
+        iteration leaves no positive delta; a finite result was checked against the equation.
 
         Raises:
             PrivacyError: the accountant has no number for the event.
@@ -103,26 +112,33 @@ class Accountant(ABC):
                 return math.inf
             try:
                 found = self.epsilon(event, left)
-            except PrivacyError:  # next to nothing is left of delta
+            except PrivacyError:  # the rest of delta is below the accountant's numerical error
                 if step == 0:
                     raise
                 return math.inf
             if found <= epsilon:
                 return epsilon
+            # Rounding up lets the iteration pass the fixed point; unrounded values may only converge to it.
             epsilon = found * (1 + _STEP)
         return math.inf
 
 
 _LEAST_DELTA: Final = 1e-300
 _LEAST_STRENGTH: Final = 1e-6
-"""Of Gaussian releases: weaker ones are counted as one of this, for below it rounding is all that is left of delta."""
+"""Least strength mu of Gaussian releases; weaker releases are counted with it.
+
+Below it, rounding errors exceed delta.
+"""
 _MOST_STEPS: Final = 100
 _STEP: Final = 1e-10
-"""Epsilon is rounded up by this share of it where it is found in steps."""
+"""Relative amount by which an epsilon found by iteration is rounded up."""
 _LARGEST_POWER: Final = 700.0
-"""e to the power of it is a number of float64."""
+"""Largest exponent x for which e^x is treated as a float64 number."""
 _LARGEST_STRENGTH: Final = 1e8
-"""Of stronger ones delta is rounded away: they are counted by the tail of their loss, a millionth of epsilon more."""
+"""Strength mu above which rounding loses delta.
+
+The tail bound of the loss replaces delta; it makes epsilon larger by a relative 1e-6.
+"""
 
 
 def _check_delta(delta: float) -> None:
@@ -135,7 +151,9 @@ def _check_delta(delta: float) -> None:
 
 
 def is_large_delta(delta: float, units: int) -> bool:
-    """Return whether delta is at least 1 / units: publishing one unit's data, chosen at random, has such a delta.
+    """Return whether delta is at least 1 / units.
+
+    A mechanism that publishes the data of one unit, chosen at random, is (0, 1 / units)-differentially private.
 
     >>> is_large_delta(1e-5, 99_999), is_large_delta(1e-5, 100_000)
     (False, True)
@@ -144,23 +162,26 @@ def is_large_delta(delta: float, units: int) -> bool:
 
 
 def explain_large_delta(delta: float, units: int) -> str:
-    """Return why a delta of 1 / units or more is refused, and which would do."""
+    """Return the reason why a delta of 1 / units or more is refused, and the delta that is acceptable."""
     return (
         f"delta = {delta:g} is not below 1 / n_users = 1 / {units}: publishing the data of one user, chosen at random, "
         f"has such a delta. Give a delta well below {1 / units:.3g}"
     )
 
 
-@lru_cache(maxsize=256)  # a run asks for the same before a round, after it, for each party and at its end
+# A run evaluates the same event before a round, after it, once per party of the statement, and at its end.
+@lru_cache(maxsize=256)
 def epsilon_on_grid(accountant: Accountant, event: Event, delta: float, loss: float) -> float:
     """Return the epsilon of an event whose noise lies on a grid.
 
+    A mechanism that is (epsilon, delta)-DP with continuous noise is (epsilon + loss, e^loss delta)-DP on the grid.
+    The result is therefore epsilon(event, e^-loss delta) + loss.
+
     Args:
-        accountant: what counts the event as if its noise were continuous.
+        accountant: bounds the event as if its noise were continuous.
         event: everything that was released.
         delta: of the statement.
-        loss: the most by which the grid changes a log-likelihood ratio, of all releases together: what is
-            (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) on the grid.
+        loss: the largest change of a log-likelihood ratio that the grid causes, summed over all releases.
     """
     return accountant.epsilon(event, delta * math.exp(-loss)) + loss
 
@@ -171,19 +192,23 @@ def _seen_apart(epsilon: float, distance: float) -> float:
 
 
 def full_sensitivity(adjacency: Adjacency) -> float:
-    """Sensitivity of a full sum in clip units: 1, or 2 when a contribution is replaced by another one."""
+    """Return the sensitivity of an unsampled sum in clip units.
+
+    It is 1 if neighbours add or remove a contribution, and 2 if they replace a contribution.
+    """
     return 1.0 if adjacency is Adjacency.ADD_OR_REMOVE_ONE else 2.0
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return the exact delta of Gaussian releases of total strength ``mu``.
+    """Return the exact delta of composed Gaussian releases of total strength ``mu`` at an epsilon.
 
-    mu^2 = sum_t (sensitivity_t / std_t)^2, and
+    With mu^2 = sum_t (sensitivity_t / std_t)^2,
     delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)   (Balle and Wang 2018, Theorem 8; the
-    composition is Dong, Roth and Su 2022, Corollary 3.3). ``mu`` = 0 means nothing was released.
+    composition is Dong, Roth and Su 2022, Corollary 3.3). ``mu`` = 0 means that nothing was released.
     """
     if mu == 0:
         return 0.0
+    # Both terms are evaluated as logarithms: Phi of a far tail underflows long before their difference does.
     mu = max(mu, _LEAST_STRENGTH)
     upper = float(log_ndtr(mu / 2 - epsilon / mu))
     lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
@@ -201,7 +226,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     mu = max(mu, _LEAST_STRENGTH)
     highest = mu * mu / 2 + mu * (math.sqrt(2 * math.log(1 / delta)) + 1)
-    if mu > _LARGEST_STRENGTH:  # the loss is beyond that with a probability of at most delta
+    # P(loss > mu^2/2 + mu x) = Phi(-x) <= delta for x = sqrt(2 ln(1/delta)), so `highest` always meets delta.
+    if mu > _LARGEST_STRENGTH:
         return highest
     root = float(brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-14, rtol=1e-14))
     return root * (1 + 1e-12) + 1e-13

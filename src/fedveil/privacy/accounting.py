@@ -1,20 +1,20 @@
-"""What a release costs: accountants that turn an event into epsilon, or refuse it.
+"""Turn events into epsilon: the accountants by name.
 
 =============  =================================================  ==========================================
 accountant     bound                                              used for
 =============  =================================================  ==========================================
 ``pld``        privacy loss distributions, composed by FFT and    every reported epsilon: the tightest
-               rounded up; exact where every release is a full
-               Gaussian one
+               rounded up; exact if every release is an
+               unsampled Gaussian release
 ``rdp``        Renyi divergences on Opacus' orders, converted by  reproduction of the published tables
                Balle et al. 2020, Theorem 21
 ``rdp-2017``   the same divergences, converted by Mironov 2017,   reproduction of older tables
                Proposition 3
 =============  =================================================  ==========================================
 
-An accountant is a value. It says which events it ``supports`` and refuses the others with a
-:class:`~fedveil.errors.PrivacyError`: it never approximates an event by another one. :class:`NoGuarantee` is
-supported by all of them and costs epsilon = infinity.
+An accountant is a value. It states which events it ``supports`` and refuses the others with a
+:class:`~fedveil.errors.PrivacyError`: it never approximates an event by another event. All accountants support
+:class:`NoGuarantee`, whose epsilon is infinite.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ ACCOUNTANTS = ("pld", "rdp", "rdp-2017")
 
 
 def make_accountant(name: str, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> Accountant:
-    """Return the accountant of that name (one of ``ACCOUNTANTS``) with its default settings."""
+    """Return the accountant of a name (one of ``ACCOUNTANTS``) with its default settings.
+
+    Raises:
+        PrivacyError: an unknown name.
+    """
     match name:
         case "pld":
             return PldAccountant(adjacency=adjacency)

@@ -1,22 +1,22 @@
-"""A clip that moves to a quantile of the updates' lengths, in one private release with the updates themselves.
+"""Adapt the clip norm to a quantile of the update norms, within the private release of the updates.
 
-With C_t the clip of round t, gamma the quantile, kappa the share and m = max(gamma, 1 - gamma), contribution i with the
-weight w_i adds the d + 1 numbers
+Notation: C_t is the clip norm of round t, gamma the quantile, kappa the share, and m = max(gamma, 1 - gamma).
+Contribution i with weight w_i adds these d + 1 numbers to the sum:
 
     w_i ( clip(Delta_i, C_t) / C_t,  kappa a_i ),   a_i = 1 - gamma   if 0 < ||Delta_i|| <= C_t,
                                                           -gamma      if it is longer, or not finite,
                                                           0           if it is zero
 
-to the sum, whose l2 norm is at most w_i sqrt(1 + kappa^2 m^2). The noise of every coordinate is a multiple z of that
-norm, so a round is one Gaussian release of multiplier z, updates and marks together, whatever C_t is. With v the
-released last coordinate,
+The l2 norm of these numbers is at most w_i sqrt(1 + kappa^2 m^2). The standard deviation of every coordinate's noise
+is a multiple z of that bound. A round is therefore one Gaussian release of noise multiplier z, of updates and marks
+together, for every C_t. With v the released last coordinate,
 
-    C_{t+1} = C_t exp(-h_t v / (kappa q |U|)),   h_t = 0.2 + 1.3 x 0.7^(t-1):
+    C_{t+1} = C_t exp(-h_t v / (kappa q |U|)),   h_t = 0.2 + 1.3 x 0.7^(t-1).
 
-C_t is a function of what was released, and so costs nothing more (Andrew, Thakkar, McMahan and Ramaswamy,
-"Differentially private learning with adaptive clipping", NeurIPS 2021, with marks centred at their mean). Messages are
-in units of C_t: grid, noise and range are the same in every round, and the server multiplies by C_t afterwards.
-docs/theory/adaptive-clipping.md has the claim and its proof.
+C_t is a function of released values (post-processing), so it costs no further privacy (Andrew, Thakkar, McMahan and
+Ramaswamy, "Differentially private learning with adaptive clipping", NeurIPS 2021; here the marks have their mean
+at 0). Messages are in units of C_t: grid, noise and range are the same in every round, and the server multiplies the
+sum by C_t afterwards. Claim and proof: docs/theory/adaptive-clipping.md.
 """
 
 from __future__ import annotations
@@ -41,18 +41,21 @@ _Length = Annotated[float, Field(ge=2.0**-40, le=2.0**40)]
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveClip(ScalingBound):
-    """Scale a contribution down to C_t and divide it by C_t, where C_t follows a quantile of the lengths.
+    """Clipping to a norm C_t that follows a quantile of the update norms.
 
-    Guarantee: for every float32 row, every weight w in [0, 1] and every C_t, what is stored of a contribution, update
-    and mark together, has l2 norm at most w :attr:`norm` as real numbers. Edge cases of an update are those of
+    Contributions are stored in units of C_t.
+
+    Guarantee: for every float32 row, every weight w in [0, 1] and every C_t, the stored contribution (update and mark
+    together) has l2 norm at most w :attr:`norm` as real numbers. Edge cases of an update are those of
     :class:`~fedveil.privacy.bounds.Clip`: a row with a NaN or an infinity is the zero update; its mark says "longer".
 
     Args:
-        start: C_1, in the unit of the updates; too low costs little, too high costs noise.
-        quantile: gamma, the share of the weight of non-zero updates that shall be no longer than C_t.
-        share: kappa, what the mark may move beside an update of length 1; the noise grows by sqrt(1 + kappa^2 m^2).
-        least: C_t never falls below.
-        most: C_t never rises above.
+        start: C_1, in the unit of the updates. If it is too low, this costs little; if it is too high, it costs
+            noise.
+        quantile: gamma, the target share of the weight of non-zero updates with norm at most C_t.
+        share: kappa, the largest mark relative to an update of norm 1; the noise grows by sqrt(1 + kappa^2 m^2).
+        least: lower limit of C_t.
+        most: upper limit of C_t.
 
     Raises:
         CompositionError: a number outside its range.
@@ -76,20 +79,24 @@ class AdaptiveClip(ScalingBound):
         """Refuse a number outside its range."""
         check_ranges(self)
 
-    # --- what it claims ----------------------------------------------------------------------------------------
+    # --- privacy claim ----------------------------------------------------------------------------------------
 
     @property
     def norm(self) -> float:
-        """sqrt(1 + kappa^2 m^2): how far a contribution of weight 1 moves a message, update and mark together."""
+        """Sensitivity of a message, update and mark together: sqrt(1 + kappa^2 m^2) at weight 1."""
         return math.sqrt(1.0 + (self.share * max(self.quantile, 1.0 - self.quantile)) ** 2)
 
     @property
     def largest(self) -> float:
-        """The longest that C_t can become."""
+        """Largest value that C_t can reach, in the unit of the updates."""
         return max(self.start, self.most)
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse whatever has no pairs to count, another schedule of the noise, parts, or steps that grow with C_t."""
+        """Return the reasons why a method cannot use adaptive clipping.
+
+        Adaptive clipping needs one contribution per (silo, user) pair, constant noise, an undivided update, and a
+        limit ``most`` if the method sends single gradients.
+        """
         if method.contribution.per != "pair":
             yield (
                 "adaptive clipping moves C by one mark per (silo, user) pair, whose weights sum to at most 1 for a "
@@ -119,7 +126,7 @@ class AdaptiveClip(ScalingBound):
             "sum of the marks: post-processing",
         )
 
-    # --- the course of C_t -------------------------------------------------------------------------------------
+    # --- evolution of C_t -------------------------------------------------------------------------------------
 
     @property
     def unit(self) -> float:
@@ -127,29 +134,41 @@ class AdaptiveClip(ScalingBound):
         return self.start
 
     def init(self) -> Mapping[str, Tensor]:
-        """Return C_1, and that no round has been played."""
+        """Return the state before round 1: C_1 and a count of 0 rounds."""
         return {
             "norm": torch.tensor([self.start], dtype=torch.float64),
             "round": torch.zeros(1, dtype=torch.int64),
         }
 
     def measured_in(self, unit: float) -> AdaptiveClip:
-        """Return the bound of the round whose C_t this is."""
+        """Return the bound of the round whose clip norm C_t is ``unit``."""
         return replace(self, start=unit)
 
     def possible(self, unit: float, number: int) -> bool:
-        """Return whether the round of this number may have this C_t: C_1 is given, and later ones have limits."""
+        """Return whether round ``number`` may have the clip norm C_t = ``unit``.
+
+        Round 1 has C_1; C_t of later rounds lies between ``least`` and ``most``.
+        """
         return unit == self.start if number == 1 else self.least <= unit <= self.most
 
     def at_state(self, state: Mapping[str, Tensor]) -> AdaptiveClip:
-        """Return the bound of the next round, which starts at C_t."""
+        """Return the bound of the next round, with the C_t of the state."""
         return self.measured_in(float(state["norm"])) if state else self
 
     def next_state(
         self, marks: Float64[Tensor, " extra"], users: float, state: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """Return C_{t+1} = C_t exp(-h_t v / (kappa q |U|)) within its limits, and the number of rounds."""
+        """Return the state after a round: C_{t+1} and the number of rounds.
+
+        C_{t+1} = C_t exp(-h_t v / (kappa q |U|)), limited to [``least``, ``most``].
+
+        Args:
+            marks: (1,) v, the released noisy sum of the marks.
+            users: q |U|, the expected number of participants.
+            state: the state before the round.
+        """
         number = int(state["round"]) + 1
+        # h_t: long steps while C_1 may be far from the quantile, short steps once the noise dominates.
         speed = 0.2 + 1.3 * 0.7 ** (number - 1)
         step = -speed * float(marks[0]) / (self.share * users)
         moved = float(state["norm"]) * math.exp(max(-_LARGEST_STEP, min(_LARGEST_STEP, step)))
@@ -158,7 +177,7 @@ class AdaptiveClip(ScalingBound):
             "round": torch.tensor([number], dtype=torch.int64),
         }
 
-    # --- what is stored ----------------------------------------------------------------------------------------
+    # --- stored contributions ----------------------------------------------------------------------------------
 
     @property
     def longest(self) -> float:
@@ -172,11 +191,20 @@ class AdaptiveClip(ScalingBound):
     def marks(
         self, norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
     ) -> Float64[Tensor, "m extra"]:
-        """Return w kappa a of every contribution, rounded towards zero to a multiple of the grid."""
+        """Return w kappa a of every contribution, rounded towards zero to a multiple of the grid.
+
+        Args:
+            norms: (m,) l2 norms, NaN for a row that is not finite.
+            weights: (m,) weights in [0, 1].
+
+        Returns:
+            (m, 1) marks, in units of a message.
+        """
+        # A NaN norm compares as false and so gets the mark "longer". Truncation towards zero cannot lengthen a mark.
         mark = torch.where(norms <= self.unit, 1.0 - self.quantile, -self.quantile)
         mark = torch.where(norms == 0, 0.0, mark)
         return (torch.trunc(weights * self.share * mark / self.grid) * self.grid)[:, None]
 
 
 _LARGEST_STEP: Final = 20.0
-"""Of log C in a round: noise beyond that is no quantile."""
+"""Largest change of ln C_t in a round; a larger step comes from noise, not from the quantile."""

@@ -1,14 +1,16 @@
-"""What an attack says about a privacy claim: membership inference, and a lower bound on epsilon from one run.
+"""Test privacy claims by attack: membership inference, and a lower bound on epsilon from one run.
 
-* Membership inference (Yeom et al. 2018): a record is called a member if the model's loss on it is low. Reported as the
-  area under the ROC curve with a confidence interval (DeLong et al. 1988, and Newcombe 2006) and the true positive rate
-  at small false positive rates (Carlini et al. 2022): what an attacker reaches who may hardly ever be wrong.
-* One-run audit (Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run"): of m canary units each
-  is included with probability 1/2; the auditor guesses for some of them and is right v times out of r. If training were
-  (epsilon, delta)-DP, right guesses would be about as frequent as Binomial(r, e^eps / (1 + e^eps)) at most; so many
-  right ones refute small epsilons, at a stated confidence.
+* Membership inference (Yeom et al. 2018): the attack calls a record a member if the model's loss on the record is
+  low. The result is the area under the ROC curve with a confidence interval (DeLong et al. 1988, and Newcombe 2006),
+  and the true positive rate at small false positive rates (Carlini et al. 2022), for an attacker that must hardly
+  ever be wrong.
+* One-run audit (Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run"): each of m canary
+  units is included with probability 1/2. The auditor guesses r of these coins and is right v times. If training were
+  (epsilon, delta)-DP, the number of right guesses would be about Binomial(r, e^eps / (1 + e^eps)) at most. A larger
+  number refutes small epsilons at a stated confidence.
 
-A lower bound proves a claim wrong or leaves it standing; it never proves it right. docs/theory/audit.md.
+Not claimed: that an epsilon is right. A lower bound refutes a claim or fails to refute it; it never proves the claim.
+docs/theory/audit.md.
 """
 
 from __future__ import annotations
@@ -31,15 +33,15 @@ _BESIDE: Final = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """How well scores tell members from non-members.
+    """Result of a membership inference attack: how well its scores separate members from non-members.
 
     Attributes:
         auc: probability that a random member scores higher than a random non-member (ties count half).
-        low, high: its two-sided confidence interval.
+        low, high: ends of the two-sided confidence interval of ``auc``.
         confidence: of that interval.
         true_positive_rates: (false positive rate, true positive rate) pairs; the threshold lets at most that share of
             the non-members pass.
-        members, non_members: how many of each.
+        members, non_members: number of scores of each kind.
     """
 
     auc: float
@@ -52,13 +54,14 @@ class Membership:
 
 
 def unlike_records(inference_high: float) -> str | None:
-    """Return what an area under the curve below one half says; None where its interval does not exclude one half.
+    """Return a warning if the area under the ROC curve is significantly below one half; otherwise None.
 
-    A model's loss on records that it was trained on is no larger than on others like them. Where it is, the test
-    records are others, and the attack compares two populations instead of members and non-members.
+    A model's loss on training records is no larger than on other records of the same distribution. If it is larger,
+    the test records have another distribution, and the attack compares two populations instead of members and
+    non-members.
 
     Args:
-        inference_high: the upper end of the interval of the area.
+        inference_high: upper end of the confidence interval of the area.
     """
     if inference_high >= 0.5:
         return None
@@ -72,11 +75,11 @@ def unlike_records(inference_high: float) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonBound:
-    """A lower bound on epsilon, right with a probability of at least ``confidence`` whatever the scores are.
+    """Lower bound on epsilon that holds with probability at least ``confidence``, for all scores.
 
     Attributes:
-        epsilon: the bound; 0 if the guesses refute nothing.
-        delta: the delta it is for.
+        epsilon: the bound; 0 if the guesses refute no epsilon.
+        delta: the delta of the claim that is tested.
         confidence: least probability, over the coins, that the true epsilon is at least the bound.
         canaries, guesses, right: m, r and v of the audit.
     """
@@ -94,9 +97,10 @@ def membership(
 ) -> Membership:
     """Evaluate an attack that calls a record a member if its score is high.
 
-    AUC = P(X > Y) + P(X = Y) / 2 for the score X of a member and Y of a non-member. The interval is the hull of two:
-    with DeLong's variance, which is too short for few records and near 1 (of a sample without an overlap it is a
-    point), and Newcombe's: all areas within z standard deviations of the sample's, each with a variance of its own.
+    AUC = P(X > Y) + P(X = Y) / 2 for the score X of a member and Y of a non-member. The interval is the hull of two
+    intervals. The first uses DeLong's variance, which is too small for few records and near AUC = 1 (it is 0 if the
+    samples do not overlap). The second is Newcombe's: all areas theta within z standard deviations of the AUC, with
+    the standard deviation at theta.
 
     Args:
         members: (n,) scores of members, n >= 2; the negative loss, for the loss-threshold attack.
@@ -104,7 +108,7 @@ def membership(
         confidence: of the interval.
 
     Raises:
-        PrivacyError: fewer than two of either, or a score that is NaN.
+        PrivacyError: fewer than two scores of either kind, or a score that is NaN.
 
     >>> membership(np.array([3.0, 2.0, 1.0]), np.array([0.0, -1.0, -2.0])).auc
     1.0
@@ -118,16 +122,17 @@ def membership(
     if np.isnan(both).any():
         raise PrivacyError("a score is not a number: the model's loss on some record is not finite")
     ranks = stats.rankdata(both)
-    above = (ranks[:n] - stats.rankdata(members)) / k  # of each member: share of the non-members below it
+    above = (ranks[:n] - stats.rankdata(members)) / k  # placement values: share of non-members below
     below = 1 - (ranks[n:] - stats.rankdata(non_members)) / n
     auc = min(1.0, float(above.mean()))
     deviation = math.sqrt(float(above.var(ddof=1)) / n + float(below.var(ddof=1)) / k)
     z = float(stats.norm.isf((1 - confidence) / 2))
     low, high = _possible_areas(auc, n, k, z)
+    # The test below is strict (>), so members that tie with the threshold do not count as recognised.
     descending = np.sort(non_members)[::-1]
     rates = []
     for rate in FALSE_POSITIVE_RATES:
-        threshold = descending[math.floor(rate * k)]  # at most that share of them is strictly above
+        threshold = descending[math.floor(rate * k)]  # at most this share of non-members exceeds it
         rates.append((rate, float((members > threshold).mean())))
     return Membership(
         auc=auc,
@@ -153,7 +158,11 @@ def _possible_areas(auc: float, n: int, k: int, z: float) -> tuple[float, float]
         spread = 1 + others * ((1 - theta) / (2 - theta) + theta / (1 + theta))
         return abs(auc - theta) - z * math.sqrt(theta * (1 - theta) * spread / (n * k))
 
-    # at 0 and at 1 nothing spreads, so that they are roots too: those between are looked for
+        # start a relative 1e-9 away from `auc`, where the difference is 0.
+
+    # If auc is 0 or 1, theta = auc is a root as well (difference and variance are 0). The brackets for the other root
+    # therefore start a relative 1e-9 away from auc.
+    # start a relative 1e-9 away from `auc`, where the difference is 0.
     below, above = auc * (1 - _BESIDE), auc + (1 - auc) * _BESIDE
     low = float(brentq(beyond, 0.0, below)) if auc > 0 else 0.0
     high = float(brentq(beyond, above, 1.0)) if auc < 1 else 1.0
@@ -169,12 +178,13 @@ def canary_bound(
 ) -> EpsilonBound:
     """Bound epsilon from below by guessing which canaries were included.
 
-    The quarter with the highest scores is guessed in, the quarter with the lowest out; on the others the auditor is
-    silent. The numbers of guesses are fixed before any score is seen, as the theorem asks.
+    The auditor guesses "included" for the quarter with the highest scores and "excluded" for the quarter with the
+    lowest scores, and makes no guess for the others. The number of guesses is fixed before any score is seen, as the
+    theorem requires.
 
     Args:
-        scores: (m,) a high score speaks for inclusion; any function of what was released and of the canaries' data.
-        included: (m,) the coins, each fair and independent of all else.
+        scores: (m,) a high score indicates inclusion; any function of the released values and of the canaries' data.
+        included: (m,) the coins, each fair and independent of everything else.
         delta: of the claim.
         confidence: of the bound.
 
@@ -188,6 +198,7 @@ def canary_bound(
         raise PrivacyError(
             "the score of a canary is not a number: training diverged; lower the learning rates"
         )
+    # A stable sort breaks ties by position, never by the coins: the guesses stay a function of the scores.
     order = np.argsort(-scores, kind="stable")
     each = count // 4
     right = int(included[order[:each]].sum() + (~included[order[count - each :]]).sum())
@@ -203,7 +214,11 @@ def canary_bound(
 
 
 def lowest_epsilon(*, canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
-    """Return the least epsilon that so many right guesses do not refute at this confidence."""
+    """Return the least epsilon that ``right`` right guesses do not refute at this confidence.
+
+    The bisection returns the lower end of its bracket, which is refuted; the result is at most 1e-6 too small, and at
+    most 100.
+    """
     if refutation(0.0, canaries=canaries, guesses=guesses, right=right, delta=delta) > 1 - confidence:
         return 0.0
     low, high = 0.0, _HIGHEST_EPSILON
@@ -215,9 +230,9 @@ def lowest_epsilon(*, canaries: int, guesses: int, right: int, delta: float, con
 
 
 def refutation(epsilon: float, *, canaries: int, guesses: int, right: int, delta: float) -> float:
-    """Return an upper bound on the probability of at least ``right`` right guesses under (epsilon, delta)-DP.
+    """Bound from above the probability of ``right`` or more right guesses under (epsilon, delta)-DP.
 
-    P(W >= v) + 2 m delta max_{i=1..v} P(v - i <= W < v) / i for W ~ Binomial(r, e^eps / (1 + e^eps))
+    The bound is P(W >= v) + 2 m delta max_{i=1..v} P(v - i <= W < v) / i for W ~ Binomial(r, e^eps / (1 + e^eps))
     (Steinke et al. 2023, Theorem 5.2).
     """
     likely = 1 / (1 + math.exp(-epsilon))

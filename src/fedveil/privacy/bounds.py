@@ -1,23 +1,23 @@
-"""Bounds on what one contribution adds to a sum, enforced in the precision that is actually used.
+"""Bound the contribution of one unit to a sum, with guarantees that hold in floating point.
 
-A contribution is a row Delta_i of a float32 matrix, with a weight w_i in [0, 1]. Under :class:`Clip` what is
-stored of it is a vector of whole numbers
+A contribution is a row Delta_i of a float32 matrix, with a weight w_i in [0, 1]. Under :class:`Clip` the stored
+contribution is a vector of whole numbers
 
     y_i = trunc(w_i · min(1, C' / ||Delta_i||) · Delta_i / g),  C' = C (1 - 2^-20),  g = 2^(ceil log2 C - 18),
 
-and what enters the sum is g · y_i. Three facts follow, for every float32 input:
+and g · y_i enters the sum. Three facts follow, for every float32 input:
 
 * ``||g · y_i||_2 <= w_i · C``. Truncation moves every coordinate towards zero, so it cannot lengthen a
-  vector, whatever the dimension and the number of silos; the slack of 2^-20 outweighs the rounding of the
-  norm and of the products. A user whose weights over all silos sum to at most 1 moves the sum by at most C.
-* Sums are exact. A coordinate of y_i is a whole number of size at most 2^18 · w_i; so 64 rows (or any rows
+  vector, for any dimension and any number of silos. The slack of 2^-20 outweighs the rounding of the
+  norm and of the products. A user whose weights over all silos sum to at most 1 changes the sum by at most C.
+* Sums are exact. A coordinate of y_i is a whole number of size at most 2^18 · w_i. So 64 rows (or any rows
   whose weights sum to 64) add up exactly in float32, and 2^35 rows in float64. The sum does not depend on
-  order, chunks, threads or processes, and taking a user away changes it by exactly what that user had put in.
+  order, chunks, threads or processes. Removing a user changes the sum by exactly that user's contribution.
 * NaN and infinity do not spread. A row with a non-finite coordinate becomes the zero contribution.
 
 The grid is a power of two, so ``g · y`` is exact as well. The proof is in docs/theory/clipping.md.
-:class:`ClipL1` keeps the same three facts for the l1 norm, on a grid of C · 2^-22: an l1 bound leaves a coordinate a
-share of about C / d, which a coarser grid would swallow. Its rows are added in float64 alone.
+:class:`ClipL1` keeps the same three facts for the l1 norm, on a grid of C · 2^-22: an l1 bound leaves each coordinate
+about C / d, which a coarser grid would truncate to zero. Rows of :class:`ClipL1` add up exactly in float64 alone.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _SMALLEST_NORM, _LARGEST_NORM = 2.0**-100, 2.0**100
 
 @dataclass(frozen=True, kw_only=True)
 class _NormClip(ScalingBound):
-    """What both clips share; see :class:`Clip` for the guarantee and the edge cases.
+    """Base of clips to a constant norm; :class:`Clip` documents the guarantee and the edge cases.
 
     Attributes:
         norm: C, same unit as the updates.
-        bounded: whether there is a bound at all.
-        order: p of the norm that is bounded, l_p.
-        exact_rows: contributions of weight at most 1 whose sum is exact in float32, in grid units.
+        bounded: whether the bound is finite.
+        order: p of the bounded norm l_p.
+        exact_rows: number of contributions of weight at most 1 whose sum is exact in float32, in grid units.
         units_bits: C is at most 2^units_bits steps of the grid.
     """
 
@@ -70,7 +70,7 @@ class _NormClip(ScalingBound):
     units_bits: ClassVar[int]
 
     def __post_init__(self) -> None:
-        """Refuse a norm that bounds nothing or that float32 cannot carry."""
+        """Refuse a norm that is not positive and finite, or outside the range of float32 updates."""
         make_plain(self)
         if not (is_number(self.norm) and math.isfinite(self.norm) and self.norm > 0.0):
             raise PrivacyError(
@@ -84,6 +84,8 @@ class _NormClip(ScalingBound):
     def grid(self) -> float:
         """Spacing g of the grid: the power of two with 2^17 < C / g <= 2^18 (l1: 2^21 and 2^22)."""
         mantissa, exponent = math.frexp(self.norm)
+        # frexp gives norm = mantissa 2^exponent with mantissa in [1/2, 1), so ceil log2 C is `exponent`, or one less
+        # if C is itself a power of two (mantissa 1/2).
         return math.ldexp(1.0, exponent - (1 if mantissa == 0.5 else 0) - self.units_bits)
 
     @property
@@ -93,17 +95,17 @@ class _NormClip(ScalingBound):
 
     @property
     def largest(self) -> float:
-        """C, which does not move."""
+        """C, which is constant over the rounds."""
         return self.norm
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clip(_NormClip):
-    """Scale a contribution down to l2 norm C if it is longer, and store it on a grid.
+    """Clipping to l2 norm C: a longer contribution is scaled down to C, and the result is stored on a grid.
 
     Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y of :meth:`quantize_`
-    satisfies ``||g · y||_2 <= w · C`` as real numbers (Abadi et al. 2016, Algorithm 1, clips in exact
-    arithmetic; the grid is what makes the bound and the sum hold in floating point).
+    satisfies ``||g · y||_2 <= w · C`` as real numbers. Abadi et al. 2016, Algorithm 1, clips in exact
+    arithmetic; the grid makes the bound and the sum hold in floating point.
 
     ====================  ==================================================================================
     input                 result
@@ -142,11 +144,11 @@ class Clip(_NormClip):
 
 @dataclass(frozen=True, kw_only=True)
 class ClipL1(_NormClip):
-    """Scale a contribution down to l1 norm C if it is longer, and store it on a grid.
+    """Clipping to l1 norm C: a longer contribution is scaled down to C, and the result is stored on a grid.
 
     Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y of :meth:`quantize_`
-    satisfies ``||g · y||_1 <= w · C`` as real numbers: what Laplace noise on every coordinate needs. Edge cases are
-    those of :class:`Clip`. Its l2 norm is then at most w · C as well.
+    satisfies ``||g · y||_1 <= w · C`` as real numbers, as Laplace noise on every coordinate requires. Its l2 norm is
+    then at most w · C as well. Edge cases are those of :class:`Clip`.
 
     Args:
         norm: the bound C > 0, same unit as the updates.
@@ -172,13 +174,15 @@ class ClipL1(_NormClip):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedVector(_NormClip):
-    """The bound of a statistic's vector, whose norm is at most C by its construction, stored on the grid of the noise.
+    """Bound of a statistic whose vector has norm at most C by construction, stored on the grid of the noise.
 
-    A histogram adds up a million contributions of size 1, and truncation on the grid of :class:`Clip` would take
-    2^-18 of each: more people than the noise hides. Here the step is that of the messages (std / grid >= 2^29), rows
-    are float64 and truncation takes less than one person in 2^29. Guarantee: for every float64 row and every weight w
-    in [0, 1], ``||g · y||_2 <= w · C`` as real numbers: truncation cannot lengthen, and the slack of 2^-30 outweighs
-    the rounding of norm and products for at most 2^20 coordinates. Edge cases are those of :class:`Clip`.
+    A histogram adds up to a million contributions of size 1. Truncation on the grid of :class:`Clip` would take 2^-18
+    of each contribution: a total of more people than the noise hides. This bound uses the step of the messages
+    instead (std / grid >= 2^29), and rows are float64. Truncation then takes less than one person in 2^29.
+
+    Guarantee: for every float64 row and every weight w in [0, 1], ``||g · y||_2 <= w · C`` as real numbers.
+    Truncation cannot lengthen a row, and the slack of 2^-30 outweighs the rounding of norm and products for at most
+    2^20 coordinates. Edge cases are those of :class:`Clip`.
 
     Args:
         norm: the bound C > 0 of one person's vectors.
@@ -199,23 +203,23 @@ class FixedVector(_NormClip):
     step: float
 
     def __post_init__(self) -> None:
-        """Refuse a step that is no power of two, besides what every bound refuses."""
+        """Refuse a norm that :class:`Clip` refuses, and a step that is no power of two."""
         super().__post_init__()
         if not (is_number(self.step) and self.step > 0 and math.frexp(self.step)[0] == 0.5):
             raise PrivacyError(f"the grid of a statistic is {self.step}; it must be a power of two")
 
     @property
     def grid(self) -> float:
-        """The step of the messages."""
+        """Step g of the messages."""
         return self.step
 
     @property
     def effective_norm(self) -> float:
-        """What the computed norm is scaled to: C (1 - 2^-30)."""
+        """Norm to which rows are scaled: C (1 - 2^-30)."""
         return self.norm * (1.0 - _FIXED_SLACK)
 
     def norms(self, deltas: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        """Return the l2 norm of every row, NaN where a row holds a NaN or an infinity.
+        """Return the l2 norm of every row, NaN if the row holds a NaN or an infinity.
 
         Raises:
             PrivacyError: a row has more than 2^20 coordinates, the largest dimension of the proof.
@@ -231,12 +235,15 @@ class FixedVector(_NormClip):
     def quantize_(
         self, deltas: Float64[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
     ) -> Float64[Tensor, "m d"]:
-        """Turn every row into its weighted contribution in units of :attr:`grid`, in place; float64 whole numbers.
+        """Replace every row in place by its weighted contribution in units of :attr:`grid`.
 
         Args:
-            deltas: (m, d) vectors; overwritten.
-            norms: (m,) what :meth:`norms` returned for these very rows.
-            weights: (m,) weights in [0, 1]; those of one person must sum to at most 1 over all silos.
+            deltas: (m, d) float64 vectors; overwritten.
+            norms: (m,) result of :meth:`norms` for the same rows.
+            weights: (m,) weights in [0, 1]; the weights of one person must sum to at most 1 over all silos.
+
+        Returns:
+            ``deltas``, now whole numbers in float64.
 
         Raises:
             PrivacyError: a weight outside [0, 1].
@@ -249,10 +256,10 @@ class FixedVector(_NormClip):
 
 @dataclass(frozen=True, kw_only=True)
 class Unbounded(SteadyBound):
-    """No bound: contributions keep their length, and the release has no guarantee (the baseline FedAVG).
+    """Absence of a bound: contributions keep their length, and the release has no guarantee (plain FedAVG).
 
-    Non-finite rows still become zero contributions. There is no grid (:attr:`grid` is 1, nothing is rounded),
-    so sums depend on their order as floating-point sums do.
+    Non-finite rows still become zero contributions. Nothing is rounded to a grid (:attr:`grid` is 1), so sums depend
+    on their order as floating-point sums do.
     """
 
     bounded: ClassVar[bool] = False
@@ -269,7 +276,7 @@ class Unbounded(SteadyBound):
         return contribution_norms(deltas)
 
     def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
-        """Return 1 for every contribution, 0 where the norm is not finite."""
+        """Return 1 for every contribution, 0 if its norm is not finite."""
         return torch.isfinite(norms).double()
 
     def is_clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
@@ -289,11 +296,15 @@ Bound = Clip | ClipL1 | FixedVector | AdaptiveClip | Unbounded
 
 
 def check_enforced(bound: Any) -> None:
-    """Return if kernels enforce exactly this bound: they read its fields, and not all of them call its methods.
+    """Check that the training kernels enforce this class of bound.
+
+    The kernels read the fields of a bound, and some of them never call its methods. A subclass that overrides a
+    method would be ignored, so the exact class counts.
 
     Raises:
-        CompositionError: a class that kernels do not know, derived from one of theirs or not.
+        CompositionError: a class outside :data:`Bound`, subclasses included.
     """
+    # `type`, not `isinstance`: the kernels would ignore a method that a subclass overrides.
     if type(bound) not in get_args(Bound):
         known = ", ".join(kind.__name__ for kind in get_args(Bound))
         raise CompositionError(
@@ -303,5 +314,5 @@ def check_enforced(bound: Any) -> None:
 
 
 def bound_of(clip: float | AdaptiveClip) -> Clip | AdaptiveClip:
-    """Return the l2 bound that a method's key ``clip`` asks for: a number, or one that moves."""
+    """Return the l2 bound for a method's key ``clip``: a number gives :class:`Clip`."""
     return clip if isinstance(clip, AdaptiveClip) else Clip(norm=clip)

@@ -1,7 +1,7 @@
-"""How much noise, or how many rounds: accountants run backwards.
+"""Find the least noise, or the most rounds, that fit a privacy budget.
 
-Every search keeps a bracket whose good end was checked by the accountant itself, so what is returned meets the target
-exactly as a later run will count it, and the other end of the bracket (``tolerance`` away) was seen to miss it.
+The accountant itself checks both ends of every search bracket. The returned end fits the budget by the same
+computation that the run's statement uses. The other end (``tolerance`` away) exceeds the budget.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedveil.privacy.statement import show_epsilon
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _MOST_ROUNDS = 10**9
 _NOTHING = 1e-300
-_SAYS_NOTHING = 500.0  # |ln(epsilon / target)|: epsilon is infinite or next to 0
+_SAYS_NOTHING = 500.0  # |ln(epsilon / target)| above it: epsilon is infinite or practically 0
 _MESSAGE_TOLERANCE = 1e-4
 
 
@@ -28,7 +28,7 @@ def calibrate_noise(event: Callable[[float], Event], budget: Budget, tolerance: 
     Args:
         event: the run's event as a function of the noise multiplier.
         budget: target epsilon, delta and accountant.
-        tolerance: as of :func:`least_noise`.
+        tolerance: relative, as of :func:`least_noise`.
     """
     return least_noise(lambda z: epsilon_of(event(z), budget), budget, tolerance)
 
@@ -36,23 +36,24 @@ def calibrate_noise(event: Callable[[float], Event], budget: Budget, tolerance: 
 def least_noise(epsilon: Callable[[float], float], budget: Budget, tolerance: float = 1e-4) -> float:
     """Return the smallest noise multiplier whose epsilon fits the budget, to a relative ``tolerance``.
 
-    A multiplier whose epsilon cannot be computed (its noise cannot be drawn exactly, or its loss is no number) is no
-    answer in itself: the search goes on where epsilon can be computed, first at less noise, then at more.
+    Epsilon may be uncomputable at a multiplier: the noise cannot be sampled exactly, or the privacy loss has no
+    number. The search then continues where epsilon is computable, first at less noise, then at more.
 
     Args:
-        epsilon: of the whole run as a function of the noise multiplier; it must fall as that grows. It raises
-            PrivacyError where it cannot be computed.
+        epsilon: of the whole run as a function of the noise multiplier; it must fall as the multiplier grows. It
+            raises PrivacyError if it cannot be computed.
         budget: target epsilon, delta and accountant.
-        tolerance: relative; a multiplier smaller by this factor was seen to exceed the budget.
+        tolerance: relative; a multiplier smaller by this factor exceeds the budget.
 
     Raises:
-        BudgetError: no multiplier up to 1e6, or up to the largest that can be drawn, fits; one of 0.01 still does (no
-            such budget needs calibration); or the target is infinite.
+        BudgetError: no multiplier up to 1e6, or up to the largest that can be sampled, fits; a multiplier of 0.01
+            still fits (calibration is pointless for this budget); or the target is infinite.
         PrivacyError: epsilon cannot be computed for any multiplier.
     """
     if math.isinf(budget.epsilon):
         raise BudgetError("epsilon inf: an infinite target asks for no noise; give a finite epsilon")
     curve = _Curve(epsilon, budget)
+    # Epsilon is about proportional to 1 / noise, so the excess at multiplier 1 gives the first guess.
     high = curve.computable(_power_of_two(curve.excess(1.0)))
     while high <= _MOST_NOISE and curve.is_computable(high) and curve.excess(high) > 0:
         high *= 2
@@ -68,11 +69,11 @@ def least_noise(epsilon: Callable[[float], float], budget: Budget, tolerance: fl
 
 
 class _Curve:
-    """Epsilon as a function of the noise multiplier, where it can be computed; every value is computed once.
+    """Epsilon as a function of the noise multiplier; every value is computed once.
 
     Args:
-        epsilon: of a noise multiplier; raises PrivacyError where it cannot be computed.
-        budget: what it is compared with.
+        epsilon: of a noise multiplier; raises PrivacyError if it cannot be computed.
+        budget: the budget that epsilon is compared with.
     """
 
     def __init__(self, epsilon: Callable[[float], float], budget: Budget) -> None:
@@ -92,21 +93,22 @@ class _Curve:
         return not isinstance(self._at(multiplier), PrivacyError)
 
     def spent(self, multiplier: float) -> float:
-        """Return epsilon; infinity where it cannot be computed, so that no such multiplier counts as fitting."""
+        """Return epsilon; infinity if it cannot be computed, so that the multiplier does not count as fitting."""
         found = self._at(multiplier)
         return math.inf if isinstance(found, PrivacyError) else found
 
     def excess(self, multiplier: float) -> float:
-        """Return ln(epsilon / target): above 0 exactly where the budget is exceeded, infinite without a number."""
+        """Return ln(epsilon / target): positive exactly if the budget is exceeded, infinite without a number."""
         spent, target = self.spent(multiplier), self._budget.epsilon
         above = math.log(max(spent, _NOTHING) / max(target, _NOTHING))
+        # Rounding of the logarithm must not change the sign: the sign decides whether the budget is exceeded.
         return min(above, 0.0) if spent <= target else max(above, _NOTHING)
 
     def computable(self, start: float) -> float:
         """Return the first power of two at which epsilon can be computed: from ``start`` down, then up.
 
         Raises:
-            PrivacyError: there is none; the refusal at ``start``.
+            PrivacyError: epsilon is computable at none of them; the error is the one at ``start``.
         """
         steps = (math.ldexp(start, step) for step in (*range(0, -40, -1), *range(1, 40)))
         for multiplier in steps:
@@ -120,7 +122,7 @@ class _Curve:
         """Halve a multiplier that fits until its half does not; return both ends of that bracket.
 
         Raises:
-            BudgetError: almost no noise still fits.
+            BudgetError: a multiplier below 0.01 still fits.
         """
         low = high / 2
         while self.excess(low) <= 0:
@@ -133,12 +135,13 @@ class _Curve:
         return low, high
 
     def fitting_below(self, refused: float, tolerance: float) -> float:
-        """Return a multiplier that fits between half of one without a number, which exceeds the budget, and that one.
+        """Return a multiplier in [refused / 2, refused] that fits, where ``refused`` has no epsilon.
 
-        The points are those at which :func:`_cell` halves the same bracket.
+        ``refused`` / 2 exceeds the budget. The tried points are those at which :func:`_cell` halves the same bracket.
 
         Raises:
-            BudgetError: even the largest one with a number, to the tolerance, exceeds the budget; says what would do.
+            BudgetError: the largest computable multiplier, to the tolerance, exceeds the budget; the message gives
+                the noise that would fit.
         """
         low, high = refused / 2, refused
         while low < high * (1 - tolerance):
@@ -153,13 +156,13 @@ class _Curve:
 
 
 def _infeasible(budget: Budget, largest: float, spent: float, limit: str) -> BudgetError:
-    """Return why no noise meets a budget, with the noise that would.
+    """Return the error for a budget that no noise meets, with the noise that would meet it.
 
     Args:
         budget: the target.
         largest: the largest multiplier that was tried.
         spent: its epsilon.
-        limit: what the needed noise is beyond, in words.
+        limit: the limit that the needed noise exceeds, in words.
     """
     target = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
     needed, equal = _gaussian_noise(budget, budget.epsilon), _gaussian_noise(budget, spent)
@@ -176,10 +179,11 @@ def _infeasible(budget: Budget, largest: float, spent: float, limit: str) -> Bud
 
 
 def _gaussian_noise(budget: Budget, epsilon: float) -> float | None:
-    """Return the noise multiplier of one Gaussian release of this epsilon at the budget's delta; None: there is none.
+    """Return the noise multiplier of one Gaussian release of this epsilon at the budget's delta.
 
-    Many releases under much noise are about one Gaussian release, whose multiplier grows in proportion to theirs. This
-    is for messages: nothing is charged by it.
+    None if even a multiplier of 2^30 costs more. Many releases under much noise cost about as much as one Gaussian
+    release, whose multiplier is proportional to theirs. Error messages alone use this estimate; no charge depends on
+    it.
     """
     low, high = 2.0**-30, 2.0**30
     if budget.accountant.epsilon(GaussianEvent(noise_multiplier=high), budget.delta) > epsilon:
@@ -192,9 +196,9 @@ def _gaussian_noise(budget: Budget, epsilon: float) -> float | None:
 
 
 def _power_of_two(excess: float) -> float:
-    """Return about how much noise brings the excess of noise 1 down to 0, as if epsilon fell like its inverse.
+    """Return a power of two near the multiplier that fits, assuming that epsilon is proportional to 1 / noise.
 
-    It is 1 where the excess says nothing: epsilon is infinite there, or 0.
+    The result is 1 if the excess at multiplier 1 carries no information: epsilon is infinite or 0.
     """
     if not abs(excess) < _SAYS_NOTHING:
         return 1.0
@@ -204,16 +208,17 @@ def _power_of_two(excess: float) -> float:
 def _least(
     excess: Callable[[float], float], bracket: tuple[float, float], fitting: float, tolerance: float
 ) -> float:
-    """Return the first of the points that halving would come to, ``tolerance`` apart, whose excess is not above 0.
+    """Return the first bisection point, ``tolerance`` apart from the next, that fits the budget.
 
-    Halving takes 13 steps from a factor of 2 to 1e-4; here the line through the logarithms of both ends says where to
-    look next, and it takes about four. The point itself and the one below it are looked at. Where that line misleads
-    (an epsilon of 0 has no logarithm), two steps that did not halve the bracket are followed by one that does.
+    Bisection takes 13 steps from a factor of 2 to 1e-4. This search takes about four: the secant through the
+    logarithms of both ends proposes a point, and the bisection point above it and the one below it are evaluated. The
+    secant can mislead (an epsilon of 0 has no logarithm), so after two steps that did not halve the bracket, one step
+    halves it.
 
     Args:
         excess: of a noise multiplier.
-        bracket: the ends of what is halved; the lower one does not fit.
-        fitting: a multiplier that fits: the upper end, or a point that halving comes to.
+        bracket: the ends of the bisected interval; the lower end does not fit.
+        fitting: a multiplier that fits: the upper end, or a point of the bisection.
         tolerance: relative.
     """
     missing, slow = bracket[0], 0
@@ -223,6 +228,7 @@ def _least(
         if slow > 1 or not math.isfinite(share):
             share = 0.5
         guess = missing * (fitting / missing) ** share
+        # The result lies on the bisection grid of the bracket, so it does not depend on the path of the secant steps.
         below, above = _cell(*bracket, tolerance, min(max(guess, math.nextafter(missing, fitting)), fitting))
         if excess(above) > 0:
             missing = above
@@ -234,7 +240,7 @@ def _least(
 
 
 def _cell(low: float, high: float, tolerance: float, at: float) -> tuple[float, float]:
-    """Halve a bracket around a point until its ends are ``tolerance`` apart."""
+    """Bisect a bracket around the point ``at`` until its ends are ``tolerance`` apart."""
     while low < high * (1 - tolerance):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if at <= middle else (middle, high)
@@ -244,7 +250,8 @@ def _cell(low: float, high: float, tolerance: float, at: float) -> tuple[float, 
 def calibrate_rounds(event: Event, budget: Budget) -> int:
     """Return the largest number of rounds of ``event`` that fit the budget.
 
-    One more was seen to exceed it, or to have no number by the accountant: a run of so many could not be stated.
+    One more round exceeds the budget, or the accountant has no number for it (a run of that length could not be
+    stated).
 
     Raises:
         BudgetError: one round is too much, or 10^9 rounds still fit.
@@ -276,12 +283,12 @@ def calibrate_rounds(event: Event, budget: Budget) -> int:
 
 
 def epsilon_of(event: Event, budget: Budget, loss: float = 0.0) -> float:
-    """Return the epsilon of an event at a budget's delta, by its accountant.
+    """Return the epsilon of an event at a budget's delta, by the budget's accountant.
 
     Args:
-        event: what is released.
-        budget: its delta and accountant.
-        loss: of the grids that the noise lies on, in all releases together.
+        event: the released event.
+        budget: gives delta and accountant.
+        loss: largest change of a log-likelihood ratio by the grids of the noise, over all releases.
 
     Raises:
         PrivacyError: the accountant does not support the event.

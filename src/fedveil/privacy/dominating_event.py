@@ -1,4 +1,4 @@
-"""Which of two events costs more, and the costliest of several."""
+"""Compare events by cost, and find an event that dominates several events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from fedveil.privacy.events import (
 
 
 def covers(event: Event, other: Event) -> bool:
-    """Return whether an event is known to cost at least what another does, for every delta and in every composition.
+    """Return whether ``event`` is known to cost at least as much as ``other``.
+
+    The comparison holds for every delta and in every composition. False means "not known".
 
     >>> covers(GaussianEvent(noise_multiplier=1.0), GaussianEvent(noise_multiplier=2.0))
     True
@@ -38,6 +40,8 @@ def covers(event: Event, other: Event) -> bool:
             )
         ):
             return one <= another
+        # A larger sampling rate costs more. An unsampled event covers its sampled version (next case): sampling
+        # never increases the cost.
         case PoissonSampledEvent(), PoissonSampledEvent():
             return event.rate >= other.rate and covers(event.event, other.event)
         case _, PoissonSampledEvent():
@@ -46,9 +50,10 @@ def covers(event: Event, other: Event) -> bool:
 
 
 def dominating_event(events: Iterable[Event]) -> Event:
-    """Return an event that costs at least what each of some does: one of them, or the composition of those left.
+    """Return an event that costs at least as much as each of several events.
 
-    Where none of them does and some are seen at a distance, it is the costliest release at the largest distance.
+    The result is one of the events if it covers all others, and otherwise the composition of the events that no other
+    covers. If some of these are seen at a distance, the result is the dominating release at the largest distance.
     """
     left: list[Event] = []
     for event in events:
