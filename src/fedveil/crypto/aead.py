@@ -1,4 +1,4 @@
-"""Authenticated encryption (ChaCha20-Poly1305, RFC 8439) under keys derived for one purpose and attempt."""
+"""Encrypt with authentication (ChaCha20-Poly1305, RFC 8439) under single-purpose keys."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ from fedveil.crypto.errors import CryptoError
 
 _NONCE_BYTES: Final = 12
 OVERHEAD_BYTES: Final = _NONCE_BYTES + 16
-"""How much longer a sealed message is than its plaintext."""
+"""Bytes by which a sealed message is longer than its plaintext: nonce (12) and tag (16)."""
 
 
 def seal(key: bytes, plaintext: bytes, associated: bytes) -> bytes:
-    """Return nonce and ciphertext; ``associated`` is authenticated but not sent.
+    """Encrypt and authenticate a message; return nonce and ciphertext.
 
     The nonce is random, so one key may seal up to 2^32 messages.
+
+    Args:
+        key: 32 bytes.
+        plaintext: message to encrypt.
+        associated: bytes that are authenticated but are not part of the result.
     """
     nonce = os.urandom(_NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, plaintext, associated)
 
 
 def unseal(key: bytes, sealed: bytes, associated: bytes) -> bytes:
-    """Return the plaintext.
+    """Verify and decrypt a message of :func:`seal`; return the plaintext.
 
     Raises:
-        CryptoError: too short, wrong key, wrong associated data, or altered on the way.
+        CryptoError: the message is too short or altered, or key or associated data are wrong.
     """
     if len(sealed) < OVERHEAD_BYTES:
         raise CryptoError(f"a sealed message has at least {OVERHEAD_BYTES} bytes, this one has {len(sealed)}")

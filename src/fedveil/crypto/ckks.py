@@ -1,19 +1,19 @@
-"""CKKS (Cheon, Kim, Kim, Song 2017) for sums alone, by SEAL: whole numbers in, their exact sum out.
+"""Encrypt integers and add them exactly by CKKS (Cheon, Kim, Kim, Song 2017), with SEAL.
 
-Who holds the secret key encrypts N whole numbers as N/2 complex slots of one polynomial modulo X^N + 1 and one prime q:
+A holder of the secret key encrypts N integers as N/2 complex slots of one polynomial modulo X^N + 1 and one prime q:
 
-    c_0 = -a s + e + round(Delta embed(y)),   c_1 = a from a 64-byte seed,   e from SEAL's error law
+    c_0 = -a s + e + round(Delta embed(y)),   c_1 = a from a 64-byte seed,   e from SEAL's error distribution
 
-SEAL makes keys and encryptions of zero, -a s + e and a, and adds ciphertexts up. Encoding is ours
-(:mod:`fedveil.crypto.canonical_embedding`), and so is decryption, which is one product of polynomials.
+SEAL generates keys and encryptions of zero (-a s + e and a), and it adds ciphertexts. This module implements the
+encoding (:mod:`fedveil.crypto.canonical_embedding`) and the decryption, which is one product of polynomials.
 
-Ciphertexts are added by whoever lacks the key. CKKS adds an error to every slot; Delta is so large that the error of a
-sum stays below Delta / 2, so :meth:`CkksKey.decrypt` rounds it away. What it returns is the sum of the plaintexts and
-depends on neither key nor error, so a decryption that is published tells nothing that the sum does not: the attack of
-Li and Micciancio (2021) needs the error. docs/theory/partial-encryption.md.
+A party without the key adds the ciphertexts. CKKS adds an error to every slot. Delta is so large that the error of a
+sum stays below Delta / 2, so :meth:`CkksKey.decrypt` removes the error by rounding. Its result is the sum of the
+plaintexts and depends on neither key nor error. A published decryption therefore discloses only the sum: the attack
+of Li and Micciancio (2021) needs the error. See docs/theory/partial-encryption.md.
 
-Only additions are made, so there is one prime, no evaluation key and no rescaling. Residues travel with the bytes their
-prime has, under parameters that both sides know; nothing of SEAL's own format is read from the network.
+The scheme needs additions only, so it has one prime, no evaluation key and no rescaling. A residue is sent in as many
+bytes as the prime has, under parameters that both sides know. SEAL's own format is never read from the network.
 """
 
 from __future__ import annotations
@@ -47,22 +47,21 @@ LARGEST_MODULUS_BITS: Final = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 
 """log2 q with 128 bits of security, by degree (HE standard 2018, Table 1: classical, ternary secret)."""
 
 FINGERPRINT_BYTES: Final = 8
-_ERROR_VARIANCE: Final = (
-    10.5 + 1 / 4
-)  # SEAL's centred binomial law of 2 x 21 bits; and rounding in the encoder, at random
-_REACH: Final = 12.0  # in standard deviations: a slot's error reaches farther with a probability below 1e-30
-_PART: Final = 16  # ciphertexts that are computed with, or given to a worker process, at once
+# 10.5: SEAL's centred binomial distribution of 2 x 21 bits; 1/4: largest variance of the encoder's random rounding.
+_ERROR_VARIANCE: Final = 10.5 + 1 / 4
+_REACH: Final = 12.0  # standard deviations; the error of a slot exceeds this with a probability below 1e-30
+_PART: Final = 16  # ciphertexts per batch, in this process or per task of a worker process
 _LIMB_BITS: Final = 28
 
 
 @dataclass(frozen=True, kw_only=True)
 class CkksParameters:
-    """What all parties agree on; public.
+    """Public parameters of the encryption, on which all parties agree.
 
     Attributes:
-        silos: how many ciphertexts may be added up.
-        degree: N, a power of two.
-        prime_bits: size of q, a whole number of bytes.
+        silos: most ciphertexts in a sum.
+        degree: N, degree of the ring, a power of two.
+        prime_bits: number of bits of q, a multiple of 8.
 
     Raises:
         CryptoError: less than 128 bits of security, or so many silos that no useful sum fits.
@@ -73,7 +72,7 @@ class CkksParameters:
     prime_bits: int = 56
 
     def __post_init__(self) -> None:
-        """Check security and room before any key is made."""
+        """Check security and the size of sums before any key is generated."""
         largest = LARGEST_MODULUS_BITS.get(self.degree, 0)
         if self.prime_bits > largest:
             raise CryptoError(
@@ -89,16 +88,20 @@ class CkksParameters:
 
     @property
     def scale(self) -> int:
-        """Delta, what stands for one whole unit in a slot: a power of two at least 24 times the error of a sum."""
+        """Delta, value of one unit in a slot: a power of two, at least 24 standard deviations of the error."""
+        # Error of a slot of the sum: |S| N / 2 independent terms. Delta / 2 >= 12 standard deviations: rounding is
+        # exact.
         error = math.sqrt(self.silos * self.degree / 2 * _ERROR_VARIANCE)
         return 1 << math.ceil(math.log2(2 * _REACH * error))
 
     @property
     def limit(self) -> int:
-        """Largest absolute value of one silo's number: sums of ``silos`` of them stay below q / 2.
+        """Largest absolute value of one silo's number, in units.
 
-        A coefficient of the encoding is at most the largest absolute value of a slot, sqrt(2) limit Delta.
+        The encoding of a sum over ``silos`` such numbers stays below q / 2. A coefficient of the encoding is at most
+        the largest absolute value of a slot, sqrt(2) limit Delta.
         """
+        # The factor 0.99 leaves room for the error. 2^(bits-2) <= q / 2, because q has its top bit set.
         return math.floor(2.0 ** (self.prime_bits - 2) * 0.99 / (self.silos * math.sqrt(2) * self.scale))
 
     @property
@@ -118,22 +121,22 @@ class CkksParameters:
 
     @cached_property
     def prime(self) -> int:
-        """Prime modulus q."""
+        """Prime modulus q, chosen by SEAL from degree and size."""
         return int(self.context.first_context_data().parms().coeff_modulus()[0].value())
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """Return 8 bytes that other parameters do not have."""
+        """Hash of the parameters (8 bytes), different for other parameters."""
         text = f"ckks coefficients {self.degree} {self.prime} {self.scale}"
         return hashlib.sha256(text.encode()).digest()[:FINGERPRINT_BYTES]
 
     def blocks(self, length: int) -> int:
-        """Return how many ciphertexts hold so many numbers."""
+        """Return the number of ciphertexts that hold ``length`` numbers: ceil(length / N)."""
         return -(-length // self.degree)
 
     @property
     def context(self) -> Any:
-        """SEAL's context, with its own check of the parameters' security.
+        """SEAL context of the parameters; SEAL checks their security itself.
 
         Raises:
             CryptoError: SEAL refuses the parameters.
@@ -141,15 +144,15 @@ class CkksParameters:
         return _context(self.degree, self.prime_bits)
 
     def __getstate__(self) -> dict[str, int]:
-        """Return the fields alone: SEAL's objects do not travel to worker processes."""
+        """Return only the fields, because SEAL's objects cannot be pickled for worker processes."""
         return {"silos": self.silos, "degree": self.degree, "prime_bits": self.prime_bits}
 
     def pack(self, words: UInt64[np.ndarray, "..."]) -> bytes:
-        """Return residues as little-endian bytes, as many per residue as the prime has."""
+        """Return residues as little-endian bytes, ``word_bytes`` per residue."""
         return self.drop_high_bytes(words).tobytes()
 
     def drop_high_bytes(self, words: UInt64[np.ndarray, "*b n"]) -> Shaped[np.ndarray, "*b n"]:
-        """Return a view of residues without their highest bytes, which are zero."""
+        """Return a view of residues without their high bytes, which are zero."""
         low = np.dtype({"names": ["low"], "formats": [f"V{self.word_bytes}"], "itemsize": 8})
         return np.asarray(np.ascontiguousarray(words, dtype="<u8").view(low)["low"])
 
@@ -168,14 +171,16 @@ class CkksParameters:
 
 
 class CkksKey:
-    """A secret key: encrypts and decrypts. Every holder can decrypt every other's ciphertext.
+    """Secret key that encrypts and decrypts.
+
+    Not claimed: secrecy between holders of the key. Every holder can decrypt the ciphertexts of every other holder.
 
     Args:
-        parameters: what all parties agreed on.
-        secret: what :meth:`private_bytes` gave; None makes a new key.
+        parameters: public parameters.
+        secret: bytes from :meth:`private_bytes`; None generates a new key.
 
     Raises:
-        CryptoError: bytes that are no key under these parameters.
+        CryptoError: the bytes are not a key under these parameters.
     """
 
     def __init__(self, parameters: CkksParameters, secret: bytes | None = None) -> None:
@@ -196,15 +201,15 @@ class CkksKey:
         self._values = values(self._coefficients())
 
     def private_bytes(self) -> bytes:
-        """Return the secret key (to give to other holders under encryption; never to store or to log)."""
+        """Return the secret key as bytes, to be sent to other holders under encryption; never store or log it."""
         return self._parameters.pack(self._transformed)
 
     def encrypt(self, units: Int64[np.ndarray, " n"], workers: Executor | None = None) -> bytes:
-        """Return fresh ciphertexts of whole numbers, N in each, one after another.
+        """Return fresh ciphertexts of integers, N in each, concatenated.
 
         Args:
-            units: (n,) numbers of at most :attr:`CkksParameters.limit`.
-            workers: worker processes to share the work; they are given the key.
+            units: (n,) int64, at most :attr:`CkksParameters.limit` in absolute value.
+            workers: worker processes that share the work and receive the key; None encrypts in this process.
 
         Raises:
             CryptoError: a number above the limit.
@@ -221,15 +226,15 @@ class CkksKey:
         return b"".join(workers.map(_encrypt_part, [self._parameters] * count, [secret] * count, parts))
 
     def decrypt(self, data: bytes, length: int) -> Int64[np.ndarray, " n"]:
-        """Return the sum of the encrypted numbers, exactly.
+        """Decrypt the exact (n,) int64 sum of the encrypted numbers.
 
         Args:
-            data: what :meth:`CkksSum.encode` gave.
-            length: how many numbers there are.
+            data: bytes from :meth:`CkksSum.encode`.
+            length: n, number of integers in the sum.
 
         Raises:
-            CryptoError: other parameters, a truncated sum, or values that no sum within the limits has, as under
-                another key.
+            CryptoError: other parameters, a truncated sum, or values that no sum within the limits has, for example
+                because of another key.
         """
         parameters = self._parameters
         blocks, size = parameters.blocks(length), parameters.sum_bytes
@@ -250,12 +255,13 @@ class CkksKey:
         return sums[:length]
 
     def _encrypted(self, units: Int64[np.ndarray, " n"]) -> bytes:
-        """Return encryptions of zero by SEAL, to whose first polynomials the encoded numbers are added."""
+        """Encrypt one batch: SEAL encrypts zero, and the encoded numbers are added to the first polynomials."""
         parameters = self._parameters
         blocks, degree, prime = parameters.blocks(len(units)), parameters.degree, np.uint64(parameters.prime)
         padded = np.zeros((blocks, degree))
         np.multiply(units, float(parameters.scale), out=padded.reshape(-1)[: len(units)])
-        # Rounded at random: errors of equal plaintexts, of many silos, would be equal and add up.
+        # Random rounding: with deterministic rounding, equal plaintexts of many silos would have equal errors, which
+        # add up.
         drawn = np.frombuffer(os.urandom(4 * padded.size), dtype=np.uint32).reshape(padded.shape) * 2.0**-32
         sums = np.floor(coefficients(padded.view(np.complex128)) + drawn).astype(np.int64).view(np.uint64)
         sent = np.empty(
@@ -265,16 +271,18 @@ class CkksKey:
             words, seed = parse_seeded_ciphertext(self._file.save(self._encryptor.encrypt_zero_symmetric()))
             sent["seed"][index] = np.void(seed)
             encoded += words
-        np.minimum(sums, sums + prime, out=sums)  # below zero is above 2^63 here
+        # Reduction to 0 .. q - 1: in uint64 a negative number is above 2^63, so the smaller candidate is the right
+        # one.
+        np.minimum(sums, sums + prime, out=sums)
         np.minimum(sums, sums - prime, out=sums)
         sent["words"] = parameters.drop_high_bytes(sums)
         return sent.tobytes()
 
     def _opened(self, words: UInt64[np.ndarray, "b 2 n"]) -> Float64[np.ndarray, "b n"]:
-        """Return c_0 + c_1 s modulo q, between -q/2 and q/2: what is encoded, and its error.
+        """Return c_0 + c_1 s modulo q, between -q/2 and q/2: the encoded sum with its error.
 
-        c_1 is cut into two numbers of 28 bits. A coefficient of their products with s is a sum of N of them, below
-        2^40 for N = 4096; the FFT is right to far less than 1/2, so rounding gives it exactly.
+        c_1 is split into two limbs of 28 bits. A coefficient of the product of a limb with s is a sum of N limbs,
+        below 2^40 for N = 4096. The error of the FFT is far below 1/2, so rounding gives the exact coefficient.
         """
         prime = self._parameters.prime
         limbs = np.stack([words[:, 1] >> _LIMB_BITS, words[:, 1] & (2**_LIMB_BITS - 1)], axis=1)
@@ -286,7 +294,7 @@ class CkksKey:
         return total.astype(np.float64)
 
     def _coefficients(self) -> Float64[np.ndarray, " n"]:
-        """Return the key as a polynomial; SEAL keeps its number-theoretic transform."""
+        """Return the (N,) coefficients of the key; SEAL stores only its number-theoretic transform."""
         parameters, seal = self._parameters, _seal()
         words = np.ones(
             (2, 1, parameters.degree), dtype=np.uint64
@@ -304,11 +312,11 @@ class CkksKey:
 
 
 class CkksSum:
-    """Adds ciphertexts up without a key.
+    """Sum of ciphertexts, computed without a key.
 
     Args:
-        parameters: what all parties agreed on.
-        length: how many numbers each silo encrypts.
+        parameters: public parameters.
+        length: number of integers that each silo encrypts.
     """
 
     def __init__(self, parameters: CkksParameters, length: int) -> None:
@@ -319,10 +327,13 @@ class CkksSum:
         self._totals: list[Any] = []
 
     def add(self, data: bytes) -> None:
-        """Add what a silo encrypted; a refused one leaves the sum as it was.
+        """Add the ciphertexts of one silo; a refused message leaves the sum unchanged.
+
+        Args:
+            data: bytes from :meth:`CkksKey.encrypt`.
 
         Raises:
-            CryptoError: truncated, under other parameters, or more silos than the parameters allow.
+            CryptoError: truncated bytes, other parameters, or more silos than the parameters allow.
         """
         parameters, seal = self._parameters, _seal()
         if self._added == parameters.silos:
@@ -335,6 +346,7 @@ class CkksSum:
             )
         view = memoryview(data)
         blocks = [view[first : first + size] for first in range(0, expected, size)]
+        # All residues are checked before the first addition, so that a refusal leaves the sum unchanged.
         words = [parameters.unpack(bytes(block[SEED_BYTES:])) for block in blocks]
         for index, (block, residues) in enumerate(zip(blocks, words, strict=True)):
             fresh = seal.Ciphertext()
@@ -347,7 +359,7 @@ class CkksSum:
         self._added += 1
 
     def encode(self) -> bytes:
-        """Return the sum's ciphertexts, one after another."""
+        """Return the ciphertexts of the sum, concatenated."""
         pack = self._parameters.pack
         return b"".join(pack(parse_ciphertext(self._file.save(total))) for total in self._totals)
 
@@ -358,18 +370,19 @@ def _worker_key(parameters: CkksParameters, secret: bytes) -> CkksKey:
 
 
 def _encrypt_part(parameters: CkksParameters, secret: bytes, units: Int64[np.ndarray, " n"]) -> bytes:
-    """Encrypt in a worker process, which keeps the key between parts."""
+    """Encrypt one batch in a worker process, which caches the key between batches."""
     return _worker_key(parameters, secret).encrypt(units)
 
 
 @lru_cache(maxsize=8)
 def _context(degree: int, prime_bits: int) -> Any:
-    """Return a context of SEAL, which nothing changes: one for all parties of a process."""
+    """Return SEAL's context, which is immutable, so that all parties of a process share it."""
     seal = _seal()
-    parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.BFV)  # which keeps coefficient form
+    # BFV keeps ciphertexts in coefficient form; SEAL's CKKS would transform them.
+    parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.BFV)
     parameters.set_poly_modulus_degree(degree)
     parameters.set_coeff_modulus(seal.CoeffModulus.Create(degree, [prime_bits]))
-    parameters.set_plain_modulus(2)  # SEAL asks for one; nothing is encrypted but zero
+    parameters.set_plain_modulus(2)  # required by SEAL; SEAL encrypts only zero here
     context = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
     if not context.parameters_set():
         raise CryptoError(f"SEAL refuses the parameters: {context.parameters_error_message()}")

@@ -1,7 +1,7 @@
-"""The one error of this room."""
+"""Error of the cryptographic package."""
 
 from fedveil.errors import FedveilError
 
 
 class CryptoError(FedveilError):
-    """A key, signature, ciphertext or key file that is not what it must be; never shows secret material."""
+    """Invalid key, signature, ciphertext or key file; the message never contains secret material."""

@@ -1,4 +1,4 @@
-"""X25519 agreement (RFC 7748) and keys derived by HKDF (RFC 5869), one per purpose and attempt at a round."""
+"""Agree on secrets by X25519 (RFC 7748); derive a key per purpose and attempt by HKDF (RFC 5869)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LABEL: Final = b"fedveil/1"
 
 @dataclass(frozen=True, kw_only=True)
 class RoundId:
-    """Where in a run a key is used. Keys of different attempts are independent, so a retry never reuses one.
+    """Attempt at a round for which keys are derived; no two attempts share a key.
 
     Attributes:
-        run: 16 bytes that no other run has.
-        round: the round's number; 0 is the setup before the first round.
-        attempt: how often this round was begun before.
-        context: 32 bytes of what the parties were told of it; every key and signature is bound to them, and no message
-            carries them.
+        run: 16 bytes, unique to the run.
+        round: number of the round; 0 is the setup before the first round.
+        attempt: number of earlier attempts at this round.
+        context: 32-byte digest of the messages that the parties received about the attempt. Every key and signature
+            is bound to the digest, and no message carries it.
     """
 
     run: bytes
@@ -38,7 +38,7 @@ class RoundId:
     context: bytes = field(default=bytes(CONTEXT_BYTES), compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit the encoding."""
+        """Check that the values fit the encoding."""
         if len(self.run) != RUN_BYTES:
             raise CryptoError(f"a run's identifier has {RUN_BYTES} bytes, this one has {len(self.run)}")
         if len(self.context) != CONTEXT_BYTES:
@@ -49,20 +49,20 @@ class RoundId:
             )
 
     def encode(self) -> bytes:
-        """Return the 54 bytes that stand for this attempt in every derivation and signature."""
+        """Return the 54 bytes that identify this attempt in every key derivation and signature."""
         return self.run + struct.pack(">IH", self.round, self.attempt) + self.context
 
 
 def derive(secret: bytes, purpose: str, round_id: RoundId, salt: bytes = b"") -> bytes:
-    """Return the 32-byte key of a secret for one purpose at one attempt.
+    """Derive a 32-byte key from a secret, for one purpose and one attempt.
 
-    HKDF-SHA-256 with info = label, length-prefixed purpose, run, round, attempt, context; so no two uses share a key.
+    HKDF-SHA-256 with info = label, length-prefixed purpose, run, round, attempt, context. No two uses share a key.
 
     Args:
-        secret: input key material, at least 32 bytes with 128 bits of entropy or more.
-        purpose: what the key is for, such as ``"mask"``; each purpose gets its own key.
-        round_id: when it is used.
-        salt: public bytes that the key is bound to.
+        secret: input key material, at least 32 bytes with at least 128 bits of entropy.
+        purpose: purpose of the key, such as ``"mask"``; each purpose has its own key.
+        round_id: attempt in which the key is used.
+        salt: public bytes to which the key is bound.
     """
     name = purpose.encode()
     info = _LABEL + struct.pack(">H", len(name)) + name + round_id.encode()
@@ -70,7 +70,7 @@ def derive(secret: bytes, purpose: str, round_id: RoundId, salt: bytes = b"") ->
 
 
 class PairwiseSecret:
-    """What two parties share after an agreement; it is never used itself, only keys derived from it."""
+    """Secret that two parties share after an agreement; only keys derived from it are used."""
 
     def __init__(self, shared: bytes, publics: bytes) -> None:
         self._shared, self._publics = shared, publics
@@ -81,7 +81,7 @@ class PairwiseSecret:
 
 
 class AgreementKey:
-    """An X25519 key pair.
+    """X25519 key pair.
 
     >>> a, b = AgreementKey.generate(), AgreementKey.generate()
     >>> attempt = RoundId(run=bytes(16), round=1, attempt=0)
@@ -99,25 +99,25 @@ class AgreementKey:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> AgreementKey:
-        """Return the key that :meth:`private_bytes` gave; any 32 bytes are a key."""
+        """Return the key pair of the bytes from :meth:`private_bytes`; any 32 bytes are a valid key."""
         if len(raw) != KEY_BYTES:
             raise CryptoError(f"an X25519 private key has {KEY_BYTES} bytes, this one has {len(raw)}")
         return cls(X25519PrivateKey.from_private_bytes(raw))
 
     def private_bytes(self) -> bytes:
-        """Return the 32 secret bytes (to share among peers for recovery; never to store or to log)."""
+        """Return the 32 secret bytes, to be shared among peers for recovery; never store or log them."""
         return self._private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
 
     @property
     def public(self) -> bytes:
-        """The 32 bytes to give to the other party."""
+        """Public key (32 bytes) for the other party."""
         return self._private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
     def agree(self, peer: bytes) -> PairwiseSecret:
-        """Return the secret shared with the holder of a public key.
+        """Return the secret that is shared with the owner of a public key.
 
         Raises:
-            CryptoError: not 32 bytes, or a point of small order (the shared secret would be zero).
+            CryptoError: not 32 bytes, or a point of small order, for which the shared secret would be zero.
         """
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
@@ -128,9 +128,9 @@ class AgreementKey:
 
 @dataclass(frozen=True, kw_only=True)
 class SignedKey:
-    """An agreement key with its owner's signature over key, owner, purpose and attempt.
+    """Public agreement key with its owner's signature over key, owner, purpose and attempt.
 
-    The relay in the middle cannot put its own key in place, nor an old key of the same owner.
+    A relaying server can replace the key neither by its own key nor by an old key of the same owner.
     """
 
     public: bytes
@@ -140,14 +140,14 @@ class SignedKey:
     def sign(
         cls, identity: IdentityKey, public: bytes, *, owner: int, purpose: str, round_id: RoundId
     ) -> SignedKey:
-        """Return the key signed by its owner's identity."""
+        """Sign a public agreement key with its owner's identity key."""
         return cls(public=public, signature=identity.sign(_statement(public, owner, purpose, round_id)))
 
     def verify(self, identity: PublicIdentity, *, owner: int, purpose: str, round_id: RoundId) -> None:
-        """Return if the owner signed this key for this purpose and attempt.
+        """Check that the owner signed this key for this purpose and attempt.
 
         Raises:
-            CryptoError: the signature is missing, wrong, or for something else.
+            CryptoError: the signature is missing or invalid, or it covers another key, owner, purpose or attempt.
         """
         identity.verify(_statement(self.public, owner, purpose, round_id), self.signature)
 

@@ -1,12 +1,12 @@
-"""Private keys in files that a passphrase opens: what a thief of a disk or of a backup gets is one guess a second.
+"""Protect private keys in files by a passphrase; an attacker can test about one guess per second.
 
     FVK1 | salt (16) | nonce (12) | public (32) | ChaCha20-Poly1305 of the key
 
-The key of the cipher is Argon2id (RFC 9106) of the passphrase: 256 MiB, 3 passes, 4 lanes. Associated data is all that
-stands before the ciphertext, and what kind of key it is: a file of one kind is no file of another.
+The key of the cipher is Argon2id (RFC 9106) of the passphrase, with 256 MiB, 3 passes and 4 lanes. The associated
+data are all bytes before the ciphertext, and the kind of key, so a file of one kind is not valid as another kind.
 
-Claim: without the passphrase a file tells the public half and nothing of the private one, and any change of it is
-refused. Condition: the passphrase cannot be guessed; each guess costs the work of Argon2id.
+Claim: without the passphrase a file discloses the public half and nothing about the private half, and a changed file
+is refused. Condition: the passphrase cannot be guessed; each guess costs the work of Argon2id.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ _LANES: Final = 4
 
 
 def is_protected(content: bytes) -> bool:
-    """Return whether a key's file takes a passphrase."""
+    """Return whether the content of a key file is protected by a passphrase."""
     return content.startswith(_MAGIC)
 
 
 def protect(private: bytes, passphrase: bytes, *, kind: bytes, public: bytes) -> bytes:
-    """Return the file of a private key.
+    """Return the content of a protected key file.
 
     Args:
-        private: the key.
-        passphrase: opens it; not empty.
-        kind: of key.
-        public: 32 bytes that name it.
+        private: private key.
+        passphrase: passphrase that opens the file; not empty.
+        kind: kind of key; authenticated, and not part of the file.
+        public: public half of the key, 32 bytes, stored in the clear.
 
     Raises:
         CryptoError: an empty passphrase.
     """
     if not passphrase:
         raise CryptoError("an empty passphrase protects nothing")
+    # A fresh salt gives every file its own cipher key: guesses for one file do not serve another.
     salt, nonce = os.urandom(_SALT), os.urandom(_NONCE)
     head = _MAGIC + salt + nonce + public
     return head + _cipher(passphrase, salt).encrypt(nonce, private, head + kind)
 
 
 def unprotect(content: bytes, passphrase: bytes, *, kind: bytes) -> tuple[bytes, bytes]:
-    """Return the private key of a file, and the public bytes that name it.
+    """Decrypt a protected key file; return the private key and its public half.
 
     Raises:
         CryptoError: another passphrase, another kind of key, or a damaged file.

@@ -1,4 +1,4 @@
-"""Long-term identity keys (Ed25519, RFC 8032) and private files that only their owner can read."""
+"""Define long-term identity keys (Ed25519, RFC 8032) and files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from fedveil.errors import ConfigError
 from fedveil.files import CLOSED_IN_CHILDREN, append, read_content, sync_folder, writing
 
 SIGNATURE_BYTES: Final = 64
-"""Length of a signature."""
+"""Bytes of a signature."""
 
 
 Passphrase = Callable[[], bytes]
-"""Gives the passphrase of a key's file; it is asked where the file takes one, and not before."""
+"""Callback that returns the passphrase of a key file; called only if the file is protected by a passphrase."""
 
 _KIND: Final = b"identity"
 _FIELD: Final = 2**255 - 19
@@ -39,16 +39,16 @@ _GROUPS: Final = re.compile(r"[0-9a-f]{32}")
 
 
 def in_groups(digest: bytes) -> str:
-    """Return the first 128 bits of a digest as 8 groups of 4 hexadecimal digits, for people to read to one another."""
+    """Format the first 128 bits of a digest as 8 groups of 4 hexadecimal digits, for people to compare."""
     digits = digest[:16].hex()
     return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
 
 
 def same_groups(typed: str, known: str) -> bool:
-    """Return whether a fingerprint that was typed in is this one, however it is spaced.
+    """Return whether a typed fingerprint equals a known one, apart from spaces and case.
 
     Raises:
-        ConfigError: what was typed in is no fingerprint.
+        ConfigError: the typed text is not a fingerprint.
     """
     digits = "".join(typed.lower().split())
     if not _GROUPS.fullmatch(digits):
@@ -58,10 +58,11 @@ def same_groups(typed: str, known: str) -> bool:
 
 @dataclass(frozen=True)
 class PublicIdentity:
-    """The public half of an identity key: 32 bytes that every party knows before a run begins.
+    """Public half of an identity key: 32 bytes that every party knows before a run begins.
 
-    Points of small order are refused: of the equation S B = R + h A, with A = O for every message or for one in eight,
-    anybody has a solution, so a signature would show nothing of who made it.
+    Points of small order are refused. A signature (R, S) is valid if S B = R + h A. For a point A of small order, h A
+    = O for every message or for one message in eight. Anybody can then solve the equation, so a signature would not
+    identify its signer.
 
     Raises:
         CryptoError: not 32 bytes, or a point whose order divides 8.
@@ -70,7 +71,7 @@ class PublicIdentity:
     raw: bytes
 
     def __post_init__(self) -> None:
-        """Refuse anything that cannot be an Ed25519 public key."""
+        """Check the length and the order of the point."""
         if len(self.raw) != 32:
             raise CryptoError(f"a public identity has 32 bytes, this one has {len(self.raw)}")
         if _small_order(self.raw):
@@ -81,11 +82,11 @@ class PublicIdentity:
 
     @property
     def fingerprint(self) -> str:
-        """128 bits of the SHA-256 hash, for people to compare."""
+        """First 128 bits of the SHA-256 hash as groups of digits, for people to compare."""
         return in_groups(sha256(self.raw).digest())
 
     def verify(self, message: bytes, signature: bytes) -> None:
-        """Return if the signature is this identity's over the message.
+        """Check that a signature over a message is valid under this identity.
 
         Raises:
             CryptoError: the signature is not valid.
@@ -97,7 +98,7 @@ class PublicIdentity:
 
 
 class IdentityKey:
-    """An Ed25519 signing key that names a silo for as long as it exists.
+    """Ed25519 signing key that identifies a silo over its whole lifetime.
 
     >>> key = IdentityKey.generate()
     >>> key.public.verify(b"message", key.sign(b"message"))
@@ -116,11 +117,11 @@ class IdentityKey:
         """Read a key that :meth:`save` wrote.
 
         Args:
-            path: the file.
-            passphrase: asked for if the file takes one.
+            path: path of the file.
+            passphrase: returns the passphrase; called only if the file is protected.
 
         Raises:
-            CryptoError: the file is missing, readable by others, holds no Ed25519 key, or takes another passphrase.
+            CryptoError: the file is missing, readable by others, contains no Ed25519 key, or has another passphrase.
         """
         data = read_private_file(path)
         if is_protected(data):
@@ -146,8 +147,9 @@ class IdentityKey:
         """Write the key with mode 0600; an existing file is never overwritten.
 
         Args:
-            path: the file.
-            passphrase: opens the file (:mod:`~fedveil.crypto.key_files`); None: PKCS #8 PEM, which mode alone protects.
+            path: path of the file.
+            passphrase: passphrase that protects the file (:mod:`~fedveil.crypto.key_files`). None writes PKCS #8 PEM,
+                which only the file mode protects.
 
         Raises:
             CryptoError: the file exists or cannot be written.
@@ -162,7 +164,7 @@ class IdentityKey:
 
     @cached_property
     def public(self) -> PublicIdentity:
-        """The half to give to everybody."""
+        """Public half of the key."""
         return PublicIdentity(self._private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
 
     def sign(self, message: bytes) -> bytes:
@@ -171,10 +173,12 @@ class IdentityKey:
 
 
 def _small_order(raw: bytes) -> bool:
-    """Return whether 8 A = O on edwards25519, -x^2 + y^2 = 1 + d x^2 y^2 with d = -121665 / 121666 (RFC 8032).
+    """Return whether 8 A = O on edwards25519, for the point A of an encoding (RFC 8032).
 
-    y = 1, -1 and 0 have the orders 1, 2 and 4. A point of order 8 doubles to y = 0, so x^2 = -y^2, and the curve says
-    d y^4 + 2 y^2 - 1 = 0. The highest bit is the sign of x, and tells nothing of the order.
+    The curve is -x^2 + y^2 = 1 + d x^2 y^2 with d = -121665 / 121666, and ``raw`` has the 32 bytes of A. The points
+    with y = 1, -1 and 0 have the orders 1, 2 and 4. The double of a point of order 8 has y = 0, so
+    x^2 = -y^2, and the curve equation becomes d y^4 + 2 y^2 - 1 = 0. The highest bit of ``raw`` is the sign of x and
+    does not affect the order.
     """
     y = int.from_bytes(raw, "little") % 2**255 % _FIELD
     square = y * y % _FIELD
@@ -183,13 +187,14 @@ def _small_order(raw: bytes) -> bool:
 
 
 def write_private_file(path: Path, data: bytes) -> None:
-    """Create a file with mode 0600 from its first byte on, durably; there is none where that fails.
+    """Create a durable file that has mode 0600 from the start; remove it if writing fails.
 
     Raises:
         CryptoError: the file exists (keys are never overwritten) or cannot be written.
     """
     with writing(path, CryptoError):
         try:
+            # O_EXCL never replaces a key, and the mode is set at creation: the file is at no time readable by others.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOSED_IN_CHILDREN, 0o600)
         except FileExistsError:
             raise CryptoError(
@@ -205,7 +210,7 @@ def write_private_file(path: Path, data: bytes) -> None:
 
 
 def read_private_file(path: Path) -> bytes:
-    """Read a file that nobody but its owner may read.
+    """Read a file that only its owner may read.
 
     Raises:
         CryptoError: the file is missing, unreadable, or open to the group or to others.

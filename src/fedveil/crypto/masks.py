@@ -1,7 +1,7 @@
-"""Masks that two parties draw alike from one key: vectors modulo 2^k at memory speed, and integers modulo n.
+"""Derive equal masks for two parties from a common key: vectors modulo 2^k, and integers modulo n.
 
-A key serves one mask. A keystream of ChaCha20 is indistinguishable from uniform words, so a vector plus a mask under
-a key that the reader lacks is indistinguishable from noise.
+A key serves one mask. A keystream of ChaCha20 is computationally indistinguishable from uniform words. A vector plus
+a mask is therefore indistinguishable from uniform words to a reader that does not have the key.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from fedveil.randomness import KeyedStream
 
 Words = UInt32[np.ndarray, " n"] | UInt64[np.ndarray, " n"]
 
-_CHUNK_BYTES: Final = 2**17  # stays in a core's cache between the cipher and the addition
+_CHUNK_BYTES: Final = 2**17  # 128 KiB stay in a core's cache between the cipher and the addition
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 
 
 def apply_masks_(words: Words, masks: Iterable[tuple[bytes, bool]]) -> None:
-    """Add or subtract the masks of keys to or from a vector modulo 2^32 or 2^64, in place.
-
-    Part of the vector after part takes all masks while it is in a core's cache.
+    """Add masks to a vector, or subtract them, modulo 2^32 or 2^64, in place.
 
     Args:
         words: (n,) contiguous uint32 or uint64.
-        masks: pairs of 32 bytes that serve no other mask, and whether the mask is added (or subtracted).
+        masks: pairs of a 32-byte key that serves no other mask, and True to add or False to subtract the mask.
+
+    Raises:
+        CryptoError: another dtype, or a key of another length.
     """
     if words.dtype not in (np.dtype("<u4"), np.dtype("<u8")):
         raise CryptoError(f"a masked vector holds uint32 or uint64 words, not {words.dtype}")
@@ -38,6 +39,7 @@ def apply_masks_(words: Words, masks: Iterable[tuple[bytes, bool]]) -> None:
     buffer = bytearray(_CHUNK_BYTES)
     mask = np.frombuffer(buffer, dtype=words.dtype)
     zeros = memoryview(_ZEROS)
+    # Chunk by chunk over all masks, so that each chunk is loaded into the core's cache once.
     for first in range(0, len(words), len(mask)):
         part = words[first : first + len(mask)]
         for stream, operation in streams:
@@ -52,10 +54,10 @@ def _keystream(key: bytes) -> CipherContext:
 
 
 class UniformIntegers:
-    """Integers uniform on 0 .. modulus - 1 from a key's stream, by rejection of whole draws.
+    """Stream of integers, uniform on 0 .. modulus - 1, from a key, by rejection sampling.
 
-    Both holders of the key draw the same sequence. A draw has as many bits as the modulus, so at most one in two is
-    rejected, and what is kept is exactly uniform if the stream is.
+    Both holders of the key draw the same sequence. A draw has as many bits as modulus - 1, so on average at most one
+    of two draws is rejected. The accepted integers are exactly uniform if the keystream is uniform.
     """
 
     def __init__(self, key: bytes, modulus: int) -> None:
@@ -68,6 +70,7 @@ class UniformIntegers:
 
     def draw(self) -> mpz:
         """Return the next integer."""
+        # Rejection, not reduction modulo n: a remainder would not be uniform.
         excess = 8 * self._bytes - self._bits
         while True:
             value = mpz.from_bytes(self._stream.bytes(self._bytes), "little") >> excess

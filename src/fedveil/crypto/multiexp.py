@@ -1,7 +1,7 @@
-"""Many products of powers of the same bases: Straus' simultaneous exponentiation, and powers of one fixed base.
+"""Compute many products of powers of the same bases (Straus), and powers of one fixed base.
 
-Everything is counted in modular multiplications (one costs about 8.5 microseconds modulo a 6144-bit number), and the
-window is chosen by that count.
+Costs are counted in modular multiplications, and the window is chosen by that count. One multiplication modulo a
+6144-bit number takes about 8.5 microseconds.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from jaxtyping import Int64, UInt32
 from fedveil.crypto.errors import CryptoError
 
 _LARGEST_WINDOW: Final = 14
-_TABLE_BYTES: Final = 2**28  # all tables of one set of bases together
-_BLOCK: Final = 1024  # products whose digits are laid out at once
+_TABLE_BYTES: Final = 2**28  # memory limit of all tables of one set of bases
+_BLOCK: Final = 1024  # products per batch of digit extraction, which bounds the memory of the digits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Modular multiplications of a set of simultaneous exponentiations.
+    """Cost of a set of simultaneous exponentiations, in modular multiplications.
 
     Attributes:
         window: bits per table look-up.
-        tables: multiplications to build the tables, once.
+        tables: multiplications that build the tables, once.
         product: multiplications per product of powers.
     """
 
@@ -37,16 +37,22 @@ class Cost:
     product: int
 
     def total(self, products: int) -> int:
-        """Return the cost of so many products, tables included."""
+        """Return the cost of ``products`` products, tables included."""
         return self.tables + products * self.product
 
 
 def straus_cost(*, bases: int, bits: int, products: int, modulus_bits: int) -> Cost:
-    """Return the cost with the smallest window that is within 4 % of the cheapest for so many products of powers.
+    """Return the cost with the smallest window whose total is within 4 % of the cheapest window.
 
-    A window of w bits needs 2^w - 2 multiplications per base for its table; a product then needs ``bits`` squarings
-    and one multiplication per base and digit. Next to the cheapest window the total hardly changes, and a smaller one
-    halves the tables, which are paid before the first product.
+    A window of w bits needs 2^w - 2 multiplications per base for its table. A product then needs ``bits`` squarings
+    and one multiplication per base and digit. Near the optimum the total hardly depends on the window. A window
+    smaller by one bit halves the tables, which must be built before the first product.
+
+    Args:
+        bases: number of bases.
+        bits: number of bits of an exponent.
+        products: number of products of powers.
+        modulus_bits: number of bits of the modulus.
     """
     entry = (modulus_bits + 7) // 8 + 32
     candidates = []
@@ -61,17 +67,17 @@ def straus_cost(*, bases: int, bits: int, products: int, modulus_bits: int) -> C
 
 
 class SimultaneousPowers:
-    """Products of powers b_1^e_1 ... b_k^e_k mod m of the same bases for many exponent vectors (Straus 1964).
+    """Products b_1^e_1 ... b_k^e_k mod m of the same bases for many exponent vectors (Straus 1964).
 
-    Signed exponents: 2^bits is added to each exponent of a product and taken off the result again with one
-    multiplication by (b_1 ... b_k)^(-2^bits), so the tables hold no inverses.
+    For signed exponents, 2^bits is added to each exponent of a product. One multiplication of the result by
+    (b_1 ... b_k)^(-2^bits) corrects this, so the tables need no inverses.
 
     Args:
-        bases: k units modulo m; k = 0 is allowed, every product is then 1.
+        bases: k units modulo m; for k = 0 every product is 1.
         modulus: m.
         bits: every exponent satisfies -2^bits <= e < 2^bits.
-        products: how many products are expected, for the choice of the window.
-        signed: False: every exponent satisfies 0 <= e < 2^bits.
+        products: expected number of products, for the choice of the window.
+        signed: if False, every exponent satisfies 0 <= e < 2^bits.
 
     Raises:
         CryptoError: a base has no inverse, and exponents are signed.
@@ -105,7 +111,10 @@ class SimultaneousPowers:
         return table
 
     def products(self, exponents: Int64[np.ndarray, "k d"]) -> Iterator[mpz]:
-        """Yield the product for every column of small exponents.
+        """Yield the product of powers for every column of int64 exponents.
+
+        Args:
+            exponents: (k, d), one row per base.
 
         Raises:
             CryptoError: an exponent outside the range, or one of more than 63 bits with its sign.
@@ -139,14 +148,15 @@ class SimultaneousPowers:
             )
 
     def _product(self, digits: list[list[int]]) -> mpz:
-        """Multiply out; ``digits`` lists, from the highest window down, one digit per base."""
+        """Compute one product from its digits: one row per window, the highest first, with one digit per base."""
         modulus, tables = self._modulus, self._tables
         if not tables:
             return mpz(1)
         result = mpz(1)
         for position, row in enumerate(digits):
             if position:
-                for _ in range(self.cost.window):  # powmod would change the number's form and back each time
+                # Plain squarings: powmod would convert the number to another representation and back each time.
+                for _ in range(self.cost.window):
                     result = result * result % modulus
             for table, digit in zip(tables, row, strict=True):
                 if digit:
@@ -155,7 +165,7 @@ class SimultaneousPowers:
 
 
 def _digits(values: Sequence[int], bits: int, window: int) -> UInt32[np.ndarray, "k digits"]:
-    """Return the base-2^window digits of each value, the highest first."""
+    """Return the digits of each value in base 2^window, the highest first."""
     count = math.ceil(bits / window)
     width = math.ceil(count * window / 8)
     raw = b"".join(value.to_bytes(width, "little") for value in values)
@@ -167,7 +177,7 @@ def _digits(values: Sequence[int], bits: int, window: int) -> UInt32[np.ndarray,
 
 
 class FixedPowers:
-    """Powers b^x mod m of one base, by tables of b^(digit · 2^(window · position)): no squarings are left.
+    """Powers b^x mod m of one base, from tables of b^(digit · 2^(window · position)), without squarings.
 
     Args:
         base: b.
@@ -191,7 +201,7 @@ class FixedPowers:
         """Return b^exponent.
 
         Raises:
-            CryptoError: an exponent below 0 or above the size the tables were made for.
+            CryptoError: the exponent is below 0 or longer than the tables allow.
         """
         if not 0 <= exponent < 2 ** (self._window * len(self._tables)):
             raise CryptoError(f"the tables serve exponents of {self._window * len(self._tables)} bits")
@@ -205,5 +215,5 @@ class FixedPowers:
 
 
 def fixed_window(*, bits: int, powers: int) -> int:
-    """Return the window with which tables and so many powers cost the fewest multiplications (8 for many)."""
+    """Return the window of 1 to 8 bits with the fewest multiplications for tables and powers."""
     return min(range(1, 9), key=lambda window: math.ceil(bits / window) * (2**window - 2 + powers))

@@ -1,8 +1,8 @@
-"""1-out-of-P oblivious transfer (Naor and Pinkas 2001, protocol 3.1) in the squares of RFC 3526 group 15.
+"""Run 1-out-of-P oblivious transfer (Naor and Pinkas 2001, protocol 3.1) in RFC 3526 group 15.
 
-The sender holds P messages, the receiver an index. The receiver learns that message alone, the sender nothing about
-the index. Against parties that follow the protocol this rests on the Diffie-Hellman problem with 256-bit exponents in
-this group (about 128 bits of security), with the hash as a random oracle.
+The sender has P messages, the receiver an index. The receiver learns only the message at its index, and the sender
+learns nothing about the index. Conditions: both parties follow the protocol; the Diffie-Hellman problem with 256-bit
+exponents in this group is hard (about 128 bits of security); the hash is a random oracle.
 
     sender:   C_1 .. C_{P-1}, g^r                       (once; serves many transfers)
     receiver: k random; PK_0 = g^k if index = 0, else C_index / g^k
@@ -25,7 +25,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.multiexp import FixedPowers
 
 POINT_BYTES: Final = 384
-"""Bytes of a group element on the wire."""
+"""Bytes of a group element in a message."""
 
 EXPONENT_BITS: Final = 256
 
@@ -62,20 +62,20 @@ def _generator_powers() -> FixedPowers:
 
 
 def check_point(point: mpz) -> None:
-    """Return if the number is a quadratic residue other than 1.
+    """Check that a number is a quadratic residue other than 1, which has order (p - 1) / 2.
 
     Raises:
-        CryptoError: it lies outside the group.
+        CryptoError: the number lies outside the group.
     """
     if not 1 < point < group_modulus() or jacobi(point, group_modulus()) != 1:
         raise CryptoError("a point lies outside the group of the oblivious transfer")
 
 
 class TransferSender:
-    """The side that holds P messages; one object serves any number of transfers.
+    """Sender of P messages; one object serves any number of transfers.
 
     Args:
-        places: P >= 2.
+        places: P, number of messages, at least 2.
 
     Raises:
         CryptoError: fewer than two places.
@@ -91,20 +91,21 @@ class TransferSender:
         self._raised = tuple(powmod(constant, self._exponent, modulus) for constant in self.constants)
 
     def answer(self, request: mpz, messages: list[bytes], context: bytes) -> list[bytes]:
-        """Return the P messages, each sealed so that only the one the receiver chose opens.
+        """Return the P messages, sealed so that the receiver can open only the message at its index.
 
         Args:
-            request: what :class:`TransferReceiver` sent.
-            messages: P messages of one length.
-            context: names the transfer; both sides give the same bytes, no two transfers the same.
+            request: ``request`` of the :class:`TransferReceiver`.
+            messages: P messages of the same length.
+            context: unique name of the transfer; both sides use the same bytes.
 
         Raises:
-            CryptoError: the request lies outside the group, or the messages are not P of one length.
+            CryptoError: the request lies outside the group, or the messages are not P messages of the same length.
         """
         if len(messages) != len(self.constants) + 1 or len({len(message) for message in messages}) != 1:
             raise CryptoError(f"a transfer needs {len(self.constants) + 1} messages of one length")
         check_point(request)
         modulus = group_modulus()
+        # PK_0^r, and PK_i^r = C_i^r / PK_0^r: one power and one inverse per transfer.
         first = powmod(request, self._exponent, modulus)
         inverse = invert(first, modulus)
         points = [first, *(raised * inverse % modulus for raised in self._raised)]
@@ -116,10 +117,10 @@ class TransferSender:
 
 @dataclass(frozen=True)
 class TransferReceiver:
-    """The side that wants one message; one object serves one transfer.
+    """Receiver of one message; one object serves one transfer.
 
     Attributes:
-        request: the point to send.
+        request: PK_0, the group element for the sender.
     """
 
     request: mpz
@@ -128,11 +129,11 @@ class TransferReceiver:
 
     @classmethod
     def choose(cls, index: int, constants: tuple[mpz, ...]) -> TransferReceiver:
-        """Return a receiver for one index in 0 .. P - 1.
+        """Return a receiver with a fresh request for one index in 0 .. P - 1.
 
         Args:
-            index: which message.
-            constants: the sender's C_1 .. C_{P-1}, checked with :func:`check_point`.
+            index: index of the message.
+            constants: C_1 .. C_{P-1} of the sender; the caller has checked them with :func:`check_point`.
 
         Raises:
             CryptoError: an index out of range.
@@ -146,10 +147,15 @@ class TransferReceiver:
         return cls(point, exponent, index)
 
     def open(self, public: mpz, sealed: list[bytes], context: bytes) -> bytes:
-        """Return the chosen message.
+        """Decrypt the message at the chosen index.
+
+        Args:
+            public: g^r of the sender.
+            sealed: the P sealed messages.
+            context: unique name of the transfer; both sides use the same bytes.
 
         Raises:
-            CryptoError: it does not authenticate.
+            CryptoError: the message does not authenticate.
         """
         point = powmod(public, self._exponent, group_modulus())
         return unseal(_key(point, context, self._index), sealed[self._index], context)
@@ -160,5 +166,6 @@ def _random_exponent() -> int:
 
 
 def _key(point: mpz, context: bytes, place: int) -> bytes:
+    # H(PK_i^r, transfer, i): context and place are hashed too, so equal points of two transfers give different keys.
     name = len(context).to_bytes(4, "big") + context + place.to_bytes(4, "big")
     return sha256(b"fedveil/1/transfer" + name + int(point).to_bytes(POINT_BYTES, "big")).digest()

@@ -1,10 +1,10 @@
-"""The Paillier cryptosystem (Paillier 1999) with g = n + 1: additively homomorphic encryption modulo n.
+"""Encrypt additively homomorphically modulo n by Paillier's cryptosystem (1999) with g = n + 1.
 
     Enc(m; r) = (1 + m n) r^n mod n²,   Enc(a) Enc(b) = Enc(a + b),   Enc(a)^k = Enc(k a)
 
-Keys have primes p = q = 3 mod 4 for which (p - 1)/2 and (q - 1)/2 are products of two large primes. A silo can then
-hide what it did to the key holder's ciphertexts with powers of a single element (:class:`Rerandomizer`): the only
-small subgroup left is that of order two.
+Keys have primes p = q = 3 mod 4 for which (p - 1)/2 and (q - 1)/2 are products of two large primes, so the only small
+subgroup has order two. A party can then hide its computation on the key holder's ciphertexts from the key holder with
+powers of a single element (:class:`Rerandomizer`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedveil.crypto.multiexp import FixedPowers, fixed_window
 from fedveil.files import parse_json, reading
 
 KEY_BITS: Final = (2048, 3072, 4096)
-"""Sizes of n that are offered: about 112, 128 and 150 bits of security."""
+"""Supported sizes of n in bits: about 112, 128 and 150 bits of security."""
 
 _SIEVED: Final = 2**16
 _SIEVE: Final = 2**19
@@ -36,23 +36,23 @@ _SHORT_EXPONENT: Final = 512
 
 @dataclass(frozen=True)
 class PaillierPublicKey:
-    """The modulus n, with which anybody can encrypt and compute.
+    """Public key: the modulus n, which suffices to encrypt and to compute on ciphertexts.
 
     Raises:
-        CryptoError: n is even, a square (which has no number of Jacobi symbol -1 to look for), or so small that it
-            protects nothing even in a test.
+        CryptoError: n is even, below 2^64, or a square. Modulo a square no number has Jacobi symbol -1, so
+            :class:`Rerandomizer` would search for ever.
     """
 
     n: mpz
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a product of two odd primes of a sensible size."""
+        """Refuse numbers that cannot be the product of two distinct odd primes, and very small numbers."""
         if self.n < 2**64 or self.n % 2 == 0 or is_square(self.n):
             raise CryptoError("a Paillier modulus is a large odd number and no square")
 
     @property
     def bits(self) -> int:
-        """Size of n."""
+        """Number of bits of n."""
         return int(self.n.bit_length())
 
     @cached_property
@@ -62,27 +62,27 @@ class PaillierPublicKey:
 
     @property
     def ciphertext_bytes(self) -> int:
-        """Bytes of a ciphertext on the wire."""
+        """Bytes of a ciphertext in a message."""
         return (2 * self.bits + 7) // 8
 
     @property
     def plaintext_bytes(self) -> int:
-        """Bytes of a number modulo n on the wire."""
+        """Bytes of a number modulo n in a message."""
         return (self.bits + 7) // 8
 
     def encode(self, message: int) -> mpz:
-        """Return 1 + m n mod n², the ciphertext of m without randomness, to be multiplied onto another."""
+        """Return 1 + m n mod n², a ciphertext of m without randomness, to multiply with another ciphertext."""
         return (1 + (mpz(message) % self.n) * self.n) % self.square
 
     def encrypt(self, message: int) -> mpz:
-        """Return a fresh ciphertext of m mod n."""
+        """Return a fresh ciphertext of ``message`` modulo n."""
         return self.encode(message) * powmod(random_unit(self.n), self.n, self.square) % self.square
 
     def check(self, ciphertext: mpz) -> None:
-        """Return if the number lies in the group of ciphertexts.
+        """Check that a number lies in the group of ciphertexts.
 
         Raises:
-            CryptoError: it is not in 1 .. n² - 1 or shares a factor with n.
+            CryptoError: the number is not in 1 .. n² - 1, or it shares a factor with n.
         """
         if not 0 < ciphertext < self.square or gcd(ciphertext, self.n) != 1:
             raise CryptoError("a ciphertext is no unit modulo n squared")
@@ -90,7 +90,9 @@ class PaillierPublicKey:
 
 @dataclass(frozen=True)
 class PaillierPrivateKey:
-    """The primes p and q. Decryption and encryption work modulo p² and q² and combine (Chinese remainders).
+    """Private key: the primes p and q.
+
+    Encryption and decryption compute modulo p² and q², and combine the results by the Chinese remainder theorem.
 
     >>> key = PaillierPrivateKey.generate_insecure(256)
     >>> a, b = key.encrypt(3), key.public.encrypt(5)
@@ -102,7 +104,7 @@ class PaillierPrivateKey:
     q: mpz
 
     def __post_init__(self) -> None:
-        """Refuse factors that are no primes or cannot serve together."""
+        """Check that p and q are distinct primes and that gcd(n, (p - 1)(q - 1)) = 1."""
         if self.p == self.q or not (is_prime(self.p, 25) and is_prime(self.q, 25)):
             raise CryptoError("a Paillier key needs two distinct primes")
         if gcd(self.p * self.q, (self.p - 1) * (self.q - 1)) != 1:
@@ -110,10 +112,10 @@ class PaillierPrivateKey:
 
     @classmethod
     def generate(cls, bits: int) -> PaillierPrivateKey:
-        """Return a new key with n of exactly ``bits`` bits.
+        """Generate a key with n of exactly ``bits`` bits.
 
         Raises:
-            CryptoError: a size that is not offered.
+            CryptoError: ``bits`` is not in :data:`KEY_BITS`.
         """
         if bits not in KEY_BITS:
             raise CryptoError(
@@ -123,7 +125,7 @@ class PaillierPrivateKey:
 
     @classmethod
     def generate_insecure(cls, bits: int) -> PaillierPrivateKey:
-        """Return a key of any even size; below 2048 bits it protects nothing and is for tests."""
+        """Generate a key of any even size; sizes below 2048 bits are insecure and serve tests only."""
         p = _prime(bits // 2)
         q = _prime(bits // 2)
         while p == q:
@@ -135,7 +137,7 @@ class PaillierPrivateKey:
         """Read a key that :meth:`save` wrote.
 
         Raises:
-            CryptoError: the file is missing, readable by others, or holds no Paillier key.
+            CryptoError: the file is missing, readable by others, or contains no Paillier key.
         """
         place = f"{path} holds no Paillier key: it"
         document = parse_json(read_private_file(path), place, CryptoError)
@@ -155,12 +157,12 @@ class PaillierPrivateKey:
 
     @cached_property
     def public(self) -> PaillierPublicKey:
-        """The modulus to give to everybody."""
+        """Public key with the modulus n = p q."""
         return PaillierPublicKey(self.p * self.q)
 
     @cached_property
     def _halves(self) -> tuple[tuple[mpz, mpz, mpz], ...]:
-        """For each prime: itself, its square, and the inverse of L(g^(prime-1))."""
+        """For each prime r: r, r², and the inverse of L(g^(r-1)) modulo r, with L(x) = (x - 1) / r."""
         n = self.public.n
         return tuple(
             (prime, prime**2, invert((powmod(1 + n, prime - 1, prime**2) - 1) // prime, prime))
@@ -168,21 +170,22 @@ class PaillierPrivateKey:
         )
 
     def encrypt(self, message: int) -> mpz:
-        """Return a fresh ciphertext of m mod n, at a quarter of the price of the public way.
+        """Return a fresh ciphertext of ``message`` mod n, at a quarter of the cost of public encryption.
 
-        The n-th powers modulo p² are the p-th powers of the p - 1 units modulo p, and each is met equally often.
+        The n-th powers modulo p² are the p-th powers of the p - 1 units modulo p, and each of them is equally likely.
         """
         p, q = self.p, self.q
         powers = tuple(powmod(1 + secrets.randbelow(int(r - 1)), r, r * r) for r in (p, q))
         return self.public.encode(message) * _combine(powers, (p * p, q * q)) % self.public.square
 
     def decrypt(self, ciphertext: mpz) -> mpz:
-        """Return the plaintext in 0 .. n - 1.
+        """Decrypt a ciphertext to a plaintext in 0 .. n - 1.
 
         Raises:
-            CryptoError: the number is no ciphertext.
+            CryptoError: the number is not a ciphertext.
         """
         self.public.check(ciphertext)
+        # m mod r = L(c^(r-1) mod r²) L(g^(r-1) mod r²)^-1 mod r for both primes r
         remainders = tuple(
             (powmod(ciphertext, prime - 1, square) - 1) // prime * factor % prime
             for prime, square, factor in self._halves
@@ -190,23 +193,24 @@ class PaillierPrivateKey:
         return _combine(remainders, (self.p, self.q))
 
     def randomness(self, ciphertext: mpz) -> mpz:
-        """Return r mod n of a ciphertext (1 + m n) r^n: what a key holder can see of its making."""
+        """Return r mod n of a ciphertext (1 + m n) r^n: its randomness, which only the key holder can compute."""
         n = self.public.n
         return powmod(ciphertext % n, invert(n, (self.p - 1) * (self.q - 1)), n)
 
 
 class Rerandomizer:
-    """Factors rho^n that make the randomness of an outgoing ciphertext independent of how it was computed.
+    """Source of factors rho^n that make the randomness of a ciphertext independent of its computation.
 
-    rho = ± h^x with h a random element of Jacobi symbol -1 and x fresh and uniform on 512 bits. -1 and h generate the
-    whole group except with probability 2^-240, because (p-1)/2 and (q-1)/2 have no prime factor below 2^254. That
-    the short x is as good as a long one towards the key holder is the assumption of short discrete logarithms modulo
-    p and q (Damgard, Jurik and Nielsen 2010 use the same factors); towards everybody else it is implied by that of
-    Paillier's scheme. The page docs/theory/private-weighting.md says what this means in bits.
+    rho = ± h^x, with h a random element of Jacobi symbol -1 and x fresh and uniform on 512 bits. -1 and h generate
+    the whole group except with probability 2^-240, because (p-1)/2 and (q-1)/2 have no prime factor below 2^254.
+
+    Assumption: the short x is as good as a long x. Towards the key holder this is the assumption of short discrete
+    logarithms modulo p and q (Damgard, Jurik and Nielsen 2010 use the same factors). Towards all other parties it
+    follows from the assumption of Paillier's scheme. docs/theory/private-weighting.md gives the security in bits.
 
     Args:
-        key: the public key.
-        uses: how many ciphertexts will be re-randomised, for the size of the table.
+        key: public key.
+        uses: expected number of re-randomised ciphertexts, for the size of the table.
     """
 
     def __init__(self, key: PaillierPublicKey, *, uses: int) -> None:
@@ -219,13 +223,13 @@ class Rerandomizer:
         self._powers = FixedPowers(base, key.square, bits=_SHORT_EXPONENT, window=window)
 
     def factor(self) -> mpz:
-        """Return a fresh encryption of zero; multiply it onto a ciphertext once."""
+        """Return a fresh encryption of zero, to be multiplied with one ciphertext."""
         power = self._powers.raise_to(secrets.randbits(_SHORT_EXPONENT))
         return power if secrets.randbits(1) else self._square - power
 
 
 def random_unit(n: mpz) -> mpz:
-    """Return a uniform element of 1 .. n - 1 that is prime to n."""
+    """Sample a uniform element of 1 .. n - 1 that is coprime to n."""
     while True:
         value = mpz(secrets.randbelow(int(n)))
         if gcd(value, n) == 1:
@@ -233,7 +237,7 @@ def random_unit(n: mpz) -> mpz:
 
 
 def _combine(remainders: tuple[mpz, ...], moduli: tuple[mpz, mpz]) -> mpz:
-    """Return the number below the product of two moduli with these remainders."""
+    """Return the number below the product of two moduli with given remainders (Chinese remainders)."""
     difference = (remainders[1] - remainders[0]) * invert(moduli[0], moduli[1]) % moduli[1]
     return remainders[0] + moduli[0] * difference
 
@@ -247,10 +251,11 @@ def _odd_primes(limit: int) -> list[int]:
 
 
 def _prime(bits: int) -> mpz:
-    """Return a prime p = 2 a b + 1 with its two top bits set and primes a, b; b has a quarter of its bits, at least 8.
+    """Generate a prime p = 2 a b + 1 with primes a and b, and with the two top bits of p set.
 
-    With a drawn, numbers b are sieved up to 2^16: neither b nor p may have a small factor. (Less for keys that protect
-    nothing: up to 2^(bits/16).) p = 3 mod 4, for a and b are odd.
+    b has a quarter of the bits of p, at least 8. The function samples a, and then sieves candidates b: neither b nor
+    p may have a prime factor below 2^16 (below 2^(bits/16) for insecure test keys). p = 3 mod 4, because a and b are
+    odd.
     """
     few = max(8, bits // 4)
     primes = _odd_primes(min(_SIEVED, 2 ** max(2, few // 4)))

@@ -1,8 +1,10 @@
-"""Vectors of residues modulo primes below 2^60, in numpy: products, wide random numbers, and back to integers.
+"""Compute with numpy vectors of residues modulo primes below 2^60.
 
-A product modulo q is a difference of two wrapped 64-bit products: with k = round(a b / q) in floating point, a b - k
-q is small, so its low 64 bits determine it. For a < q < 2^60 and 0 <= b < 2^30 the quotient is below 2^30 and float64
-gets it right to far less than 1, so the remainder lies in (-q, q).
+The functions compute products and wide random numbers, and convert residues to integers.
+
+A product modulo q is the difference of two 64-bit products that wrap around. Let k = round(a b / q) in floating
+point. Then a b - k q is small, so its low 64 bits determine it. For a < q < 2^60 and 0 <= b < 2^30 the quotient is
+below 2^30. Float64 computes it with an error far below 1, so the remainder lies in (-q, q).
 """
 
 from __future__ import annotations
@@ -23,19 +25,20 @@ Residues = Int64[np.ndarray, "..."]
 
 
 def times_small(values: Residues, factor: Residues | int, modulus: int) -> Residues:
-    """Return values · factor mod q for values between -q and q and factors in 0 .. 2^30 - 1."""
+    """Return values · factor mod q, for values between -q and q and factors in 0 .. 2^30 - 1."""
     quotient = np.rint(values.astype(np.float64) * (np.asarray(factor) / modulus)).astype(np.int64)
     result = values * np.asarray(factor, dtype=np.int64) - quotient * np.int64(modulus)
     return np.asarray(result + (result < 0) * np.int64(modulus))
 
 
 def times(values: Residues, factor: int, modulus: int) -> Residues:
-    """Return values · factor mod q for values in 0 .. q - 1 and any whole factor."""
+    """Return values · factor mod q, for values in 0 .. q - 1 and any integer factor."""
     return from_limbs([times_small(values, limb, modulus) for limb in _limbs(factor % modulus)], modulus)
 
 
 def from_limbs(limbs: Sequence[Residues], modulus: int) -> Residues:
     """Return the sum of limb_i · 2^(30 i) mod q by Horner's rule; limbs are in 0 .. max(q, 2^30) - 1."""
+    # times_small allows factors up to 2^30 - 1: result · 2^30 = result · (2^30 - 1) + result.
     result = limbs[-1] % modulus
     for limb in reversed(limbs[:-1]):
         result = (times_small(result, _LIMB - 1, modulus) + result + limb) % modulus
@@ -43,12 +46,18 @@ def from_limbs(limbs: Sequence[Residues], modulus: int) -> Residues:
 
 
 def to_signed(values: Int64[np.ndarray, " n"], modulus: int) -> Residues:
-    """Return the residues of signed numbers of absolute value below q."""
+    """Return the residues in 0 .. q - 1 of signed numbers between -q and q."""
     return np.asarray(values + (values < 0) * np.int64(modulus))
 
 
 def random_limbs(bits: int, count: int, draw: Callable[[int], bytes] = os.urandom) -> list[Residues]:
-    """Return limbs of independent numbers uniform on 0 .. 2^bits - 1, from a source of bytes."""
+    """Sample independent numbers, uniform on 0 .. 2^bits - 1, as 30-bit limbs, the lowest first.
+
+    Args:
+        bits: number of bits of each number.
+        count: number of numbers.
+        draw: returns the given number of uniform bytes.
+    """
     limbs = []
     for first in range(0, bits, LIMB_BITS):
         words: UInt32[np.ndarray, " n"] = np.frombuffer(draw(4 * count), dtype="<u4")
@@ -57,12 +66,12 @@ def random_limbs(bits: int, count: int, draw: Callable[[int], bytes] = os.urando
 
 
 def random_below(bound: int, count: int, draw: Callable[[int], bytes] = os.urandom) -> list[Residues]:
-    """Return limbs of independent numbers uniform on 0 .. bound - 1, by rejection of whole draws.
+    """Sample independent numbers, uniform on 0 .. bound - 1, as 30-bit limbs, by rejection of whole draws.
 
     Args:
-        bound: above all of them.
-        count: how many.
-        draw: returns so many uniform bytes; the operating system's, or those of a keyed stream.
+        bound: exclusive upper bound.
+        count: number of numbers.
+        draw: returns the given number of uniform bytes, from the operating system or a keyed stream.
     """
     bits = max(1, (bound - 1).bit_length())
     top = _limbs(bound, minimum=len(range(0, bits, LIMB_BITS)))
@@ -70,6 +79,7 @@ def random_below(bound: int, count: int, draw: Callable[[int], bytes] = os.urand
     missing = count
     while missing > 0:
         drawn = random_limbs(bits, 2 * missing + 16, draw)
+        # Comparison with the bound from the lowest limb to the highest: a higher limb overrides the lower ones.
         below = np.zeros(len(drawn[0]), dtype=np.bool_)
         for limb, limit in zip(drawn, top, strict=False):
             below = (limb < limit) | ((limb == limit) & below)
@@ -83,7 +93,7 @@ def random_below(bound: int, count: int, draw: Callable[[int], bytes] = os.urand
 
 
 def keyed_residues(stream: KeyedStream, modulus: int, count: int) -> Residues:
-    """Return numbers uniform on 0 .. q - 1 that both holders of a stream draw alike."""
+    """Sample numbers uniform on 0 .. q - 1 from a keyed stream, equal for all holders of the key."""
     shift = np.uint64(64 - (modulus - 1).bit_length())
     parts: list[Residues] = []
     missing = count
@@ -109,7 +119,7 @@ def mixed_radix(residues: Sequence[Residues], moduli: Sequence[int]) -> list[Res
 
 
 def quotients(digits: Sequence[Residues], moduli: Sequence[int], divisor: int) -> Float64[np.ndarray, " n"]:
-    """Return x / divisor in float64 for numbers given by their mixed-radix digits."""
+    """Return x / divisor in float64, for numbers x given by their mixed-radix digits."""
     total = np.zeros(len(digits[0]))
     radix = 1
     for digit, modulus in zip(digits, moduli, strict=True):

@@ -1,8 +1,8 @@
-"""BFV over a ring (Brakerski 2012; Fan and Vercauteren 2012) as weighted sums need it, by SEAL.
+"""Compute encrypted weighted sums by ring BFV (Brakerski 2012; Fan and Vercauteren 2012) with SEAL.
 
-A weight is encrypted as a constant polynomial modulo a plaintext prime t; multiplying by a polynomial of N small
+A weight is encrypted as a constant polynomial modulo a plaintext prime t. Its product with a polynomial of N small
 numbers gives N products at once. Products do not depend on t: a :class:`RingEngine` multiplies ciphertexts of several
-plaintext primes with the same transformed polynomial. Ciphertexts travel as (2, primes, N) residues, not in SEAL's
+plaintext primes by the same transformed polynomial. Ciphertexts are sent as (2, primes, N) residues, not in SEAL's
 format.
 """
 
@@ -30,7 +30,7 @@ from fedveil.crypto.seal_format import (
 Ciphertext = UInt64[np.ndarray, "2 primes n"]
 
 PRIME_BITS: Final = 60
-_KEY_PRIME_BITS: Final = 20  # SEAL's extra prime for keys; nothing is encrypted with it
+_KEY_PRIME_BITS: Final = 20  # SEAL's extra prime for keys; ciphertexts do not use it
 
 
 def _seal() -> Any:
@@ -45,11 +45,13 @@ def _seal() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Ring:
-    """Polynomials modulo X^N + 1 and a product q of 60-bit primes, at 128-bit security (HE standard table, ternary).
+    """Ring of polynomials modulo X^N + 1 and a product q of 60-bit primes, at 128-bit security.
+
+    The security is that of the HE standard's table for ternary secrets.
 
     Attributes:
         degree: N.
-        primes: how many 60-bit primes q has.
+        primes: number of 60-bit primes of q.
 
     Raises:
         CryptoError: SEAL refuses the parameters (N = 8192 allows q of 198 bits, 16384 of 418).
@@ -65,7 +67,7 @@ class Ring:
 
     @cached_property
     def moduli(self) -> tuple[int, ...]:
-        """The primes of q."""
+        """Primes of q."""
         return tuple(modulus.value() for modulus in self._coefficient_modulus[:-1])
 
     @property
@@ -75,11 +77,11 @@ class Ring:
 
     @property
     def ciphertext_bytes(self) -> int:
-        """Bytes of a ciphertext on the wire."""
+        """Bytes of a ciphertext in a message."""
         return 16 * self.primes * self.degree
 
     def plain_primes(self, bits: int, count: int) -> tuple[int, ...]:
-        """Return distinct primes of a size for plaintext moduli."""
+        """Return ``count`` distinct primes of ``bits`` bits for plaintext moduli."""
         return tuple(m.value() for m in _seal().PlainModulus.Batching(self.degree, [bits] * count))
 
     def context(self, plain_modulus: int) -> Any:
@@ -99,7 +101,7 @@ class Ring:
         return context
 
     def decode(self, data: bytes) -> Ciphertext:
-        """Return the ciphertext of received bytes.
+        """Decode received bytes to a ciphertext of shape (2, primes, N).
 
         Raises:
             CryptoError: another length, or a residue that is not below its prime.
@@ -120,7 +122,7 @@ class Ring:
         return np.asarray(total - (total >= moduli) * moduli)
 
     def scale(self, ciphertext: Ciphertext, factor: int) -> Ciphertext:
-        """Return the ciphertext times a signed constant, as a whole number: noise grows by its absolute value."""
+        """Multiply a ciphertext by a signed integer constant; the noise grows by its absolute value."""
         scaled = [
             [
                 times(row.astype(np.int64), factor, modulus)
@@ -131,14 +133,20 @@ class Ring:
         return np.array(scaled).astype(np.uint64)
 
     def flood(self, ciphertext: Ciphertext, bits: int) -> Ciphertext:
-        """Return the ciphertext with the sum of three uniform numbers of 2^bits values added to every coefficient.
+        """Add the centred sum of three uniform numbers of 2^bits values to every coefficient of c_0.
 
-        The sum is centred: it lies in -3·2^(bits-1) + 1 .. 3·2^(bits-1) - 2. Statistical distance, over all
-        ciphertexts of a message together, to noise that does not depend on them: at most 1.1 ||e||_2 / 2^bits, if
-        e has the ciphertexts' own noise in all coefficients. For the probabilities p of the sum satisfy
-        sum_x (sqrt p(x+1) - sqrt p(x))^2 < 1.21 / 4^bits (from 4 bits on; one uniform number has 2 / 2^bits), so the
-        square roots of the law and of the law shifted by e_j differ by at most 1.1 |e_j| / 2^bits in l2, Hellinger
-        distances of independent coefficients add up in squares, and they bound the statistical distance.
+        The sum lies in -3·2^(bits-1) + 1 .. 3·2^(bits-1) - 2.
+
+        Guarantees:
+            Let e be the vector of the ciphertexts' own noise in all coefficients. The statistical distance to noise
+            that does not depend on the ciphertexts is at most 1.1 ||e||_2 / 2^bits, jointly over all ciphertexts of a
+            message.
+
+        Argument: the probabilities p of the sum satisfy sum_x (sqrt p(x+1) - sqrt p(x))^2 < 1.21 / 4^bits, from 4
+            bits
+        on. (For one uniform number this sum is 2 / 2^bits.) The square roots of p and of p shifted by e_j therefore
+        differ by at most 1.1 |e_j| / 2^bits in l2. The squares of the Hellinger distances of independent coefficients
+        add up, and the Hellinger distance bounds the statistical distance.
         """
         parts = [random_limbs(bits, self.degree) for _ in range(3)]
         limbs = [a + b + c for a, b, c in zip(*parts, strict=True)]
@@ -151,11 +159,11 @@ class Ring:
 
 
 class RlweKey:
-    """A secret key for one plaintext prime: encrypts constants, decrypts polynomials.
+    """Secret key for one plaintext prime: encrypts constants and decrypts polynomials.
 
     Args:
-        ring: the ring.
-        plain_modulus: t.
+        ring: ring of the ciphertexts.
+        plain_modulus: t, the plaintext prime.
     """
 
     def __init__(self, ring: Ring, plain_modulus: int) -> None:
@@ -170,11 +178,12 @@ class RlweKey:
         self._seal = seal
         fresh = seal.Ciphertext()
         self._encryptor.encrypt_zero_symmetric(fresh)
+        # Before the first use: another version of SEAL might write another layout.
         check_format(self._context, fresh, seal.Ciphertext())
 
     @cached_property
     def public(self) -> bytes:
-        """The public key as residues (2, primes + 1, N): an encryption of zero in transformed form."""
+        """Public key as bytes of residues (2, primes + 1, N): an encryption of zero in transformed form."""
         return parse_ciphertext(self._file.save(self._public)).tobytes()
 
     def encrypt(self, value: int) -> Ciphertext:
@@ -184,7 +193,7 @@ class RlweKey:
         return parse_ciphertext(self._file.save(result))
 
     def decrypt(self, ciphertext: Ciphertext) -> Int64[np.ndarray, " n"]:
-        """Return the N coefficients in 0 .. t - 1."""
+        """Decrypt a ciphertext to its (N,) int64 coefficients in 0 .. t - 1."""
         loaded, plain = self._load(ciphertext), self._seal.Plaintext()
         self._decryptor.decrypt(loaded, plain)
         coefficients = np.zeros(self._ring.degree, dtype=np.int64)
@@ -193,7 +202,7 @@ class RlweKey:
         return coefficients
 
     def noise_budget(self, ciphertext: Ciphertext) -> int:
-        """Return how many bits the noise may still grow; 0 when decryption is no longer right."""
+        """Return the number of bits by which the noise may still grow; 0 if decryption is no longer right."""
         return int(self._decryptor.invariant_noise_budget(self._load(ciphertext)))
 
     def _load(self, ciphertext: Ciphertext) -> Any:
@@ -204,15 +213,15 @@ class RlweKey:
 
 
 class RlwePublicKey:
-    """Encrypts polynomials for the holder of a secret key.
+    """Public key that encrypts polynomials for the holder of the secret key.
 
     Args:
-        ring: the ring.
-        plain_modulus: t.
-        public: what :attr:`RlweKey.public` gave.
+        ring: ring of the ciphertexts.
+        plain_modulus: t, the plaintext prime.
+        public: bytes from :attr:`RlweKey.public`.
 
     Raises:
-        CryptoError: no public key of this ring.
+        CryptoError: the bytes are not a public key of this ring.
     """
 
     def __init__(self, ring: Ring, plain_modulus: int, public: bytes) -> None:
@@ -228,7 +237,7 @@ class RlwePublicKey:
         self._encryptor = seal.Encryptor(self._context, key)
 
     def encrypt(self, coefficients: Int64[np.ndarray, " n"]) -> Ciphertext:
-        """Return a fresh ciphertext of a polynomial with coefficients in 0 .. t - 1."""
+        """Return a fresh ciphertext of a polynomial with (n,) coefficients in 0 .. t - 1, n <= N."""
         plain, result = self._seal.Plaintext(), self._seal.Ciphertext()
         self._file.load(plain, self._context, plaintext_bytes(coefficients.astype(np.uint64)))
         self._encryptor.encrypt(plain, result)
@@ -236,10 +245,10 @@ class RlwePublicKey:
 
 
 class RingEngine:
-    """Sums of products of fixed ciphertexts with polynomials of small signed coefficients.
+    """Engine for sums of products of fixed ciphertexts with polynomials of small signed coefficients.
 
     Args:
-        ring: the ring.
+        ring: ring of the ciphertexts.
         plain_modulus: any plaintext prime above twice the largest coefficient; products do not depend on it.
     """
 
@@ -251,7 +260,7 @@ class RingEngine:
         self._identifier = tuple(self._context.first_parms_id())
 
     def prepare(self, ciphertext: Ciphertext) -> Any:
-        """Return a ciphertext of any plaintext prime in transformed form, for :meth:`weighted_sums`."""
+        """Transform a ciphertext of any plaintext prime for :meth:`weighted_sums`."""
         loaded = self._seal.Ciphertext()
         self._file.load(loaded, self._context, ciphertext_bytes(self._identifier, ciphertext, ntt=False))
         self._evaluator.transform_to_ntt_inplace(loaded)
@@ -260,16 +269,17 @@ class RingEngine:
     def weighted_sums(
         self, bases: Sequence[Sequence[Any]], polynomials: Int64[np.ndarray, "m n"]
     ) -> list[Ciphertext]:
-        """Return, for each of k series of m prepared ciphertexts, the sum of base_i times polynomial_i.
+        """Return sum_i base_i · polynomial_i for each of k series of m prepared ciphertexts.
 
         Args:
-            bases: k series of m ciphertexts; one transformed polynomial serves all k.
+            bases: k series of m prepared ciphertexts; one transformed polynomial serves all k series.
             polynomials: (m, n) coefficients below t/2 in absolute value, n <= N.
         """
         sums: list[Any] = [None] * len(bases)
         transformed = self._seal.Plaintext()
         plain, product = self._seal.Plaintext(), self._seal.Ciphertext()
         for index, row in enumerate(polynomials):
+            # SEAL refuses a product with a zero plaintext, because the result would be a transparent ciphertext.
             if not row.any():
                 continue
             coefficients = np.zeros(self._ring.degree, dtype=np.uint64)

@@ -1,7 +1,8 @@
-"""Ciphertexts and plaintexts of Microsoft SEAL as numpy arrays: the one place that knows SEAL's file format.
+"""Convert ciphertexts and plaintexts of Microsoft SEAL to numpy arrays and back.
 
-``tenseal.sealapi`` reads and writes files alone and shows no coefficients. What is needed beyond it (adding noise to
-a ciphertext, sharing a transformed plaintext between plaintext moduli) edits the serialised form of SEAL 4.1 to 4.3:
+Only this module knows SEAL's file format. ``tenseal.sealapi`` reads and writes files and does not expose
+coefficients. Adding noise to a ciphertext, and sharing a transformed plaintext between plaintext moduli, need the
+coefficients. This module therefore reads and writes the serialised form of SEAL 4.1 to 4.3:
 
     header      magic A15E | 16 | major | minor | compression | 0 (2) | total bytes (8)
     ciphertext  parameter id (32) | NTT form (1) | polynomials, degree, primes (8 each) | scale, correction (8 each)
@@ -9,8 +10,8 @@ a ciphertext, sharing a transformed plaintext between plaintext moduli) edits th
     array       header | length (8) | uint64 words
     generator   header | kind (1) | seed (64): follows the array of a seeded ciphertext, whose second half is not sent
 
-Files live in anonymous memory (memfd), so nothing private touches a disk. :func:`check_format` writes, reads and
-compares before anything is used, and refuses other versions.
+Files are in anonymous memory (memfd), so no private data reaches a disk; systems without memfd use a temporary
+folder. :func:`check_format` writes, reads and compares a ciphertext before first use, and refuses other versions.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LARGEST: Final = 1 << 28
 
 
 class MemoryFile:
-    """A file without a name on any disk, through which SEAL objects are passed."""
+    """Anonymous memory file (or temporary file) through which SEAL objects are read and written."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -56,28 +57,27 @@ class MemoryFile:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     def __del__(self) -> None:
-        """Give the memory back."""
+        """Free the memory, or delete the temporary folder."""
         os.close(self._descriptor)
         if self._folder is not None:
             self._folder.cleanup()
 
     def load(self, target: Any, context: Any, data: bytes) -> None:
-        """Let a SEAL object read these bytes, validated against a context.
+        """Load a SEAL object from bytes, which SEAL validates against a context.
 
         Raises:
-            CryptoError: SEAL refuses them.
+            CryptoError: SEAL refuses the bytes.
         """
         os.pwrite(self._descriptor, data, 0)
-        os.ftruncate(
-            self._descriptor, len(data)
-        )  # memory of objects of one size is written again, not given back
+        # Truncated after the write, not before: objects of equal size then reuse the memory pages.
+        os.ftruncate(self._descriptor, len(data))
         try:
             target.load(context, self.path)
         except (RuntimeError, ValueError) as error:
             raise CryptoError(f"SEAL refuses an object: {error}") from error
 
     def save(self, source: Any) -> bytes:
-        """Return the bytes a SEAL object writes."""
+        """Return the bytes that a SEAL object writes."""
         os.ftruncate(self._descriptor, 0)
         source.save(self.path)
         return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
@@ -93,19 +93,19 @@ def ciphertext_bytes(
 
 
 def seeded_ciphertext_bytes(identifier: ParametersId, words: UInt64[np.ndarray, " n"], seed: bytes) -> bytes:
-    """Return SEAL's uncompressed form of a ciphertext modulo one prime, its second polynomial a seed."""
+    """Return SEAL's form of a ciphertext modulo one prime, with a seed for its second polynomial."""
     prefix = _CIPHERTEXT.pack(*identifier, 0, 2, words.size, 1, 1.0, 1)
     total = _HEADER.size + _GENERATOR.size
     return _framed(prefix, words, _header(total) + _GENERATOR.pack(_BLAKE2XB, seed))
 
 
 def plaintext_bytes(coefficients: UInt64[np.ndarray, " n"], identifier: ParametersId = (0, 0, 0, 0)) -> bytes:
-    """Return SEAL's uncompressed form of a plaintext, in coefficient form unless parameters are named."""
+    """Return SEAL's uncompressed form of a plaintext (identifier 0: coefficients; else transformed)."""
     return _framed(_PLAINTEXT.pack(*identifier, coefficients.size, 1.0), coefficients)
 
 
 def parse_ciphertext(data: bytes) -> UInt64[np.ndarray, "2 primes n"]:
-    """Return the words of a ciphertext that SEAL wrote.
+    """Return the (2, primes, N) words of a ciphertext that SEAL wrote.
 
     Raises:
         CryptoError: the bytes do not have the expected form.
@@ -117,7 +117,7 @@ def parse_ciphertext(data: bytes) -> UInt64[np.ndarray, "2 primes n"]:
 
 
 def parse_seeded_ciphertext(data: bytes) -> tuple[UInt64[np.ndarray, " n"], bytes]:
-    """Return the first polynomial and the seed of the second, of a ciphertext modulo one prime that SEAL wrote.
+    """Return the first polynomial, and the second one's seed, of a one-prime ciphertext from SEAL.
 
     Raises:
         CryptoError: the bytes do not have the expected form.
@@ -142,15 +142,15 @@ def parse_plaintext(data: bytes) -> UInt64[np.ndarray, " n"]:
 
 
 def check_format(context: Any, fresh: Any, empty: Any) -> None:
-    """Return if SEAL's form of a fresh ciphertext is understood: it is read, written anew, loaded, and compared.
+    """Check that SEAL's format is understood: read, rewrite, load and compare a fresh ciphertext.
 
     Args:
-        context: the SEAL context.
-        fresh: a ciphertext in coefficient form.
-        empty: a ciphertext to load into.
+        context: SEAL context.
+        fresh: ciphertext in coefficient form.
+        empty: empty ciphertext, into which the rewritten ciphertext is loaded.
 
     Raises:
-        CryptoError: another version or layout.
+        CryptoError: another version of SEAL, or another layout.
     """
     file = MemoryFile()
     words = parse_ciphertext(file.save(fresh))
@@ -188,7 +188,7 @@ def _body(data: bytes) -> memoryview:
         raise CryptoError(f"SEAL wrote with compression mode {compression}; zstd is expected")
     try:
         stream = _decompressor().stream_reader(memoryview(data)[_HEADER.size :])
-        body = stream.read(_LARGEST + 1)
+        body = stream.read(_LARGEST + 1)  # a limit, so that a small compressed object cannot fill the memory
     except ZstdError as error:
         raise CryptoError("SEAL's compressed object cannot be read") from error
     if len(body) > _LARGEST:

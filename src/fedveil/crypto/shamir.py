@@ -1,4 +1,4 @@
-"""Shamir's secret sharing (1979) of 32-byte secrets over the prime field of 2^256 + 297 elements."""
+"""Share 32-byte secrets by Shamir's secret sharing (1979) over the prime field of 2^256 + 297."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SHARE_BYTES: Final = 33
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The value of the secret polynomial at one holder's point (the point is public and never 0)."""
+    """Value of the secret polynomial at the point of one holder; the point is public and never 0."""
 
     point: int
     value: bytes
 
 
 def split(secret: bytes, *, holders: int, threshold: int) -> tuple[Share, ...]:
-    """Return one share per holder: any ``threshold`` of them give the secret back, fewer say nothing.
+    """Split a secret into shares: any ``threshold`` shares determine it, fewer disclose nothing about it.
 
     Args:
         secret: 32 bytes.
-        holders: how many shares; holder i (from 0) gets the point i + 1.
-        threshold: 1 .. holders.
+        holders: number of shares; holder i (from 0) has the point i + 1.
+        threshold: number of shares that determine the secret, 1 .. holders.
 
     Raises:
         CryptoError: not 32 bytes, or a threshold outside its range.
@@ -41,6 +41,7 @@ def split(secret: bytes, *, holders: int, threshold: int) -> tuple[Share, ...]:
         raise CryptoError(f"threshold {threshold} of {holders} holders: it must lie between 1 and {holders}")
     coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     coefficients.append(int.from_bytes(secret, "big"))
+    # Horner's rule: the secret is the last coefficient, so it is the value at 0.
     shares = []
     for point in range(1, holders + 1):
         value = 0
@@ -51,11 +52,11 @@ def split(secret: bytes, *, holders: int, threshold: int) -> tuple[Share, ...]:
 
 
 def combine(shares: list[Share], *, threshold: int) -> bytes:
-    """Return the secret from at least ``threshold`` shares (Lagrange interpolation at 0).
+    """Recover the secret from the first ``threshold`` of the given shares (Lagrange interpolation at 0).
 
     Raises:
-        CryptoError: too few shares, two of one point, a value outside the field, or shares of different secrets
-            (which shows only when the result is no 32-byte string).
+        CryptoError: too few shares, two shares of one point, a value outside the field, or a result that has more
+            than 32 bytes. Not claimed: detection of all wrong shares; :func:`consistent` tests them.
     """
     points = {share.point for share in shares}
     if len(points) != len(shares) or len(shares) < threshold:
@@ -78,10 +79,11 @@ def combine(shares: list[Share], *, threshold: int) -> bytes:
 
 
 def consistent(shares: Sequence[Share], *, threshold: int) -> bool:
-    """Return whether shares lie on one polynomial of degree below the threshold; so many or fewer always do.
+    """Test whether shares lie on one polynomial of degree below the threshold.
 
-    They do iff sum_i v_i f(x_i) / prod_{j != i} (x_i - x_j) = 0 for every polynomial f of degree below the number of
-    shares less the threshold. A random f is tried, so shares that do not pass with probability 1 / PRIME.
+    ``threshold`` or fewer shares always do. n shares (x_i, v_i) lie on one polynomial of degree below t iff sum_i v_i
+    f(x_i) / prod_{j != i} (x_i - x_j) = 0 for every polynomial f of degree below n - t. The function tests one random
+    f, so inconsistent shares pass with probability 1 / PRIME.
     """
     spare = len(shares) - threshold
     if spare <= 0:
@@ -100,11 +102,11 @@ def consistent(shares: Sequence[Share], *, threshold: int) -> bool:
 
 
 def odd_one_out(shares: Sequence[Share], fit: Callable[[list[Share]], bool]) -> Share | None:
-    """Return the one share without which the others fit together; None where there is none, or more than one.
+    """Return the only share without which the others fit; None if no or several shares qualify.
 
     Args:
-        shares: of one secret, at least one of them wrong.
-        fit: whether shares show that they are right.
+        shares: shares of one secret, at least one of them wrong.
+        fit: returns whether a list of shares is verifiably right.
     """
     found = [one for one in shares if fit([other for other in shares if other is not one])]
     return found[0] if len(found) == 1 else None

@@ -1,4 +1,4 @@
-"""Work on big numbers on all cores: gmpy2 releases the interpreter's lock while it computes a power."""
+"""Compute with big integers on all cores: gmpy2 releases the interpreter's lock during a power."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _T = TypeVar("_T")
 
 
 def in_threads(function: Callable[..., _T], *columns: Iterable[Any]) -> list[_T]:
-    """Return ``[function(*row) for row in zip(*columns)]``, by as many threads as there are cores.
+    """Return ``[function(*row) for row in zip(*columns)]``, computed in one thread per core.
 
-    It pays where one call is a full-size power (milliseconds). Single multiplications modulo a 6144-bit number take
-    longer in two threads than in one, because handing the lock over costs more than they do. The threads end with the
-    call, so that nothing is left for a process that forks; and no process that is to end waits for them.
+    Threads pay for calls that are full-size powers (milliseconds). Single multiplications modulo a 6144-bit number
+    take longer in two threads than in one, because passing the lock costs more than a multiplication. The threads end
+    with the call, so a process that forks later has none of them. They are daemons, so an exiting process does not
+    wait.
     """
     rows = list(zip(*columns, strict=True))
     count = min(len(rows), os.cpu_count() or 1)
@@ -25,10 +26,10 @@ def in_threads(function: Callable[..., _T], *columns: Iterable[Any]) -> list[_T]
         return [function(*row) for row in rows]
     made: dict[int, _T] = {}
     failed: list[BaseException] = []
-    left = iter(range(len(rows)))  # whose next number one thread alone is given
+    left = iter(range(len(rows)))  # next() of a range iterator is atomic, so each index goes to one thread
 
     def work() -> None:
-        get_context().allow_release_gil = True  # contexts are the threads' own
+        get_context().allow_release_gil = True  # each thread has its own gmpy2 context
         try:
             for place in left:
                 if failed:

@@ -1,4 +1,4 @@
-"""Play all parties of a session in one process; messages are bytes, and a vanished recipient's messages are lost."""
+"""Play all parties of a session in one process; messages to vanished clients are lost."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class RefusedSumError(ProtocolError):
 
 
 class SiloVanished(ProtocolError):
-    """Silos did not answer, so the attempt is over. The vectors sent are masked, and the round may be repeated.
+    """Silos did not answer; the attempt is over, their vectors stay masked, the round may be repeated.
 
     Attributes:
         silos: numbers of the silos that did not answer.

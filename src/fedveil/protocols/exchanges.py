@@ -1,4 +1,4 @@
-"""Describe which kinds of message a protocol exchanges between the server and one client, and in which order.
+"""Describe the kinds and the order of the messages between the server and one client.
 
 A shape is the exact sequence of message kinds in one transmission. A :class:`ProtocolMessage` counts as the kind of
 the message that it carries. A transmission is accepted only if it matches the expected shape completely, so a sender

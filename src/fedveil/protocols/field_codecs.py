@@ -43,7 +43,7 @@ class FieldCodec(Generic[_T]):
     least: int = 0
 
     def with_check(self, fits: Callable[[_T], bool], reason: str) -> FieldCodec[_T]:
-        """Return a codec that raises a ProtocolError with ``reason`` when a read value does not satisfy ``fits``."""
+        """Return a codec that raises a ProtocolError if a read value does not satisfy ``fits``."""
 
         def read(reader: Reader) -> _T:
             value = self.read(reader)

@@ -164,6 +164,7 @@ class Envelope:
             envelope = cls.decode(data)
         except ProtocolError as error:
             raise ProtocolError(error.reason, silo=sender) from error
+        # The sender in the envelope is not authenticated; only the transport knows the silo at the other end.
         if envelope.sender != sender or sender not in cohort:
             raise ProtocolError("sent a message as somebody else or outside its cohort", silo=sender)
         return envelope
@@ -216,6 +217,7 @@ class Inbox:
         found = envelope.message
         if not isinstance(found, kinds):
             raise ProtocolError(f"did not expect a message with {found.purpose} now", silo=sender)
+        # Marked as seen only after all other checks, so that a refused message does not block the right one.
         key = (envelope.sender, found.kind)
         if key in self._seen:
             raise ProtocolError(f"sent {found.purpose} twice (a replay)", silo=sender)

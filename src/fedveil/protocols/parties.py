@@ -1,4 +1,4 @@
-"""Base classes of the parties of all protocols; each protocol adds its phases and reads its own messages."""
+"""Base classes of the parties of all protocols; each protocol adds its phases and messages."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class Party:
 
     def _bound(self, round_id: RoundId, cohort: tuple[int, ...]) -> RoundId:
         """Return the id of a beginning attempt, bound to its cohort and to the digest of :meth:`bind`."""
+        # The cohort is part of the context: parties with different cohorts derive different masks and signatures.
         told = (self._context or b"") + struct.pack(f">{len(cohort)}H", *cohort)
         return replace(round_id, context=hashlib.sha256(b"fedveil/3/cohort" + told).digest())
 
@@ -117,6 +118,8 @@ class KeyedSilo(SiloParty[GivenIn, ResultOut]):
 
     def _join(self, envelope: Envelope, start: RoundStart) -> None:
         """Begin a round whose cohort has this silo and at least the number of silos that its context demands."""
+        # The cohort is checked before the inbox moves on, so that a refused cohort leaves the current attempt
+        # unchanged.
         check_cohort(start.cohort, self._silos, index=self.index)
         least = self._place.least
         if len(start.cohort) < least:
@@ -130,7 +133,7 @@ class KeyedSilo(SiloParty[GivenIn, ResultOut]):
 
 
 class CohortServer(Party, ABC):
-    """Base of a server's end that relays the silos' keys in the setup and waits for its whole cohort in every step.
+    """Base of a server's end that relays keys in the setup and waits for its whole cohort.
 
     Args:
         silos: number of silos in the run.
@@ -185,6 +188,7 @@ class CohortServer(Party, ABC):
             replies = self._take(sender, envelope.message)
         except ProtocolError as error:
             raise ProtocolError(error.reason, silo=sender) from error
+        # After `_take`: a refused message does not count as arrived.
         self._arrived.add(sender)
         return replies + ([] if self.missing else self._next_phase())
 
@@ -201,7 +205,7 @@ class CohortServer(Party, ABC):
         """Begin the next step once all awaited messages have arrived; return its messages."""
 
     def _relay(self, envelope: Envelope, data: bytes) -> list[tuple[int, bytes]]:
-        """Relay a message that one silo has sealed for another; overridden where ``_relayed_kinds`` is not empty."""
+        """Relay a message between silos; overridden where ``_relayed_kinds`` is not empty."""
         raise NotImplementedError
 
     def _start(self, round_id: RoundId, cohort: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Sum vectors in the clear: every client sends its vector, and the server adds them in the order of the clients."""
+"""Sum vectors in the clear: the server adds the clients' vectors in the order of the clients."""
 
 from __future__ import annotations
 
@@ -173,9 +173,8 @@ class PlaintextServer:
             raise ProtocolError(error.reason, silo=sender) from error
         self._early[sender] = vector
         while self._added < len(self._cohort) and self._cohort[self._added] in self._early:
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # no step of the server takes a sum that is not finite
+            # A sum may overflow without a warning here: the server refuses a sum that is not finite in its next step.
+            with np.errstate(over="ignore", invalid="ignore"):
                 self._sum += self._early.pop(self._cohort[self._added])
             self._added += 1
         return []
@@ -200,7 +199,7 @@ class PlaintextServer:
 
 
 class SingleMessageClient(ClientProtocol[GivenIn, ResultOut]):
-    """Client's end whose contribution is one message to the server; no message of the server begins its round.
+    """Client's end that contributes by one message; no message of the server begins its round.
 
     Args:
         place: context of the client in the session.

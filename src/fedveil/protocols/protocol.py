@@ -1,4 +1,4 @@
-"""Define the interface of protocols: a public specification, and the server's and a client's end of a session.
+"""Define the interface of protocols: a public specification, a server's end and a client's end.
 
     setup:  client.announce -> server.receive -> ... until neither end has a message to send
     round:  server.begin -> client.receive -> client.contribute -> server.receive -> ... -> result
@@ -242,7 +242,7 @@ class ClientProtocol(ABC, Generic[GivenIn, ResultOut]):
         """Return the messages that carry an input, which is persisted already."""
 
     def result(self) -> ResultOut:
-        """Return the result of the round, in a protocol whose result the clients learn and the server does not.
+        """Return the result of the round, if the clients learn it and the server does not.
 
         Raises:
             ProtocolError: the clients learn no result, or the sum has not arrived.
@@ -250,7 +250,7 @@ class ClientProtocol(ABC, Generic[GivenIn, ResultOut]):
         raise ProtocolError("clients learn no sum: it is the server's", silo=self._place.number)
 
     def tag(self, content: bytes) -> bytes:
-        """Return a 32-byte tag, equal for clients with equal content, that discloses nothing else to the server.
+        """Return a 32-byte tag, equal for equal content, that discloses nothing else to the server.
 
         Raises:
             ProtocolError: the clients learn no result that they could compare.
@@ -291,7 +291,7 @@ class ClientInputs(Protocol):
 
 @runtime_checkable
 class ProtocolSpec(Protocol[GivenT, ResultT]):
-    """Public specification that all parties agree on before a run: its numbers, its messages, and both ends."""
+    """Public specification of a protocol: its numbers, its messages, and both ends."""
 
     @property
     def clients(self) -> int:
@@ -305,7 +305,7 @@ class ProtocolSpec(Protocol[GivenT, ResultT]):
 
     @property
     def repeatable(self) -> bool:
-        """Whether a round that is repeated in another session gives the same sum, if its clients repeat their inputs.
+        """Whether a round repeated in another session gives the same sum, for the same inputs.
 
         If False, another attempt is another release, for freshly sampled users, and costs another charge.
         """

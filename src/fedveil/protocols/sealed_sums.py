@@ -1,4 +1,4 @@
-"""Sum messages that a codec made: each is sealed for the server, which decrypts, decodes and adds them.
+"""Sum coded messages that clients seal for the server, which decrypts, decodes and adds them.
 
 A reader that has the key of a codec's message learns more than the decoded value (docs/theory/lrsuq.md). Key and
 message are therefore sent together under authenticated encryption. Client and server agree on a secret in every
@@ -112,6 +112,7 @@ class SealedServer(PlaintextServer):
             ProtocolError: as :meth:`PlaintextServer.receive`, an unusable key, or a message that cannot be decrypted
                 or decoded; the error names the client.
         """
+        # Until the first round begins, clients send keys; from then on, sealed messages.
         if self._round_id != self._setup:
             return super().receive(sender, data)
         try:
@@ -199,4 +200,5 @@ class SealedClient(SingleMessageClient[bytes, Vector]):
 
 
 def _associated(round_id: RoundId, sender: int) -> bytes:
+    # Round, attempt and sender are authenticated, so a sealed message is not valid for another attempt or client.
     return round_id.encode() + sender.to_bytes(2, "big")

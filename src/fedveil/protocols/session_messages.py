@@ -210,7 +210,7 @@ class Ready(SessionMessage):
 
 @message(80, "word that a silo is at work")
 class InProgress(SessionMessage):
-    """Keep-alive of a silo whose answer to the current or an earlier message is not ready; no state changes."""
+    """Keep-alive of a silo whose answer to an earlier message is not ready; no state changes."""
 
 
 @message(77, "word that a session is over")
@@ -300,7 +300,7 @@ class SamplingCommitment(SessionMessage):
 
 @message(68, "a message of a protocol")
 class ProtocolMessage(SessionMessage):
-    """Carrier of one message of a protection's protocol, as an :class:`~fedveil.protocols.messages.Envelope`."""
+    """Carrier of one protocol message, as an :class:`~fedveil.protocols.messages.Envelope`."""
 
     message: bytes = wire_field(REST, Reveals.NOTHING)
 
@@ -335,7 +335,7 @@ class RequestSignatures(SessionMessage):
 
 @message(84, "a silo's signature")
 class Attestation(SessionMessage):
-    """Signature of a silo over a finished round or over the statement of a run, for a later audit of the run.
+    """Signature of a silo over a finished round or the statement of a run, for a later audit.
 
     Attributes:
         signature: signature over the request and the answered round (:mod:`fedveil.federation.audit.run_record`); it
@@ -373,6 +373,7 @@ class ModelStored(SessionMessage):
     tag: bytes = wire_field(fixed_bytes(KEY_BYTES), Reveals.MODEL, Key.SILOS)
 
 
+# At the end of the module, where all session messages are registered in KINDS.
 PARTS: Final = {number: kind for number, kind in KINDS.items() if issubclass(kind, SessionMessage)}
 """Every kind of session message by its number."""
 

@@ -1,4 +1,4 @@
-"""Write and read the bytes of messages: fixed layouts, checked lengths, big-endian integers, no pickle."""
+"""Write and read the bytes of messages: fixed layouts, checked lengths, big-endian integers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Writer:
         return self
 
     def integers(self, values: Sequence[mpz], size: int) -> Writer:
-        """Append a list of unsigned integers of ``size`` bytes each, preceded by count and size (4 bytes each)."""
+        """Append a list of unsigned integers of ``size`` bytes each, preceded by count and size."""
         self._parts.append(struct.pack(">II", len(values), size))
         self._parts += [int(value).to_bytes(size, "big") for value in values]
         return self

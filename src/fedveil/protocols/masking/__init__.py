@@ -1,1 +1,1 @@
-"""Secure aggregation, with or without recovery of vanished silos: the server learns only the sum of the silos."""
+"""Secure aggregation, with or without recovery: the server learns only the sum of the silos."""

@@ -1,4 +1,4 @@
-"""Specify secure aggregation as a protocol over integers, with or without recovery of vanished clients.
+"""Specify secure aggregation as a protocol over integers, with or without recovery of clients.
 
 The sum equals the sum of the plain float64 messages bit for bit. The messages lie on a grid whose step is a power of
 two, so division by the step is exact. The masks cancel in integer arithmetic. A sum below 2^53 steps is exact in
@@ -91,7 +91,7 @@ class MaskedSumSpec(AggregationPlan):
 
     @property
     def repeatable(self) -> bool:
-        """Whether every sum is over all clients; with recovery another attempt may have other clients and noise."""
+        """Whether every sum is over all clients; a sum with recovery may have other clients and noise."""
         return self.threshold is None
 
     @property
@@ -109,6 +109,7 @@ class MaskedSumSpec(AggregationPlan):
 
     def units(self, message: Float64[np.ndarray, " d"]) -> Units:
         """Convert a (d,) float64 message to int64 grid units."""
+        # Exact: the step is a power of two, and the message is a multiple of it.
         return (message / self.grid).astype(np.int64)
 
     def decode_sum(self, result: Units) -> Float64[np.ndarray, " d"]:

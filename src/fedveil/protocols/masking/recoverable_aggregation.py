@@ -1,4 +1,4 @@
-"""Secure aggregation that survives vanished silos (Bonawitz et al. 2017, for honest-but-curious parties).
+"""Secure aggregation that survives vanished silos (Bonawitz et al. 2017, semi-honest protocol).
 
 For every attempt each silo makes two fresh agreement keys, one for its masks and one for sealing, and a fresh seed of
 its own mask. It sends every other silo one Shamir share of the seed and one of the mask key, sealed under the sealing

@@ -1,4 +1,4 @@
-"""Define the messages of secure aggregation with recovery, in addition to those that all protocols share."""
+"""Define the messages of secure aggregation with recovery."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.protocols.messages import SIGNED_KEY, SILOS, Message, by_silo, mess
 
 @message(11, "two signed public keys")
 class RecoveryKeys(Message):
-    """Two signed agreement keys of a silo for one attempt: one for its masks, one for shares sealed to the silo."""
+    """Two signed agreement keys of a silo for one attempt: for masks, and for sealed shares."""
 
     mask: SignedKey = wire_field(SIGNED_KEY, Reveals.NOTHING)
     seal: SignedKey = wire_field(SIGNED_KEY, Reveals.NOTHING)
@@ -29,7 +29,7 @@ class RecoveryDirectory(Message):
 
 @message(15, "sealed shares for the other silos")
 class ShareBundle(Message):
-    """Shares of a silo's two secrets, sealed for each other silo, with a check value of its seed (``shown``).
+    """Sealed shares of a silo's two secrets, one pair per other silo, with a check value of its seed.
 
     The server checks a rebuilt mask key against the public half that the silo announced. It checks a rebuilt seed of
     the silo's own mask against ``shown``, a key derived from the seed. The seed cannot be computed from ``shown``.

@@ -1,4 +1,4 @@
-"""Server's end of secure aggregation with recovery: it relays messages, adds vectors and removes masks."""
+"""Server's end of secure aggregation with recovery: relays messages, adds vectors, removes masks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedveil.protocols.protocol import Drawn, Outgoing
 
 
 class RecoverableServer(Party):
-    """Server's end of a session. The caller decides when to stop waiting for silos, and then calls :meth:`proceed`.
+    """Server's end of a session; the caller ends the wait for silos by :meth:`proceed`.
 
     Args:
         plan: public specification of the sum.
@@ -92,13 +92,14 @@ class RecoverableServer(Party):
         if round_id.run != self._round_id.run:
             raise ProtocolError("a round of another run cannot be played")
         self._inbox.open(round_id)
+        # Keys and signatures are bound to the cohort that begins, not to the survivors, which are not known yet.
         self._round_id, self._phase = self._bound(round_id, cohort), Phase.KEYS
         self._cohort, self._asked, self._arrived, self._keys = cohort, cohort, {}, {}
         self._sum = np.zeros(self._plan.length, dtype=self._plan.word)
         return self._to_each(self._cohort, RoundStart(cohort=cohort))
 
     def receive(self, sender: int, data: bytes) -> list[tuple[int, bytes]]:
-        """Read a message of a silo; return the messages of the next step once all messages of a step have arrived.
+        """Read a silo's message; return the messages of the next step once the step is complete.
 
         Raises:
             ProtocolError: a message that must not be accepted; the error names the silo.
@@ -176,6 +177,8 @@ class RecoverableServer(Party):
     def _check(self, content: Message) -> None:
         if isinstance(content, MaskedVector):
             self._plan.check(content.words)
+        # Checked at arrival, where the error still names the silo: `_unmask` needs a share for every silo that
+        # shared.
         if isinstance(content, RevealedShares) and tuple(s for s, _ in content.shares) != self._sharers:
             raise ProtocolError("did not give one share for every silo")
 
@@ -233,6 +236,7 @@ class RecoverableServer(Party):
             except CryptoError:
                 return False
 
+        # Verified before use: a wrong secret would leave a uniform sum, which `decode` does not always refuse.
         if not fit(shares):
             raise self._wrong(silo, what, shares, fit)
         return combine(shares, threshold=self._threshold)
@@ -240,11 +244,11 @@ class RecoverableServer(Party):
     def _wrong(
         self, silo: int, what: str, shares: list[Share], fit: Callable[[list[Share]], bool]
     ) -> ProtocolError:
-        """Return the error that names the silos that can have caused a wrong share, as far as the other shares show.
+        """Return the error that names the silos that can have caused a wrong share.
 
-        Let n silos have sent shares, with threshold t. The error is right unless n - t + 1 of them collude. With
-        fewer colluding silos, either t honest shares, or t - 1 honest shares and the announced secret, determine the
-        polynomial that was dealt.
+        It names them as far as the other shares show. Let n silos have sent shares, with threshold t. The error is
+        right unless n - t + 1 of them collude. With fewer colluding silos, either t honest shares, or t - 1 honest
+        shares and the announced secret, determine the polynomial that was dealt.
         """
         odd = odd_one_out(shares, fit)
         if odd is not None and odd.point - 1 == silo:

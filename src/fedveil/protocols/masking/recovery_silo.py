@@ -1,4 +1,4 @@
-"""Silo's end of secure aggregation with recovery: it shares its secrets, and sends shares for one list of survivors.
+"""Silo's end of secure aggregation with recovery: shares secrets, sends shares for one list.
 
 start -> keys -> shares -> vector -> signed survivors -> one share of every silo that shared
 """
@@ -126,6 +126,7 @@ class RecoverableSilo(SiloParty[Units, Units]):
         self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, RoundStart)
         self._round_id, self._cohort = self._bound(envelope.round_id, start.cohort), start.cohort
+        # Fresh keys and seed for every attempt: shares of the last attempt may have opened the old ones.
         self._new_peers()
         self._seed, self._held = os.urandom(32), {}
         self._phase = Phase.KEYS
@@ -141,6 +142,7 @@ class RecoverableSilo(SiloParty[Units, Units]):
         seeds = split(self._seed, holders=self._plan.clients, threshold=self._threshold)
         private = self._masking.agreement_key.private_bytes()
         keys = split(private, holders=self._plan.clients, threshold=self._threshold)
+        # The silo keeps its own share of each secret, so that `threshold` counts all survivors, itself included.
         self._own = seeds[self.index].value, keys[self.index].value
         sealed = []
         for silo in members:
@@ -171,12 +173,14 @@ class RecoverableSilo(SiloParty[Units, Units]):
         return []
 
     def _sign(self, survivors: Survivors) -> list[bytes]:
+        # Every survivor must be one whose shares this silo holds; the threshold keeps the server from small sums.
         alive = set(survivors.silos)
         if not alive <= set(self._held) or self.index not in alive or len(alive) < self._threshold:
             raise ProtocolError(
                 f"the server names {len(alive)} survivors; at least {self._threshold} of the silos that "
                 "shared, this one among them, are needed"
             )
+        # The phase changes here, so the silo signs one list per attempt: the argument for one opened sum rests on it.
         self._survivors, self._phase = survivors.silos, Phase.REVEAL
         signature = self._place.identity.sign(list_of(self._round_id, self._survivors))
         return [self._envelope(SignedSurvivors(signature=signature))]

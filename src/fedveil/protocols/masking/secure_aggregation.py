@@ -173,6 +173,7 @@ class AggregationSilo(KeyedSilo[Units, Units]):
             self._inbox.accept(envelope, Directory)
             return self._meet(envelope.message)
         self._inbox.accept(envelope, RevealRequest)
+        # A seed that is revealed before its mask is used would leave the vector under pairwise masks only.
         if self._phase is not _Phase.REVEAL:
             raise ProtocolError("the server asks for an own mask before it was used")
         self._phase = _Phase.DONE
@@ -217,7 +218,7 @@ class AggregationSilo(KeyedSilo[Units, Units]):
 
 
 class AggregationServer(CohortServer):
-    """Server's end of a session: it relays signed keys, adds masked vectors, and removes the silos' own masks.
+    """Server's end of a session: relays signed keys, adds masked vectors, removes the own masks.
 
     Args:
         plan: public sizes of the sum.
@@ -237,7 +238,7 @@ class AggregationServer(CohortServer):
 
     @property
     def may_have_released(self) -> bool:
-        """Whether the server has requested own masks of this attempt; from then on its privacy event is charged."""
+        """Whether own masks of this attempt were requested; from then on its privacy event is charged."""
         return self._phase in (_Phase.REVEAL, _Phase.DONE)
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
@@ -278,7 +279,7 @@ class AggregationServer(CohortServer):
             self._keys[sender] = content.key
         elif isinstance(content, MaskedVector):
             self._plan.check(content.words)
-            self._sum += content.words
+            self._sum += content.words  # wraps around modulo 2^32 or 2^64, as the masks do
         elif isinstance(content, OwnMask):
             apply_masks_(self._sum, [(content.seed, False)])
         return []

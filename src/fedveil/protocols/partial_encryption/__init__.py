@@ -1,1 +1,1 @@
-"""Partial encryption (ParaAegis): voted coordinates are sent encrypted, the others in the clear with noise."""
+"""Partial encryption (ParaAegis): voted coordinates encrypted, the others in the clear with noise."""

@@ -1,4 +1,4 @@
-"""Vote for coordinates: secret orders of the coordinates, selection of the largest values, and bitmaps as bytes.
+"""Vote for coordinates in secret orders: ballots, selection of the largest counts, bitmaps.
 
 A ballot is a bitmap of d bits in an order that the silos share and the server does not know. The order is fresh for
 every round and attempt. A ballot is therefore a uniformly random set to the server, except for ties of the order
@@ -67,6 +67,7 @@ def largest(
     """
     if count == 0:
         return np.zeros(len(values), dtype=np.bool_)
+    # np.partition finds the count-th largest value in O(d); only values equal to it need an order.
     least = np.partition(values, len(values) - count)[len(values) - count]
     chosen: np.ndarray = values > least
     ties, left = np.flatnonzero(values == least), count - int(chosen.sum())
@@ -77,12 +78,13 @@ def largest(
 
 
 def encode_bitmap(bits: Bool[np.ndarray, " d"]) -> bytes:
-    """Encode a bitmap in the shorter of two forms: d bits, or the gaps between its ones, one byte each below 255."""
+    """Encode a bitmap in the shorter of two forms: d bits, or the gaps between its ones as bytes."""
     raw = np.packbits(bits).tobytes()
     gaps = np.diff(np.flatnonzero(bits), prepend=-1) - 1
     if len(gaps) + int((gaps // _CONTINUED).sum()) >= len(raw):
         return bytes([_RAW]) + raw
     ends = np.cumsum(gaps // _CONTINUED + 1) - 1
+    # A gap of 255 a + b is written as a bytes of 255 and one byte b; `ends` are the positions of the last bytes.
     steps = np.full(int(ends[-1]) + 1 if len(ends) else 0, _CONTINUED, dtype=np.uint8)
     steps[ends] = gaps % _CONTINUED
     return bytes([_GAPS]) + steps.tobytes()

@@ -1,4 +1,4 @@
-"""Inputs that a client of partial encryption contributes and persists, and the result that every client learns."""
+"""Inputs that a client of partial encryption persists, and the result that every client learns."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class PartialInputs:
     def encode(self) -> bytes:
         """Return the input as bytes, for the client's own disk."""
         writer = Writer().block(self.message.astype("<f8").tobytes())
+        # A silo that votes by its message stores the vector once.
         writer.block(b"" if self.values is self.message else self.values.astype("<f8").tobytes())
         writer.block(b"" if self.votes is None else self.votes.astype("<i8").tobytes())
         if self.divided is not None:

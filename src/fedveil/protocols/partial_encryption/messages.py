@@ -42,12 +42,12 @@ class Partition(Message):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Parts(Message):
-    """Two parts of a vector: integers in the clear (``size`` little-endian bytes each), and CKKS ciphertexts.
+    """Two parts of a vector: integers in the clear, and CKKS ciphertexts.
 
     Attributes:
         tag: equal for silos with the same common keys; it discloses nothing else about the keys.
         fingerprint: fingerprint of the encryption's parameters.
-        size: bytes of a number in the clear, 1 to 8.
+        size: bytes of a number in the clear, 1 to 8; the numbers are little-endian and signed.
         clear: (d - k,) int64, coordinates that are not encrypted, ascending.
         hidden: ciphertexts of the k encrypted coordinates, ascending.
     """
@@ -88,7 +88,7 @@ class PartialUpdate(_Parts):
 
 @message(44, "the sum, partly encrypted", eq=False)
 class PartialSum(_Parts):
-    """Sum of all updates for every silo: one part in the clear, and one part that only the silos can decrypt."""
+    """Sum of all updates for every silo: one part in the clear, one part that only silos can decrypt."""
 
     clear: Int64[np.ndarray, " n"] = custom_field(Reveals.SUM)
     hidden: bytes = custom_field(Reveals.SUM, Key.SILOS)

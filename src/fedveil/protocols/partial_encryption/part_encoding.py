@@ -1,4 +1,4 @@
-"""Encode one part of a message under partial encryption: its bound, its noise, and its integers in grid units."""
+"""Encode one part of a message under partial encryption: bound, noise, and grid units."""
 
 from __future__ import annotations
 

@@ -96,7 +96,10 @@ class PartialPlan:
         return _signed_bytes(self.silos * self.clear_limit)
 
     def n_encrypted(self, round_number: int) -> int:
-        """Return the number of encrypted coordinates of round t: floor(r_0 lambda^(t-1) d), at least 1 if r_0 > 0."""
+        """Return the number of encrypted coordinates of round t: floor(r_0 lambda^(t-1) d).
+
+        The number is at least 1 if r_0 > 0, and 0 if r_0 = 0.
+        """
         share = self.ratio * self.decay ** (round_number - 1)
         if share == 0 and self.ratio == 0:
             return 0
@@ -109,7 +112,7 @@ class PartialPlan:
 
     @property
     def count_type(self) -> np.dtype[np.integer]:
-        """Dtype of a masked count of votes: wide enough that no count overflows into the next count of its word."""
+        """Dtype of a masked count of votes, wide enough that no count overflows into its neighbour."""
         if self.ballot_limit:
             return np.dtype("<i4")
         return np.dtype("u1") if self.silos < 2**8 else np.dtype("<u2")

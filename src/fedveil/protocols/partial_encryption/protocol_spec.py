@@ -1,4 +1,4 @@
-"""Specify partial encryption as a protocol: clients put in vectors, and only the clients learn the sum."""
+"""Specify partial encryption as a protocol: the clients put in vectors and alone learn the sum."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class PartialEncryptionSpec:
 
 
 class PartialClient(PartialSilo):
-    """Client's end that splits its message once the partition is known, and persists both parts before it sends them.
+    """Client's end: splits its message once the partition is known, and persists both parts first.
 
     Args:
         agreed: public specification of the protocol.

@@ -1,4 +1,4 @@
-"""Server's end of partial encryption (:mod:`fedveil.protocols.partial_encryption.silo`); it holds no key."""
+"""Server's end of partial encryption; it holds no key."""
 
 from __future__ import annotations
 
@@ -114,6 +114,7 @@ class PartialServer(CohortServer):
             )
         if len(update.clear) and max(int(update.clear.max()), -int(update.clear.min())) > plan.clear_limit:
             raise ProtocolError(f"sent a number in clear above the limit of {plan.clear_limit} grid units")
+        # Ciphertexts first: `add` may refuse them, and then the sum in the clear must be unchanged.
         try:
             self._hidden.add(update.hidden)
         except CryptoError as error:
@@ -122,6 +123,7 @@ class PartialServer(CohortServer):
         self._tag = (sender, update.tag)
 
     def _relay(self, envelope: Envelope, data: bytes) -> list[tuple[int, bytes]]:
+        # Relayed messages bypass the inbox: run, round, sender and replay are checked here.
         recipient = envelope.recipient
         if (
             self._phase is not Phase.SETUP

@@ -123,7 +123,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         return self._phase is Phase.DONE
 
     def tag(self, content: bytes) -> bytes:
-        """Return a 32-byte tag that is equal for silos with equal content; without the common secret it is random."""
+        """Return a 32-byte tag, equal for silos with equal content and random without the common secret."""
         return derive(self._secret, _RESULT, self._round_id, salt=hashlib.sha256(content).digest())
 
     @property
@@ -165,7 +165,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
     def propose(
         self, values: Float64[np.ndarray, " d"], noise: Int64[np.ndarray, " d"] | None = None
     ) -> list[bytes]:
-        """Vote for coordinates, or compute the partition from values that every silo has; return the ballot, if any.
+        """Vote for coordinates, or compute the partition from public values; return the ballot, if any.
 
         Args:
             values: (d,) the silo's update; if no silo votes, the public values from which the partition follows.
@@ -211,6 +211,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
             ProtocolError: the partition is not known, or the plan does not allow the parts.
         """
         plan, count = self._plan, int(self.partition.sum())
+        # A value above its limit could wrap around in the sum and would spoil the sum of all silos.
         for part, length, limit in (
             (clear, plan.length - count, plan.clear_limit),
             (hidden, count, plan.hidden_limit),
@@ -247,6 +248,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         self._directory_known = True
         if self.index:
             return []
+        # Silo 0 makes the common keys: the server, which only relays them sealed, must not have them.
         key = CkksKey(self._plan.ckks)
         common = self._place.secret() + key.private_bytes()
         self._take(common)
@@ -282,7 +284,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         return []
 
     def _masked(self, chosen: Bool[np.ndarray, " d"], noise: Int64[np.ndarray, " d"] | None) -> np.ndarray:
-        """Return votes with their noise as 32-bit words, under pairwise masks that cancel in the sum of all silos."""
+        """Return votes with their noise as 32-bit words, under pairwise masks that cancel in the sum."""
         plan, counts = self._plan, chosen.astype(np.int64)
         if (noise is None) == (plan.ballot_limit > 0):
             raise ProtocolError("noise on votes is given where the plan has none, or lacks", silo=self.index)
@@ -322,4 +324,5 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         self._phase = Phase.DONE
 
     def _tag(self) -> bytes:
+        # Derived from CKKS key and secret together, so equal tags mean equal keys; the server learns only equality.
         return derive(self._secret, _TAG, self._round_id)

@@ -27,12 +27,12 @@ def worker_pool(processes: int, owner: object) -> Executor | None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent process ends, in whatever way; otherwise the worker would wait for ever."""
+    """End this process when its parent process ends; otherwise the worker would wait for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
         parent.join()
-        os._exit(1)
+        os._exit(1)  # sys.exit would end only this thread
 
     Thread(target=watch, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Ciphers of private weighting: each creates the server's key holder and a silo's evaluator for a public plan."""
+"""Ciphers of private weighting: each creates the key holder and the evaluators of a public plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that a silo contributes to a round of private weighting, and their bytes on the silo's own disk."""
+"""Inputs that a silo contributes to a round of private weighting, and persists on its own disk."""
 
 from __future__ import annotations
 

@@ -38,14 +38,14 @@ class WeightingKey(Message):
 
 @message(21, "the blinding seed, sealed for one silo")
 class SealedSeed(Message):
-    """Seed of the multiplicative blinds r_u, from silo 0 to one other silo, sealed under their pairwise key."""
+    """Seed of the multiplicative blinds r_u, sealed by silo 0 under its pairwise key with a silo."""
 
     sealed: bytes = wire_field(fixed_bytes(SEED_BYTES + OVERHEAD_BYTES), Reveals.NOTHING)
 
 
 @message(22, "doubly blinded record counts")
 class BlindedHistogram(Message):
-    """Record counts of a silo, blinded by r_u and under pairwise masks; they are uniform numbers to the server."""
+    """Record counts of a silo, blinded by r_u and by pairwise masks: uniform numbers to the server."""
 
     blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.COUNTS, Key.SILOS, besides=Reveals.PRESENCE)
 
@@ -61,14 +61,14 @@ class Participants(Message):
 
 @message(24, "the round's encrypted weights")
 class EncryptedWeights(Message):
-    """Start of a round, with fresh encrypted weights of all participants; empty if the last weights still hold."""
+    """Start of a round with the participants' encrypted weights; empty if the last weights still hold."""
 
     blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.DRAWN, Key.SERVER, besides=Reveals.PRESENCE)
 
 
 @message(25, "an encrypted masked sum")
 class EncryptedSum(Message):
-    """Encrypted, masked and re-randomised weighted sum of a silo; the server sees ciphertexts and plaintext."""
+    """Encrypted, masked, re-randomised weighted sum of a silo; the server sees the ciphertexts."""
 
     blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.SUM, Key.SERVER, besides=Reveals.CIPHERTEXTS)
 

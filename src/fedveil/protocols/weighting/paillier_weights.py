@@ -49,7 +49,7 @@ class Layout:
 
 
 def choose_layout(plan: WeightingPlan, modulus_bits: int) -> Layout:
-    """Return the layout with the least total work of all parties for a plaintext modulus of ``modulus_bits`` bits.
+    """Return the layout with the least total work of all parties for a modulus of a given size.
 
     The cost of a silo's round has three terms: the bases (one full-size power per user, spread over the rounds that
     the bases serve), the products (Straus's algorithm), and 66 multiplications per outgoing ciphertext. The server's
@@ -148,6 +148,7 @@ class PaillierKeyHolder:
         streams = [UniformIntegers(seed, int(n)) for seed in own_masks]
         totals: list[int] = []
         for masked in in_threads(self._key.decrypt, self._blocks):
+            # Own masks off modulo n, then the representative between -n/2 and n/2: T_j may be negative.
             value = (masked - sum(stream.draw() for stream in streams)) % n
             totals += self._unpack(value if 2 * value < n else value - n)
         common, limit = self._plan.common, self._plan.largest_sum
@@ -163,6 +164,7 @@ class PaillierKeyHolder:
         )
 
     def _unpack(self, value: mpz) -> list[int]:
+        # Half a slot is added to every slot, so that a negative value does not borrow from the next slot.
         bits = self._plan.slot_bits
         half = 1 << (bits - 1)
         shifted = int(value) + sum(half << (bits * slot) for slot in range(self._layout.slots))

@@ -128,7 +128,7 @@ class WeightingPlan:
 
     @property
     def check_blind(self) -> int:
-        """Largest multiple of C that blinds the number of sampled users in the check; 0 if the server knows it."""
+        """Largest multiple of C that blinds the sampled users' number in the check; 0 if it is public."""
         return self.users << _BLIND_BITS if self.places else 0
 
     @property
@@ -195,7 +195,7 @@ class WeightingPlan:
 
 
 def rounded_sensitivity(clip: float, length: int, grid: float = 1.0) -> float:
-    """Return the l2 sensitivity to one user of the weighted sum after rounding to the grid: clip + sqrt(d) g.
+    """Return the l2 sensitivity of the weighted sum to one user, after rounding: clip + sqrt(d) g.
 
     T_j is not a multiple of C. Its remainder modulo C would disclose the fractions n_{s,u} / N_u, which noise on the
     grid does not cover. The uniform v make the remainder uniform and independent of the data. Given the remainder,

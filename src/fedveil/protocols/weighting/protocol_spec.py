@@ -1,4 +1,4 @@
-"""Specify private weighting as a protocol: from contributions of weight 1 to the server's weighted sum."""
+"""Specify private weighting as a protocol: contributions in, the server's weighted sum out."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class PrivateWeightingSpec:
 
     @property
     def repeatable(self) -> bool:
-        """Whether a repeated round has the same users; oblivious transfer samples fresh users in every session."""
+        """Whether a repeated round has the same users; oblivious transfer samples users per session."""
         return not self.plan.places
 
     @property
     def max_exchange_bytes(self) -> tuple[int, int]:
-        """Most bytes of one exchange: from a client (sum, counts or requests) and to a client (weights or key)."""
+        """Most bytes of one exchange: from a client (sum, counts, requests), to a client (weights, key)."""
         plan, size = self.plan, self.sizes
         counts = plan.users * (size.number + 8)
         requests = plan.users * POINT_BYTES * bool(plan.places)
@@ -113,7 +113,8 @@ class PrivateWeightingSpec:
         )
 
     def client_input(self, inputs: ClientInputs, client: int) -> WeightedInputs:
-        """Return a client's contributions and noise in grid units; exact, because both are multiples of the grid."""
+        """Return a client's contributions and noise in grid units, exact as multiples of the grid."""
+        # int32 halves the memory of m x d contributions; norm_limit bounds every coordinate.
         dtype = np.int32 if self.plan.norm_limit < 2**31 else np.int64
         return WeightedInputs(
             contributions=(inputs.contributions(client) / self.grid).astype(dtype),

@@ -1,4 +1,4 @@
-"""Compute private weighting of deep models under ring-LWE: the server's key holder and the silo's evaluator.
+"""Compute private weighting of deep models under ring-LWE: key holder and evaluator.
 
 The plaintext modulus is a product of primes t_1 .. t_k. Enc(B_u) is one constant polynomial per prime. A silo
 multiplies it by (r_u C mod t_i), which encrypts C / N_u mod t_i, and then by polynomials whose N coefficients are the
@@ -99,7 +99,7 @@ class RlweParameters:
 
 
 def shown_distance(messages: int) -> float:
-    """Return the statistical distance between the decryption noise of ``messages`` messages and pure floods.
+    """Bound the statistical distance between the decryption noise of m messages and pure floods.
 
     The distance is at most sqrt(m) 2^-48 + m 2^-68 for m messages of one run, whatever is released between them.
 
@@ -331,6 +331,7 @@ class RlweEvaluator:
                 polynomials = np.concatenate([polynomials, counts[:, None]], axis=1)
             sums = self._engine.weighted_sums(self._bases, polynomials)
             for total, key, plaintext in zip(sums, self._keys, plaintexts, strict=True):
+                # The fresh public-key encryption hides c_1, the flood hides the noise of c_0 from the key holder.
                 added = ring.add(total, key.encrypt(plaintext[first : first + ring.degree]))
                 blocks.append(ring.flood(added, self.parameters.flood_bits).tobytes())
         return blocks

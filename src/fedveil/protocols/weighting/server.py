@@ -71,7 +71,7 @@ class WeightingServer(CohortServer):
 
     @property
     def may_have_released(self) -> bool:
-        """Whether the server has requested own masks of this attempt; from then on its privacy event is charged."""
+        """Whether own masks of this attempt were requested; from then on its privacy event is charged."""
         return self._phase in (Phase.REVEAL, Phase.DONE)
 
     @property
@@ -160,6 +160,7 @@ class WeightingServer(CohortServer):
         return []
 
     def _relay(self, envelope: Envelope, data: bytes) -> list[tuple[int, bytes]]:
+        # Relayed messages bypass the inbox: sender, recipient and replay are checked here.
         recipient = envelope.recipient
         if self._phase is not Phase.HISTOGRAM or envelope.sender or not 0 < recipient < self._plan.silos:
             raise ProtocolError("sent a blinding seed that is not for relaying now")
@@ -189,6 +190,7 @@ class WeightingServer(CohortServer):
         if self._phase is Phase.HISTOGRAM:
             self._phase = Phase.IDLE
             modulus = self._holder.modulus
+            # r_u is a unit, so r_u N_u = 0 modulo the modulus exactly for users without records.
             self._inverses = {
                 user: inverse_weight(total, modulus) for user, total in enumerate(self._totals) if total
             }
@@ -204,6 +206,7 @@ class WeightingServer(CohortServer):
         self._sender = TransferSender(self._plan.places)
         self._places = []
         for inverse in self._inverses.values():
+            # `chosen` of P places hold Enc(B_u), the others Enc(0): the server does not learn the silos' place.
             drawn = drawn_places(self._plan.places, self._plan.chosen)
             self._places.append(self._holder.encrypt([inverse if place else 0 for place in drawn.tolist()]))
         return self._to_cohort(TransferOffer(public=self._sender.public, constants=self._sender.constants))

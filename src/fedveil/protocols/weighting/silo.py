@@ -162,6 +162,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
             raise OwnRecordsError(f"the noise share exceeds {plan.noise_limit} grid units", silo=self.index)
         # Silo 0 alone blinds the check, by a multiple of C; without oblivious transfer check_blind is 0.
         blind = secrets.randbelow(plan.check_blind + 1) if self.index == 0 else 0
+        # Fresh for every attempt: until the silo reveals this seed, its sum stays masked even after decryption.
         self._own_mask = os.urandom(SEED_BYTES)
         keys = list(self._peers.mask_keys(tuple(range(plan.silos)), _SUM, self._round_id))
         blocks = self._evaluator.encrypt_sum(
@@ -207,6 +208,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
             return []
         modulus = self._evaluator.modulus
         stream = UniformIntegers(derive(self._root, _BLIND, self._round_id), modulus)
+        # Units: the server inverts r_u N_u, and the silo multiplies B_u = (r_u N_u)^-1 by r_u C.
         self._blinds = [_unit(stream, modulus) for _ in range(self._plan.users)]
         totals = [blind * int(n) % modulus for blind, n in zip(self._blinds, self._counts, strict=True)]
         for key, adds in self._peers.mask_keys(tuple(range(self._plan.silos)), _HISTOGRAM, self._round_id):
@@ -220,6 +222,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
         return [self._envelope(BlindedHistogram(blocks=tuple(int(t).to_bytes(size, "big") for t in totals)))]
 
     def _take_part(self, participants: Participants) -> list[bytes]:
+        # The server could drop a user from the list; the user's contributions would be missing from the sum.
         present = np.array(participants.present, dtype=np.bool_)
         if present.shape != (self._plan.users,):
             raise ProtocolError(f"the server names participants of {present.size} users", silo=self.index)
@@ -269,6 +272,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
             raise ProtocolError(
                 f"{len(offer.constants) + 1} places are offered instead of {self._plan.places}"
             )
+        # Attack: with a constant C_i that is no square, the request C_i / g^k would show the server the index i.
         try:
             for point in (offer.public, *offer.constants):
                 check_point(point)
