@@ -116,3 +116,13 @@ def test_a_run_says_it_in_its_folder_its_report_and_while_it_trains(
     printed = capsys.readouterr().out
     assert printed.count("Leave out the last layer") == printed.count("the size 1e+06") == 1
     assert "Leave out the last layer" in write_report(result.folder).read_text(encoding="utf-8")
+
+
+def test_a_loss_of_log_probabilities_has_a_log_softmax_before_it() -> None:
+    def of_log_probabilities(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.nll_loss(outputs, targets.long(), reduction="none")
+
+    loss = RecordLoss("own", of_log_probabilities)
+    (told,) = remarks(Task(model=model(), loss=loss), people())
+    assert "End the model with a log-softmax" in told
+    assert remarks(Task(model=model(nn.LogSoftmax(dim=1)), loss=loss), people()) == ()

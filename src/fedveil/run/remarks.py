@@ -31,25 +31,58 @@ SMALLEST: Final = 1e-3
 
 def remarks(task: Task, population: Population) -> tuple[str, ...]:
     """Return the remarks of one or two sentences each; empty if public facts give no reason for any."""
-    found = [_bounded(task, population)] if population.task == "classification" else []
+    found = (
+        [_bounded(task, population), _unnormalised(task, population)]
+        if population.task == "classification"
+        else []
+    )
     if population.public_test and len(population.test_features):
         found += [_features(task, population), _targets(population)]
     return tuple(one for one in found if one is not None)
 
 
-def _bounded(task: Task, population: Population) -> str | None:
-    """Return a remark if the last layer keeps outputs within [-1, 1] although the loss expects logits.
-
-    A model with random parameters whose outputs stay within [-1, 1] on every synthetic record has such a layer.
-    """
+def _outputs(task: Task, population: Population) -> list[Float[Tensor, "n k"]]:
+    """Return the outputs of a model with random parameters for synthetic records of each size; empty if not finite."""
     generator = torch.Generator().manual_seed(0)
     parameters = torch.randn(task.dimension, generator=generator).to(task.initial())
     records = torch.randn(_ROWS, *population.feature_shape, generator=generator)
-    # Three scales of records: an unbounded model exceeds 1 on at least the largest.
     outputs = []
     with suppress(Exception):  # a model that rejects synthetic records is not judged by them
         outputs = [task.predict(parameters, size * records).cpu() for size in _SIZES]
-    if not outputs or not all(one.isfinite().all() for one in outputs):
+    return outputs if all(one.isfinite().all() for one in outputs) else []
+
+
+def _unnormalised(task: Task, population: Population) -> str | None:
+    """Return a remark if the loss expects log-probabilities and the model's outputs are none.
+
+    Such a loss falls by c if c is added to all outputs (``torch.nn.NLLLoss``), so without a log-softmax it has no
+    minimum. The exponentials of log-probabilities sum to 1.
+    """
+    outputs = _outputs(task, population)
+    if not outputs or outputs[0].shape[1] < 2:
+        return None
+    present, targets = torch.ones(_ROWS), torch.zeros(_ROWS, dtype=torch.int64)
+    falls = False
+    with suppress(Exception):
+        terms, moved = (task.loss.records(outputs[0] + shift, targets, present) for shift in (0.0, 3.0))
+        falls = torch.allclose(terms - 3.0, moved, rtol=1e-3, atol=1e-3)
+    if not falls or all(one.logsumexp(1).abs().max() < 1e-2 for one in outputs):
+        return None
+    return (
+        "The loss expects log-probabilities, and the model's outputs are none: it can be lowered without end "
+        "and learns "
+        "nothing of the classes. End the model with a log-softmax, or take cross_entropy, which applies it."
+    )
+
+
+def _bounded(task: Task, population: Population) -> str | None:
+    """Return a remark if the last layer keeps outputs within [-1, 1] although the loss expects logits.
+
+    A model with random parameters whose outputs stay within [-1, 1] on every synthetic record has such a layer; an
+    unbounded model exceeds 1 on at least the largest records.
+    """
+    outputs = _outputs(task, population)
+    if not outputs:
         return None
     if max(float(one.abs().max()) for one in outputs) > 1 or not _takes_logits(task.loss, outputs[0]):
         return None
