@@ -42,7 +42,7 @@ SECRET_BYTES: Final = 32
 MOST_REPEATS: Final = 1024
 """Most times that a client sends its input to a round that was charged once.
 
-In a simulation the limit is ten, and every process charges.
+A simulation stops after ``MOST_ATTEMPTS`` attempts (``run/rounds/retries.py``), and charges again after a restart.
 """
 
 
