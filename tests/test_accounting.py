@@ -445,4 +445,4 @@ def test_another_error_of_the_library_is_not_taken_for_small_noise(monkeypatch):
 
     monkeypatch.setattr(loss_distributions, "_distribution", fails)
     with pytest.raises(ValueError, match="something else"):
-        PldAccountant().epsilon(LaplaceEvent(noise_multiplier=1.0), 1e-6)
+        PldAccountant().epsilon(LaplaceEvent(noise_multiplier=1.0625), 1e-6)  # not remembered by another test

@@ -25,6 +25,7 @@ from fedveil.training.copying import copy_module, is_compiled
 from fedveil.training.dropout import with_seeded_dropout
 from fedveil.training.losses import Loss, TaskKind
 from fedveil.training.state_leak_check import WHY, fingerprint, first_difference, snapshot
+from fedveil.user_code import failed_at
 
 _REPLACEABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -134,11 +135,18 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
             kept = {row: probe(_with_other_records(features, row)) for row in (0, len(features) // 2, -1)}
         except FedveilError:
             raise
-        except Exception as error:  # the model is code from outside and may raise anything
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # what PyTorch's operations raise
             shape = tuple(features.shape[1:])
             raise ModelError(
+                f"the model fails on made-up records of shape {shape}, which are standard normal numbers: {error}; "
+                "where a feature is an index, round and clamp it in forward"
+            ) from error
+        except Exception as error:  # the words of other errors are the user's own, and may quote records
+            shape, place = tuple(features.shape[1:]), failed_at(error) or type(model).__name__
+            raise ModelError(
                 f"the model fails on made-up records of shape {shape}, which are standard normal numbers: "
-                f"{type(error).__name__}: {error}; where a feature is an index, round and clamp it in forward"
+                f"{place} raised "
+                f"{type(error).__name__}"
             ) from error
     if not isinstance(first, Tensor) or first.shape[:1] != features.shape[:1]:
         raise ModelError("the model must return one tensor whose first axis is the records")
