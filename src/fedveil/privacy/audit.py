@@ -158,11 +158,8 @@ def _possible_areas(auc: float, n: int, k: int, z: float) -> tuple[float, float]
         spread = 1 + others * ((1 - theta) / (2 - theta) + theta / (1 + theta))
         return abs(auc - theta) - z * math.sqrt(theta * (1 - theta) * spread / (n * k))
 
-        # start a relative 1e-9 away from `auc`, where the difference is 0.
-
     # If auc is 0 or 1, theta = auc is a root as well (difference and variance are 0). The brackets for the other root
     # therefore start a relative 1e-9 away from auc.
-    # start a relative 1e-9 away from `auc`, where the difference is 0.
     below, above = auc * (1 - _BESIDE), auc + (1 - auc) * _BESIDE
     low = float(brentq(beyond, 0.0, below)) if auc > 0 else 0.0
     high = float(brentq(beyond, above, 1.0)) if auc < 1 else 1.0

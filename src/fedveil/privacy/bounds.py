@@ -101,7 +101,7 @@ class _NormClip(ScalingBound):
 
 @dataclass(frozen=True, kw_only=True)
 class Clip(_NormClip):
-    """Clipping to l2 norm C: a longer contribution is scaled down to C, and the result is stored on a grid.
+    """Clipping to l2 norm C: longer contributions are scaled down to C, and all are stored on a grid.
 
     Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y of :meth:`quantize_`
     satisfies ``||g · y||_2 <= w · C`` as real numbers. Abadi et al. 2016, Algorithm 1, clips in exact
@@ -144,7 +144,7 @@ class Clip(_NormClip):
 
 @dataclass(frozen=True, kw_only=True)
 class ClipL1(_NormClip):
-    """Clipping to l1 norm C: a longer contribution is scaled down to C, and the result is stored on a grid.
+    """Clipping to l1 norm C: longer contributions are scaled down to C, and all are stored on a grid.
 
     Guarantee: for every float32 row and every weight w in [0, 1], the contribution g · y of :meth:`quantize_`
     satisfies ``||g · y||_1 <= w · C`` as real numbers, as Laplace noise on every coordinate requires. Its l2 norm is
@@ -174,7 +174,7 @@ class ClipL1(_NormClip):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedVector(_NormClip):
-    """Bound of a statistic whose vector has norm at most C by construction, stored on the grid of the noise.
+    """Bound of a statistic whose vector has norm at most C by construction, on the grid of the noise.
 
     A histogram adds up to a million contributions of size 1. Truncation on the grid of :class:`Clip` would take 2^-18
     of each contribution: a total of more people than the noise hides. This bound uses the step of the messages
@@ -256,7 +256,7 @@ class FixedVector(_NormClip):
 
 @dataclass(frozen=True, kw_only=True)
 class Unbounded(SteadyBound):
-    """Absence of a bound: contributions keep their length, and the release has no guarantee (plain FedAVG).
+    """No bound: contributions keep their length, and the release has no guarantee (plain FedAVG).
 
     Non-finite rows still become zero contributions. Nothing is rounded to a grid (:attr:`grid` is 1), so sums depend
     on their order as floating-point sums do.

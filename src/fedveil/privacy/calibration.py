@@ -196,7 +196,7 @@ def _gaussian_noise(budget: Budget, epsilon: float) -> float | None:
 
 
 def _power_of_two(excess: float) -> float:
-    """Return a power of two near the multiplier that fits, assuming that epsilon is proportional to 1 / noise.
+    """Return a power of two near the fitting multiplier, as if epsilon were proportional to 1 / noise.
 
     The result is 1 if the excess at multiplier 1 carries no information: epsilon is infinite or 0.
     """

@@ -1,13 +1,14 @@
-"""Who learns what of a round, and what protects it: the statement is a fold over messages and claims.
+"""Derive each party's knowledge of a round, and the event that bounds it, from messages and claims.
 
-Every field of every message declares what it *tells* of private records, and under which key. Every stage that draws
-noise *claims* an event for what may be known besides. With M the messages that are sent to a party::
+Every field of every message declares its content about private records, and the key that opens it. Every stage that
+samples noise claims an event for a set of knowledge. With M the messages that are sent to a party::
 
-    knowledge(party) = what the fields of M tell in the open, and what the party's keys open of the rest
-    event(party)     = that of the least claim that covers all of knowledge(party)
+    knowledge(party) = the contents of the open fields of M, and of the fields that the party's keys open
+    event(party)     = the event of the least claim that covers all of knowledge(party)
 
-No claim covers it: nothing is guaranteed (:class:`~fedveil.privacy.events.NoGuarantee`). So what a stage or a message
-does not say can only make a line of the statement weaker, never stronger. docs/theory/claims.md.
+If no claim covers the knowledge, nothing is guaranteed (:class:`~fedveil.privacy.events.NoGuarantee`). A declaration
+that a stage or a message omits can therefore make a line of the statement weaker, never stronger.
+docs/theory/claims.md.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ _T = TypeVar("_T")
 
 
 class Role(Flag):
-    """Who may learn something of a round; a union of roles is a coalition that pools what it knows.
+    """Parties of a round; a union of roles is a coalition that pools its knowledge.
 
-    READER: whoever reads the models. SERVER: who adds the messages up, and its host. SILO: one who sends messages: a
-        silo, or a client where clients contribute; as many of them as the shares of the noise are sized for.
+    READER: a reader of the models. SERVER: the party that adds up the messages, and its host. SILO: a sender of
+    messages
+        (a silo, or a client if clients contribute). As many silos collude as the shares of the noise are sized for.
     """
 
     READER = auto()
@@ -37,12 +39,12 @@ class Role(Flag):
 
 
 class Reveals(Enum):
-    """What a field tells of private records; the value is how statements say it."""
+    """Content of a field about private records; the value is its wording in statements."""
 
     NOTHING = "nothing about any record"
     MODEL = "the models"
     SUM = "the noisy sum over all senders"
-    CONTENT = "what the channel makes of a sum"  # stands for the channel's own content
+    CONTENT = "what the channel makes of a sum"  # placeholder for the content that the channel declares
     MESSAGE = "each sender's own noisy message"
     EXACT = "each sender's own sum, without noise"
     KEYED = "each message and its key, which determines the quantiser's latent variables and dither"
@@ -61,33 +63,33 @@ class Reveals(Enum):
 
 
 class Key(Enum):
-    """What hides a field, by who can open it."""
+    """Encryption of a field, named by the roles that can open it."""
 
     SERVER = Role.SERVER
     SILOS = Role.SILO
-    NOBODY = Role(0)  # pairwise masks: what they leave of a sum, the message that removes them tells
+    NOBODY = Role(0)  # pairwise masks: the message that removes them declares the sum
 
 
 _MADE: Final = {Reveals.MODEL: Reveals.MODEL, Reveals.DRAWN: Reveals.DRAWN, Reveals.OWN_DRAW: Reveals.DRAWN}
-"""What the server knows because it makes what it sends: a model, and who was drawn."""
+"""Knowledge of the server from the messages that it makes itself: the models and the sampled users."""
 
 
 def reveals(what: Reveals, under: Key | None = None, besides: Reveals | None = None) -> Mapping[str, object]:
-    """Return the metadata of a field that tells something.
+    """Return the metadata that declares the content of a field.
 
     Args:
-        what: what it tells whoever opens it.
-        under: who can open it; None: everybody to whom it is sent.
-        besides: what it tells everybody to whom it is sent, opened or not.
+        what: content for a party that can open the field.
+        under: key of the field; None: every receiver can read it.
+        besides: content that every receiver learns even without the key, such as the length of a ciphertext.
     """
     return {"tells": what, "under": under, "besides": besides}
 
 
 def check_reveals(kind: type[_T]) -> type[_T]:
-    """Return a message's class, every field of which says what it tells.
+    """Check that every field of a message class declares its content; return the class.
 
     Raises:
-        TypeError: one does not.
+        TypeError: a field without a declaration.
     """
     fields: Any = kind
     for one in dataclasses.fields(fields):
@@ -100,12 +102,13 @@ def check_reveals(kind: type[_T]) -> type[_T]:
 
 @dataclass(frozen=True)
 class Sent:
-    """A message of a method: its class and who reads it.
+    """Message of a method: its class and its readers.
 
     Attributes:
-        kind: a dataclass whose fields declare what they tell; another class tells UNDECLARED.
+        kind: a dataclass whose fields declare their content; any other class reveals UNDECLARED.
         to: its readers.
-        instead: what a protocol uses a common message for, such as masks that sum ballots and not updates.
+        instead: replaced contents, if a protocol uses a common message for other data (masks that sum ballots instead
+            of updates, for example).
     """
 
     kind: type[Any]
@@ -113,14 +116,14 @@ class Sent:
     instead: Mapping[Reveals, Reveals] = field(default_factory=dict)
 
     def revealed_to(self, party: Role) -> frozenset[Reveals]:
-        """Return what the message tells a party with its keys."""
+        """Return the contents that the message reveals to a party with the party's keys."""
         opened = _opened(self.kind, party)  # type: ignore[arg-type]  # a class is hashable
         return frozenset(self.instead.get(what, what) for what in opened) if self.instead else opened
 
 
 @cache
 def _opened(kind: type[Any], party: Role) -> frozenset[Reveals]:
-    """Return what the fields of a class tell a party with its keys."""
+    """Return the contents that the fields of a class reveal to a party with the party's keys."""
     if not dataclasses.is_dataclass(kind):
         return frozenset({Reveals.UNDECLARED})
     found = set()
@@ -135,16 +138,19 @@ def _opened(kind: type[Any], party: Role) -> frozenset[Reveals]:
 
 @dataclass(frozen=True)
 class Claim:
-    """What one round does to one unit, against whoever knows no more than this; valid under adaptive composition.
+    """Event that bounds one unit's effect on one round, against a party with the covered knowledge.
+
+    The claim is valid under adaptive composition.
 
     Attributes:
-        covers: what may be known.
+        covers: the knowledge that the claim allows.
         event: of one round.
-        but: what is known besides and no epsilon covers, in words.
-        amplified: whether neighbours differ by a unit that is there or is not, which is what sampling amplifies; a
-            unit that stays and sends something else is not there in either case when it is not drawn.
-        distance: the statistical distance between all that one charge shows and something computed from the event's
-            release; 0 where a proof says that there is none. Sampling makes it no smaller.
+        but: additional knowledge that no epsilon covers, in words.
+        amplified: whether sampling amplifies the claim. True if neighbours differ by the presence of a unit: a round
+            without the unit in its sample equals a round of the neighbour. False if the unit is present in both
+            neighbours with different data: a round without the unit in its sample equals neither of the two releases.
+        distance: the statistical distance between everything that one charge shows and a function of the event's
+            release; 0 if a proof shows that they are equal. Sampling does not reduce it.
     """
 
     covers: frozenset[Reveals]
@@ -155,32 +161,35 @@ class Claim:
 
     @property
     def charged_event(self) -> Event:
-        """What accountants are asked about: the event, and the distance at which it is seen."""
+        """Event that accountants evaluate: the claim's event together with its statistical distance."""
         return at_distance(self.event, self.distance)
 
 
 def covered_knowledge(*known: Reveals) -> frozenset[Reveals]:
-    """Return what a claim covers; the models are post-processing of every release."""
+    """Return the knowledge that a claim covers: the given contents and the models.
+
+    The models are post-processing of every release, so every claim covers them.
+    """
     return frozenset((Reveals.MODEL, *known))
 
 
 def no_guarantee(reason: str, *, unless: Reveals = Reveals.UNDECLARED) -> Claim:
-    """Return the claim that nothing is guaranteed, whatever declared knowledge a party has.
+    """Return the claim that nothing is guaranteed, for every declared knowledge.
 
     Args:
-        reason: why.
-        unless: what has a reason of its own for those who know it.
+        reason: one sentence for the statement.
+        unless: content that the claim leaves out, because another claim gives its own reason for it.
     """
     return Claim(frozenset(Reveals) - {Reveals.UNDECLARED, unless}, NoGuarantee(reason=reason))
 
 
 def knowledge(party: Role, sent: Iterable[Sent], content: Reveals) -> frozenset[Reveals]:
-    """Return what a party or coalition knows of a round.
+    """Return the knowledge of a party or coalition after a round.
 
     Args:
         party: one role or several.
         sent: every message of a round and of its setup.
-        content: what the channel's payload tells whoever opens it.
+        content: content of the channel's payload, for a party that opens it.
     """
     known = {Reveals.OWN} if party & Role.SILO else set[Reveals]()
     if party & Role.READER:
@@ -191,8 +200,9 @@ def knowledge(party: Role, sent: Iterable[Sent], content: Reveals) -> frozenset[
         if party.value & one.to.value:
             known |= opened
         elif serves and one.to.value & Role.SILO.value:
+            # The server made these messages itself, so it knows these contents although it does not receive them.
             known |= {_MADE[what] for what in opened if what in _MADE}
-    if serves and Reveals.OWN_DRAW in known:  # what each was told of itself is together all draws
+    if serves and Reveals.OWN_DRAW in known:  # the flags of all silos or users together are the whole sample
         known.add(Reveals.DRAWN)
     if Reveals.CONTENT in known:
         known = (known - {Reveals.CONTENT}) | {content}
@@ -200,10 +210,12 @@ def knowledge(party: Role, sent: Iterable[Sent], content: Reveals) -> frozenset[
 
 
 def least_covering_claim(known: frozenset[Reveals], claims: Iterable[Claim]) -> Claim:
-    """Return the least claim that covers all that is known; one of no guarantee, with the reason, if none does."""
+    """Return the least claim that covers the knowledge, or a claim of no guarantee with its reason."""
     claims = tuple(claims)
     fitting = [claim for claim in claims if known <= claim.covers]
     if fitting:
+        # The claim with the least knowledge is the strongest: sampling, for example, amplifies it only for parties
+        # that do not know the sample.
         return min(fitting, key=lambda claim: len(claim.covers))
     nearest = max((claim.covers & known for claim in claims), key=len, default=frozenset())
     left = ", ".join(what.value for what in Reveals if what in known - nearest)
@@ -211,7 +223,13 @@ def least_covering_claim(known: frozenset[Reveals], claims: Iterable[Claim]) -> 
 
 
 def with_side_knowledge(claims: Iterable[Claim], known: Reveals, but: str) -> tuple[Claim, ...]:
-    """Return claims, and each of them again for whoever learns one thing more that no epsilon covers."""
+    """Return the claims, and a copy of each that also covers one more content, which no epsilon covers.
+
+    Args:
+        claims: to extend.
+        known: the additional content.
+        but: the sentence about it that the copies carry.
+    """
     claims = tuple(claims)
     more = (replace(claim, covers=claim.covers | {known}, but=(*claim.but, but)) for claim in claims)
     return (*claims, *more)

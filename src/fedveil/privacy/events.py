@@ -1,12 +1,12 @@
-"""What was released: privacy events, apart from any bound on what they cost.
+"""Describe released information as privacy events, apart from any bound on their cost.
 
 An event documents a mechanism well enough for every accountant; :mod:`fedveil.privacy.accounting` turns
 events into epsilon. The separation follows Google's ``dp_accounting``.
 
 Noise multipliers are relative to the bound on ONE unit's contribution: with contributions of l2 norm at most
-C and noise N(0, s^2 I) on their sum, ``noise_multiplier = s / C`` (l1 norm and scale for Laplace). What a
-neighbouring population does with that contribution (adds, removes, replaces it) is the :class:`Adjacency`,
-which the accountant is told.
+C and noise N(0, s^2 I) on their sum, ``noise_multiplier = s / C`` (l1 norm and scale for Laplace). The
+:class:`Adjacency`, an attribute of the accountant, defines the effect of a neighbouring population on that
+contribution (add, remove or replace).
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ from fedveil.errors import PrivacyError
 Json = dict[str, object]
 
 _TYPES: Final[dict[str, type[Event]]] = {}
-"""Every kind of event by its name in JSON."""
+"""Every class of event by its name in JSON."""
 
 _LEAST: Final = 1e-100
 _MOST: Final = 1e100
-"""Of what noise and shifts may be: their squares, and what accountants make of them, fit double precision."""
+"""Upper limit of noise multipliers and shifts; ``_LEAST`` is the lower limit of noise multipliers.
+
+Within the limits, their squares and the results of accountants fit double precision.
+"""
 
 
 class Adjacency(Enum):
-    """Which two populations a guarantee compares."""
+    """Pairs of neighbouring populations that a guarantee compares."""
 
     ADD_OR_REMOVE_ONE = "add-or-remove-one"
     REPLACE_ONE = "replace-one"
 
 
 def _positive(name: str, value: float) -> None:
-    """Refuse a noise multiplier that is no positive finite number, or none that can be reckoned with."""
+    """Refuse a noise multiplier that is not positive and finite, or outside [1e-100, 1e100]."""
     if not (math.isfinite(value) and value > 0):
         raise PrivacyError(
             f"{name} = {value}: must be positive and finite; a release without noise is "
@@ -54,58 +57,59 @@ def _positive(name: str, value: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Base of all events: immutable, hashable, comparable values, whose JSON form is their fields under a type.
+    """Base of all events: immutable, hashable, comparable values; the JSON form is a type and the fields.
 
-    A kind of event is declared with the name that stands for it in JSON: ``class X(Event, type="x")``. Its fields are
-    numbers, whole numbers, texts, events, and tuples of numbers or events.
+    A subclass is declared with its name in JSON: ``class X(Event, type="x")``. Its fields are numbers, whole numbers,
+    strings, events, and tuples of numbers or events.
     """
 
     type: ClassVar[str]
 
     def __init_subclass__(cls, *, type: str) -> None:
-        """Register a kind of event under its name."""
+        """Register a class of event under its name."""
         cls.type = type
         assert type not in _TYPES
         _TYPES[type] = cls
 
     def to_json(self) -> Json:
-        """Return the JSON form, which :func:`event_from_json` reads back to an equal event."""
+        """Return the JSON form; :func:`event_from_json` reads it back to an equal event."""
         return {"type": self.type} | {one.name: _written(getattr(self, one.name)) for one in fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Noisy:
-    """A release whose noise is ``noise_multiplier`` times the bound on one contribution."""
+    """Release whose noise is ``noise_multiplier`` times the bound on one contribution."""
 
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        """Refuse a multiplier outside (0, inf)."""
+        """Refuse a multiplier outside [1e-100, 1e100]."""
         _positive(f"{type(self).__name__}.noise_multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianEvent(_Noisy, Event, type="gaussian"):
-    """One release of a sum with Gaussian noise; ``noise_multiplier`` = standard deviation / l2 bound."""
+    """Release of a sum with Gaussian noise; ``noise_multiplier`` = standard deviation / l2 bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConcentratedEvent(_Noisy, Event, type="concentrated"):
-    """A release whose Renyi divergences are at most a Gaussian one's of this multiplier, and nothing finer is known.
+    """Release with Renyi divergences at most those of a Gaussian release of this multiplier.
 
-    That is 1/(2 z^2)-zCDP (Bun and Steinke 2016): what discrete Gaussian noise of few steps on whole numbers gives,
-    whose privacy loss has jumps that a Gaussian's has not.
+    This is 1/(2 z^2)-zCDP (Bun and Steinke 2016), and nothing finer is known about the release. An example is
+    discrete Gaussian noise of few steps on whole numbers: its privacy loss has jumps that a Gaussian's privacy loss
+    lacks.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceEvent(_Noisy, Event, type="laplace"):
-    """One release of a sum with Laplace noise; ``noise_multiplier`` = scale b / l1 bound."""
+    """Release of a sum with Laplace noise; ``noise_multiplier`` = scale b / l1 bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampledEvent(Event, type="poisson_sampled"):
-    """An event over a Poisson sample: every unit takes part with probability ``rate``, in (0, 1]."""
+    """Event over a Poisson sample: every unit takes part with probability ``rate``, in (0, 1]."""
 
     rate: float
     event: Event
@@ -118,11 +122,11 @@ class PoissonSampledEvent(Event, type="poisson_sampled"):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledWithoutReplacementEvent(Event, type="sampled_without_replacement"):
-    """An event over ``sample`` of ``population`` units, drawn uniformly without replacement.
+    """Event over ``sample`` of ``population`` units, sampled uniformly without replacement.
 
-    Its neighbours replace one unit's data: adding a unit would change the population's public size. As everywhere,
-    noise multipliers of ``event`` are relative to ONE contribution; accountants count that a replaced unit takes its
-    own away and brings another.
+    Neighbours replace one unit's data, because adding a unit would change the public size of the population. As for
+    every event, noise multipliers of ``event`` are relative to ONE contribution. Accountants double the sensitivity,
+    because a replaced unit removes its contribution and adds another.
     """
 
     population: int
@@ -130,7 +134,7 @@ class SampledWithoutReplacementEvent(Event, type="sampled_without_replacement"):
     event: Event
 
     def __post_init__(self) -> None:
-        """Refuse a sample that cannot be drawn."""
+        """Refuse a sample below 1 or above the population."""
         if not 1 <= self.sample <= self.population:
             raise PrivacyError(
                 f"SampledWithoutReplacementEvent: {self.sample} of {self.population} units; "
@@ -139,20 +143,20 @@ class SampledWithoutReplacementEvent(Event, type="sampled_without_replacement"):
 
     @property
     def rate(self) -> float:
-        """Probability that a given unit is drawn."""
+        """Probability that a given unit is sampled."""
         return self.sample / self.population
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedEvent(Event, type="composed"):
-    """Several events, each possibly chosen after the outcomes before it; empty: nothing was released."""
+    """Adaptive composition: each event may depend on earlier results; empty if nothing was released."""
 
     events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfComposedEvent(Event, type="self_composed"):
-    """The same event ``count`` >= 1 times (adaptive composition)."""
+    """Adaptive composition of ``count`` >= 1 copies of one event."""
 
     count: int
     event: Event
@@ -165,13 +169,12 @@ class SelfComposedEvent(Event, type="self_composed"):
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOfGaussiansEvent(Event, type="mixture_of_gaussians"):
-    """One release whose Gaussian mean is moved by a random amount.
+    """Release with Gaussian noise whose mean moves by a random amount.
 
     One of two neighbours gives N(0, s^2), the other sum_i p_i N(c_i, s^2), with c_i = ``sensitivities[i]``
     >= 0 in units of the clip bound, p_i = ``probabilities[i]`` summing to 1 and s = ``noise_multiplier`` in
-    the same unit. With c = (0..k) and p = Binomial(k, q) it is one Poisson-sampled step seen by a user who
-    owns k records (Choquette-Choo, Ganesh, Steinke and Thakurta, "Privacy amplification for matrix
-    mechanisms").
+    the same unit. With c = (0..k) and p = Binomial(k, q) it is one Poisson-sampled step for a user with k records
+    (Choquette-Choo, Ganesh, Steinke and Thakurta, "Privacy amplification for matrix mechanisms").
     """
 
     noise_multiplier: float
@@ -179,7 +182,7 @@ class MixtureOfGaussiansEvent(Event, type="mixture_of_gaussians"):
     probabilities: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Refuse lengths, sensitivities or probabilities that make no mixture."""
+        """Refuse lengths, sensitivities or probabilities that form no mixture."""
         _positive("MixtureOfGaussiansEvent.noise_multiplier", self.noise_multiplier)
         if len(self.sensitivities) != len(self.probabilities) or not self.sensitivities:
             raise PrivacyError(
@@ -194,6 +197,7 @@ class MixtureOfGaussiansEvent(Event, type="mixture_of_gaussians"):
             raise PrivacyError(
                 "MixtureOfGaussiansEvent.probabilities: must be positive; leave out the others"
             )
+        # The tolerance allows for the rounding of one float64 number per probability.
         total = math.fsum(self.probabilities)
         if abs(total - 1) > 1e-12 * max(10, len(self.probabilities)):
             raise PrivacyError(f"MixtureOfGaussiansEvent.probabilities: sum to {total}, must sum to 1")
@@ -201,7 +205,7 @@ class MixtureOfGaussiansEvent(Event, type="mixture_of_gaussians"):
 
 @dataclass(frozen=True, kw_only=True)
 class NoGuarantee(Event, type="no_guarantee"):
-    """A release that bounds nothing (epsilon is infinite); ``reason`` says why in one sentence."""
+    """Release without any bound (epsilon is infinite); ``reason`` explains it in one sentence."""
 
     reason: str
 
@@ -213,15 +217,16 @@ class NoGuarantee(Event, type="no_guarantee"):
 
 @dataclass(frozen=True, kw_only=True)
 class NearbyEvent(Event, type="nearby"):
-    """What is seen is not a release itself, but within a statistical distance of something that is computed from it.
+    """Statistical distance between a party's view and a function of the other releases.
 
-    A party sees X where the claim is for X', and for every population their laws differ by d in total variation, or by
-    less. Distances add up, whatever is released in between. With P and Q the laws of X for two neighbours, P' and Q'
-    those of X', and X' (epsilon, delta), for every set A
+    A party sees X, and the claim is for X'. For every population the laws of X and X' differ by at most d in total
+    variation. Distances add up, whatever is released in between. With P and Q the laws of X for two neighbours, P'
+    and Q' those of X', and X' (epsilon, delta)-DP, for every set A
 
         P(A) <= P'(A) + d <= e^epsilon Q'(A) + delta + d <= e^epsilon Q(A) + delta + (1 + e^epsilon) d,
 
-    so X is (epsilon, delta + (1 + e^epsilon) d). Accountants take it off the delta that is asked for.
+    so X is (epsilon, delta + (1 + e^epsilon) d)-DP. Accountants subtract the additional term from the requested
+    delta.
     """
 
     distance: float
@@ -234,40 +239,50 @@ class NearbyEvent(Event, type="nearby"):
 
 @dataclass(frozen=True, kw_only=True)
 class GridEvent(Event, type="grid"):
-    """The noise of a release lies on a grid, which changes a log-likelihood ratio by ``loss`` at most.
+    """Noise on a grid: it changes a log-likelihood ratio of the release by at most ``loss``.
 
-    What is (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) then; losses of releases add up.
+    A release that is (epsilon, delta)-DP with continuous noise is then (epsilon + loss, e^loss delta)-DP. Losses of
+    releases add up.
     """
 
     loss: float
 
     def __post_init__(self) -> None:
-        """Refuse a loss that is no positive finite number."""
+        """Refuse a loss that is not positive and finite."""
         if not (math.isfinite(self.loss) and self.loss > 0):
             raise PrivacyError(f"GridEvent.loss = {self.loss}: must be positive and finite")
 
 
 def at_distance(event: Event, distance: float) -> Event:
-    """Return an event seen at a statistical distance; at 0, or where nothing is guaranteed, itself."""
+    """Return an event seen at a statistical distance; unchanged at 0 and for :class:`NoGuarantee`."""
     if distance == 0 or isinstance(event, NoGuarantee):
         return event
     return ComposedEvent(events=(event, NearbyEvent(distance=min(distance, 1.0))))
 
 
 def on_grid(event: Event, loss: float) -> Event:
-    """Return an event whose noise lies on a grid; itself at 0, and where nothing is released or guaranteed."""
+    """Return an event whose noise lies on a grid with this loss.
+
+    The event is returned unchanged if the loss is 0, nothing is released, or nothing is guaranteed.
+    """
     if loss == 0 or isinstance(event, NoGuarantee) or not atoms(event):
         return event
     return ComposedEvent(events=(event, GridEvent(loss=loss)))
 
 
 def split_distance(event: Event) -> tuple[Event, float]:
-    """Return an event without statistical distances, and their sum, rounded up: the inverse of :func:`at_distance`."""
+    """Split an event into the rest and the sum of its statistical distances, rounded up.
+
+    The inverse of :func:`at_distance`.
+    """
     return _without(event, NearbyEvent, "distance")
 
 
 def split_grid_loss(event: Event) -> tuple[Event, float]:
-    """Return an event without the losses of grids, and their sum, rounded up: the inverse of :func:`on_grid`."""
+    """Split an event into the rest and the sum of its grid losses, rounded up.
+
+    The inverse of :func:`on_grid`.
+    """
     return _without(event, GridEvent, "loss")
 
 
@@ -277,14 +292,16 @@ def _without(event: Event, kind: type[Event], name: str) -> tuple[Event, float]:
     if not found:
         return event, 0.0
     rest = Counter({one: count for one, count in counts.items() if not isinstance(one, kind)})
+    # fsum rounds correctly, the products round once each; a relative 1e-15 outweighs both, so the sum is an upper
+    # bound.
     return compose(rest), math.fsum(found) * (1 + 1e-15)
 
 
 def atoms(event: Event) -> Counter[Event]:
-    """Count the single releases in an event: compositions are opened, equal releases are added up.
+    """Count the single releases in an event: compositions are expanded, equal releases are added up.
 
-    The order of adaptive composition does not change any accountant's bound, so the counts say all. A Poisson
-    or fixed-size sample of rate 1 is the event itself.
+    The order of adaptive composition does not change any accountant's bound, so the counts are sufficient. A Poisson
+    or fixed-size sample of rate 1 is replaced by the sampled event.
 
     >>> step = GaussianEvent(noise_multiplier=2.0)
     >>> atoms(ComposedEvent(events=(step, SelfComposedEvent(event=step, count=9)))) == {step: 10}
@@ -313,7 +330,7 @@ def compose(events: Counter[Event]) -> Event:
 
 
 def all_of(events: Iterable[Event]) -> Event:
-    """Return the composition of events, equal releases counted together."""
+    """Return the composition of several events, with equal releases counted together."""
     counts: Counter[Event] = Counter()
     for event in events:
         counts.update(atoms(event))
@@ -353,11 +370,11 @@ def _written(value: object) -> object:
 
 
 _PLAIN: Final = {"float": ("a number", int | float), "int": ("an integer", int), "str": ("a string", str)}
-"""What a field is in JSON, by its declared type."""
+"""JSON type of a plain field, by its declared type."""
 
 
 def _read(name: str, kind: str, value: object) -> object:
-    """Return a field of a declared type: a number, a text, an event, or a list of them."""
+    """Read a field of a declared type: a number, a string, an event, or a list of these."""
     if kind == "Event":
         return event_from_json(value)
     if kind.startswith("tuple["):

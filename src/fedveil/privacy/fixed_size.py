@@ -1,18 +1,20 @@
-"""Amplification by samples of a fixed size: what replacing one unit's data can show, if m of n units are drawn.
+"""Amplify Gaussian releases by sampling m of n units, for neighbours that replace one unit's data.
 
-The base release is Gaussian: replacing one drawn unit moves its mean by ``mu`` standard deviations (mu = 2 L / nu for
-contributions of norm at most L and noise std nu: the old contribution goes and another comes). With q = m / n:
+Replacing one sampled unit moves the mean of the Gaussian base release by ``mu`` standard deviations. For
+contributions of norm at most L and noise std nu, mu = 2 L / nu: the old contribution is removed and another one is
+added. With q = m / n:
 
-* Renyi divergence: Wang, Balle and Kasiviswanathan 2019, "Subsampled Renyi differential privacy and analytical moments
-  accountant", Theorem 9 (any mechanism) and its strengthening for mechanisms such as the Gaussian one, section 3.
-* Privacy loss distribution: the pair of Dong, Roth and Su 2022, Theorem 4.2: M over a uniform sample is C_q(f)-DP where
+* Renyi divergence: Wang, Balle and Kasiviswanathan 2019, "Subsampled Renyi differential privacy and analytical
+  moments accountant", Theorem 9 (any mechanism) and its strengthening for mechanisms like the Gaussian one, section
+  3.
+* Privacy loss distribution: the pair of Dong, Roth and Su 2022, Theorem 4.2: M over a uniform sample is C_q(f)-DP if
   M is f-DP, and C_q(f) = min(f_q, f_q^{-1})** with f_q = q f + (1 - q) Id. As a hockey-stick divergence,
 
       delta(eps) = q delta_mu(ln(1 + (e^eps - 1) / q))         for eps >= 0
       delta(eps) = 1 - e^eps + e^eps delta(-eps)               for eps < 0
 
-  with delta_mu the Gaussian one. A distribution that dominates this curve on a grid ("connect the dots", Doroshenko et
-  al. 2022) can be composed by FFT like any other.
+  with delta_mu the Gaussian one. A distribution that dominates this curve on a grid ("connect the dots", Doroshenko
+  et al. 2022) can be composed by FFT like any other.
 
 docs/theory/accounting.md.
 """
@@ -31,7 +33,10 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 
 _TAIL_STDS: Final = 8.5  # a standard normal is beyond with probability 1e-17
 _LITTLE_NOISE: Final = 0.1
-"""Below, what is special to Gaussians is never the smaller bound, and its integral has too many points."""
+"""Noise multiplier below which the Gaussian strengthening is skipped.
+
+It is never the smaller bound there, and its integral has too many points.
+"""
 _PUBLISHED_ORDERS: Final = tuple(float(order) for order in range(2, 257))
 
 
@@ -65,16 +70,18 @@ def fixed_size_rdp(
             [0.0, *(_log_moment(rate, noise_multiplier, order) for order in range(2, most + 1))]
         )
         alphas = np.array(orders)
+        # Linear interpolation of a convex function lies above it, so the bound stays valid.
         values = np.interp(alphas, np.arange(1, most + 1), moments) / (alphas - 1)
     values.flags.writeable = False
     return values
 
 
 def published_epsilon(rate: float, noise_multiplier: float, rounds: int, delta: float) -> float:
-    """Return the figure of DP-Fed-LS's Tables 3 and 6: Theorem 9 of Wang et al., integer orders, Mironov's conversion.
+    """Return the figure of Tables 3 and 6 of DP-Fed-LS.
 
-    It is a bound only if ``noise_multiplier`` is relative to the distance of the two sums; the tables fill in
-    nu / L although that distance is 2 L.
+    The tables use Theorem 9 of Wang et al. at integer orders, with Mironov's conversion. The figure is a bound only
+    if ``noise_multiplier`` is relative to the distance of the two sums. The tables insert nu / L although that
+    distance is 2 L.
 
     >>> as_published, correct = (published_epsilon(0.05, z, 200, 2000**-1.1) for z in (1.1, 1.1 / 2))
     >>> round(as_published, 2), round(correct, 1)
@@ -89,12 +96,14 @@ def published_epsilon(rate: float, noise_multiplier: float, rounds: int, delta: 
 
 
 def fixed_size_distribution(rate: float, mu: float, interval: float) -> pld.PrivacyLossDistribution:
-    """Return a privacy loss distribution on a grid that dominates one release (symmetric: replacing is).
+    """Return a privacy loss distribution on a grid that dominates one release.
+
+    The distribution is symmetric, because replacing a unit is a symmetric relation.
 
     Args:
         rate: q = m / n in (0, 1].
         mu: distance of the two sums in standard deviations of the noise.
-        interval: spacing of the grid; a coarser one gives a larger epsilon, never an invalid one.
+        interval: spacing of the grid; a coarser grid gives a larger epsilon, never an invalid one.
     """
     top = math.ceil(widest_loss(rate, mu) / interval)
     deltas = fixed_size_deltas(rate, mu, np.arange(-top, top + 1) * interval)
@@ -104,7 +113,10 @@ def fixed_size_distribution(rate: float, mu: float, interval: float) -> pld.Priv
 
 
 def widest_loss(rate: float, mu: float) -> float:
-    """Return a loss that one release exceeds with probability below 1e-16; what lies beyond counts as infinite."""
+    """Return a loss that one release exceeds with probability below 1e-16.
+
+    The discretisation counts larger losses as infinite.
+    """
     unsampled = mu * mu / 2 + _TAIL_STDS * mu
     return float(np.logaddexp(math.log1p(-rate), math.log(rate) + unsampled)) if rate < 1 else unsampled
 
@@ -112,8 +124,9 @@ def widest_loss(rate: float, mu: float) -> float:
 def fixed_size_deltas(
     rate: float, mu: float, epsilons: Float64[np.ndarray, " n"]
 ) -> Float64[np.ndarray, " n"]:
-    """Return delta(epsilon) of one release, for any real epsilon: the curve in the module's text."""
+    """Return delta(epsilon) of one release for any real epsilon: the curve of the module docstring."""
     positive = np.abs(epsilons)
+    # ln(1 + (e^eps - 1) / q) = eps + ln(1 - (1 - q) e^-eps) - ln q, without overflow for large eps.
     unsampled = positive + np.log1p(-(1 - rate) * np.exp(-positive)) - math.log(rate)
     upper = log_ndtr(mu / 2 - unsampled / mu)
     lower = unsampled + log_ndtr(-mu / 2 - unsampled / mu)
@@ -124,9 +137,10 @@ def fixed_size_deltas(
 
 @lru_cache(maxsize=4096)
 def _log_moment(rate: float, sigma: float, order: int, *, general: bool = False) -> float:
-    """Return (alpha - 1) rho(alpha) at an integer order; ``general`` leaves out what is special to Gaussians."""
+    """Return (alpha - 1) rho(alpha) at an integer order; ``general`` omits the Gaussian strengthening."""
     j = np.arange(2, order + 1)
     log_binomial = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
+    # ln zeta_j: first the bound 2 e^D(j) for every mechanism, then the smaller ones where they apply.
     zeta = math.log(2) + j * (j - 1) / (2 * sigma**2)
     first = 1 / sigma**2  # D(2)
     zeta[0] = min(math.log(4) + first + math.log(-math.expm1(-first)), zeta[0])
@@ -140,8 +154,8 @@ def _log_moment(rate: float, sigma: float, order: int, *, general: bool = False)
 def _log_difference(sigma: float, power: int) -> float:
     """Return ln E_{z ~ N(0, sigma^2)} |e^{(2z - 1) / (2 sigma^2)} - 1|^l for even l.
 
-    The alternating sum cancels; the integral does not. By the trapezoidal rule, as in
-    :func:`fedveil.privacy.renyi.sampled_gaussian_rdp`.
+    The binomial sum alternates in sign and cancels numerically; the integral does not. It uses the trapezoidal rule,
+    as :func:`fedveil.privacy.renyi.sampled_gaussian_rdp`.
     """
     step = min(sigma / 16, sigma**2 / 2)
     z = np.arange(-14 * sigma, power + 14 * sigma, step)

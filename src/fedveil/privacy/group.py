@@ -1,28 +1,28 @@
-"""From records to users: what DP-SGD inside the silos guarantees for a user who owns up to k records.
+"""Turn record-level DP-SGD inside silos into guarantees for a user with up to k records.
 
-DP-SGD protects one record. A user's k records are a group, and there are four ways to say what it pays:
+DP-SGD protects one record. A user's k records are a group, and four bounds exist for the group:
 
-===================  ==============================================================  ========================
-way                  bound                                                           valid for
-===================  ==============================================================  ========================
-:func:`group_event`  the group's own privacy loss, a mixture of Gaussians: the       every k
-                     tightest, and what is reported
-:func:`lemma6`       Renyi group privacy (Mironov 2017, Proposition 2; Lemma 6 of    every k, by the next
-                     ULDP-FL): (alpha, rho) -> (alpha / 2^c, 3^c rho) if             power of two above
-                     alpha >= 2^{c+1}
-:func:`lemma5`       (epsilon, delta) -> (k epsilon, k e^{(k-1) epsilon} delta)      every k
-                     (Lemma 5 of ULDP-FL)
-:func:`published_group_epsilon`    Lemma 6 as the authors evaluate it, with orders below 2^{c+1}   nothing: a figure to
-                     and the power of two BELOW k                                    compare with
-===================  ==============================================================  ========================
+================================  ==========================================================  =================
+bound                             definition                                                  valid for
+================================  ==========================================================  =================
+:func:`group_event`               the group's own privacy loss, a mixture of Gaussians: the   every k
+                                  tightest, used in statements
+:func:`lemma6`                    Renyi group privacy (Mironov 2017, Proposition 2; Lemma 6   every k, by the
+                                  of ULDP-FL): (alpha, rho) -> (alpha / 2^c, 3^c rho) if      next power of two
+                                  alpha >= 2^{c+1}                                            above
+:func:`lemma5`                    (epsilon, delta) -> (k epsilon, k e^{(k-1) epsilon} delta)  every k
+                                  (Lemma 5 of ULDP-FL)
+:func:`published_group_epsilon`   Lemma 6 as the authors evaluate it, with orders below       nothing: a figure
+                                  2^{c+1} and the power of two BELOW k                        to compare with
+================================  ==========================================================  =================
 
-The first is exact for one step of one silo: k records, each in the batch with probability q, move the sum
-of clipped gradients by Binomial(k, q) clip units, so the batch's release is N(0, s^2) without the user and
-sum_i P(B = i) N(i, s^2) with the user. (In several dimensions the records' gradients need not be parallel;
-parallel ones are the worst case, Choquette-Choo, Ganesh, Steinke and Thakurta, Corollary 4.7.)
+The first bound is exact for one step of one silo. Each of the k records is in the batch with probability q, so they
+change the sum of clipped gradients by Binomial(k, q) clip units. The batch's release is N(0, s^2) without the user
+and sum_i P(B = i) N(i, s^2) with the user. (In several dimensions the records' gradients need not be parallel;
+parallel gradients are the worst case, Choquette-Choo, Ganesh, Steinke and Thakurta, Corollary 4.7.)
 
-Lemmas 5 and 6 go from neighbour to neighbour, one record at a time, so for records in several silos they hold with the
-costliest silo's divergence. How the mixture covers several silos is said at :func:`worst_split`.
+Lemmas 5 and 6 go from neighbour to neighbour, one record at a time. For records in several silos they therefore hold
+with the costliest silo's divergence. :func:`worst_split` explains how the mixture covers several silos.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def _check(group_size: int, silos: Silos) -> None:
 
 
 def group_event(*, group_size: int, rate: float, noise_multiplier: float) -> Event:
-    """Return one DP-SGD step as a user with ``group_size`` = k records in the silo pays for it.
+    """Return the event of one DP-SGD step for a user with ``group_size`` = k records in the silo.
 
-    The mixture sum_i P(Binomial(k, q) = i) N(i, s^2) against N(0, s^2). Outcomes i in the upper tail of
-    total probability below 1e-20 are counted as the largest i kept: that changes delta by less than 1e-20 a
-    step, which is inside the error the ``pld`` accountant already adds (1e-15 a step).
+    The event is the mixture sum_i P(Binomial(k, q) = i) N(i, s^2) against N(0, s^2). Outcomes i in the upper tail of
+    total probability below 1e-20 are counted as the largest i that is kept. This changes delta by less than 1e-20 a
+    step, which is within the error that the ``pld`` accountant already adds (1e-15 a step).
 
     Args:
         group_size: k >= 1.
@@ -111,17 +111,16 @@ def _largest_count(group_size: int, rate: float) -> int:
 def worst_split(*, group_size: int, noise_multiplier: float, silos: Silos) -> tuple[Event, tuple[int, ...]]:
     """Return an event that covers EVERY split of k records over the silos, and the split nearest to it.
 
-    Silos train side by side, so the t-th steps of all silos are one joint release, whose mean moves by the
-    vector (B_1, ..., B_S) with B_s ~ Binomial(k_s, q_s) independent. Its length is at most B_1 + ... + B_S,
-    which is stochastically below Binomial(k, q) with q the largest rate among the silos that still have a
-    t-th step; and a mixture of Gaussians whose shift is stochastically larger costs more for every epsilon,
-    in both directions (see docs/theory/group-privacy.md). So
+    Silos train in parallel, so the t-th steps of all silos are one joint release. Its mean moves by the vector (B_1,
+    ..., B_S) with independent B_s ~ Binomial(k_s, q_s). The length of this vector is at most B_1 + ... + B_S, which
+    is stochastically below Binomial(k, q) with q the largest rate among the silos that still have a t-th step. A
+    mixture of Gaussians whose shift is stochastically larger costs more for every epsilon, in both directions (see
+    docs/theory/group-privacy.md). So
 
         for t = 1, 2, ...:  the mixture Binomial(k, max of q_s over silos with at least t steps)
 
-    bounds every split. If one silo has both the largest rate and the most steps, "all k records there" is
-    one of the splits and attains the bound: it is then exactly the worst. Otherwise the bound may be above
-    the worst split, which tests find by trying them all.
+    bounds every split. If one silo has both the largest rate and the most steps, the split with all k records in this
+    silo attains the bound. Otherwise the bound may exceed the worst split; tests find the worst split by trying all.
 
     Args:
         group_size: k, the most records a user keeps over all silos.
@@ -141,18 +140,19 @@ def worst_split(*, group_size: int, noise_multiplier: float, silos: Silos) -> tu
         step = group_event(group_size=group_size, rate=rate, noise_multiplier=noise_multiplier)
         events.append(SelfComposedEvent(event=step, count=until - done))
         done = until
+    # For small rates the Renyi divergence of a silo is about proportional to steps x rate^2.
     nearest = int(np.argmax(rates**2 * steps)) if len(silos) else 0
     return ComposedEvent(events=tuple(events)), tuple(group_size * (s == nearest) for s in range(len(silos)))
 
 
-# --- the published ways -------------------------------------------------------------------------------------
+# --- published bounds -------------------------------------------------------------------------------------
 
 
 def lemma6(*, group_size: int, noise_multiplier: float, silos: Silos, delta: float) -> float:
     """Return epsilon by Renyi group privacy with valid orders; k is rounded UP to a power of two 2^c.
 
     (alpha, rho) for one record gives (alpha / 2^c, 3^c rho) for the group, if alpha >= 2^{c+1}
-    (Mironov 2017, Proposition 2, whose map is 2^c-stable; ULDP-FL, Lemma 6, prints 2^k and 3^k for it).
+    (Mironov 2017, Proposition 2, whose map is 2^c-stable; ULDP-FL, Lemma 6, prints 2^k and 3^k).
     """
     power = 1 << (group_size - 1).bit_length()
     orders = (
@@ -162,18 +162,17 @@ def lemma6(*, group_size: int, noise_multiplier: float, silos: Silos, delta: flo
 
 
 def published_group_epsilon(*, group_size: int, noise_multiplier: float, silos: Silos, delta: float) -> float:
-    """Return the figure the authors of ULDP-FL print: NOT a guarantee for k >= 16, nor where k is no power
-    of two.
+    """Return the figure that the authors of ULDP-FL print.
 
-    Their grid of orders begins again at k + 10, which Lemma 6 excludes while k + 10 < 2k, and k is rounded
-    DOWN to a power of two.
+    Not claimed: a guarantee for k >= 16, or for a k that is no power of two. The authors' grid of orders restarts at
+    k + 10, which Lemma 6 excludes while k + 10 < 2k, and they round k DOWN to a power of two.
     """
     power = 1 << (group_size.bit_length() - 1)
     return _lemma6(power, noise_multiplier, silos, delta, _authors_orders(power))
 
 
 def _authors_orders(power: int) -> tuple[float, ...]:
-    """The authors' orders for 2^c: 2^{c+1} + (0, 0.1, ..., 9.9), and the integers from 2^c + 10."""
+    """Return the authors' orders for 2^c: 2^{c+1} + (0, 0.1, ..., 9.9), and the integers from 2^c + 10."""
     fine = (2 * power + step / 10 for step in range(100))
     return (*fine, *(float(order) for order in range(power + 10, 4 * power + 64)))
 
@@ -187,16 +186,16 @@ def _lemma6(
 
 
 def lemma5(*, group_size: int, noise_multiplier: float, silos: Silos, delta: float) -> float:
-    """Return epsilon by group privacy of (epsilon, delta) itself: (k e, k e^{(k-1) e} d).
+    """Return epsilon by group privacy of (epsilon, delta): (k e, k e^{(k-1) e} d) for a record's (e, d).
 
-    The record's (e, d) is the one that makes the group's delta the wanted one. With the conversion of Balle
+    The record's (e, d) is chosen so that the group's delta equals ``delta``. With the conversion of Balle
     et al., ln d = (alpha - 1) (rho - e + a) with a = ln((alpha-1)/alpha) - ln(alpha)/(alpha-1), the
     condition ln k + (k-1) e + ln d = ln delta has for each order alpha > k the solution
 
         e = (ln(k / delta) + (alpha - 1) (rho + a)) / (alpha - k),
 
-    and the smallest over the orders counts. (The paper searches for it over Opacus' orders, which end at
-    63; the orders here go on as far as k needs.)
+    and the smallest over the orders counts. (The paper searches over Opacus' orders, which end at
+    63; here the orders continue as far as k requires.)
     """
     orders = (*OPACUS_ORDERS, *(float(order) for order in range(64, 4 * group_size + 64)))
     valid = tuple(order for order in orders if order > group_size)

@@ -1,17 +1,18 @@
-"""What several runs over the same people cost together.
+"""Compute the joint privacy cost of several runs over the same population.
 
-**Claim.** A reader of everything that the runs released learns at most what is (epsilon, delta) with the composition of
-all their ledgers' charges: the charges of every run hold whatever was released before (adaptive composition).
+**Claim.** The combined releases of all runs are (epsilon, delta)-DP, with the epsilon of the composition of all
+ledgers' charges. The charges of every run hold whatever was released before (adaptive composition).
 
-Noise on a grid costs a little more than the events say; what that is for a run is not in its ledger. A statement's
+Noise on a grid costs slightly more than the events say, and a run's ledger does not contain this loss. A statement's
 epsilon is eps(event, e^-loss delta) + loss by its accountant, and eps does not grow with delta, so
 
-    loss <= stated epsilon - eps(event, delta),
+    loss <= stated epsilon - eps(event, delta).
 
-and the sum of these bounds is taken for all runs. Runs over other people only make the figure larger than it need be.
-A unit must be the same in all of them. Ids make it so; a data set of the catalogue has users that its allocation draws,
-so runs on it have one epsilon only where that is the same. Several data sets of the catalogue are made of the same
-records (all that are called MNIST), so runs on two of them have none.
+The sum of these bounds over all runs is added. Runs over other people only make the figure larger than necessary.
+
+A unit must be the same in all runs. Ids of tables ensure this. Users of a catalogue data set are made by its
+allocation, so runs on it have a joint epsilon only if the allocation is the same. Several catalogue data sets contain
+the same records (all variants of MNIST), so runs on two of them have no joint epsilon.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ from fedveil.privacy.statement import Statement, show_delta, show_epsilon
 
 @dataclass(frozen=True, kw_only=True)
 class JointCost:
-    """What runs cost.
+    """Joint privacy cost of several runs.
 
     Attributes:
-        runs: of every run its folder, its number of charges, and its own epsilon (None: nothing is guaranteed).
-        epsilon: of all together; None where one of them guarantees nothing.
-        delta: what a probability may change by beyond the factor e^epsilon.
-        accountant: who bounded epsilon.
-        unit: what is protected as a whole.
-        units: the smallest declared number of units of a run; None: no run has one.
-        by_ids: whether several runs have one unit by what their tables' ids name, which no run folder tells.
+        runs: folder, number of charges, and epsilon of every run (None: nothing is guaranteed).
+        epsilon: of all runs together; None if one of them guarantees nothing.
+        delta: the largest change of a probability in addition to the factor e^epsilon.
+        accountant: name of the accountant that bounded epsilon.
+        unit: the protected unit.
+        units: the smallest declared number of units of a run; None: no run declares one.
+        by_ids: whether the runs share units only if ids in their tables name the same persons; no run folder shows
+            this.
     """
 
     runs: tuple[tuple[Path, int, float | None], ...]
@@ -55,7 +57,7 @@ class JointCost:
 
     @property
     def promise(self) -> str | None:
-        """What all together guarantee, in words; None for nothing."""
+        """Joint guarantee in words; None if nothing is guaranteed."""
         if self.epsilon is None:
             return None
         promise = (
@@ -68,16 +70,17 @@ class JointCost:
 
 
 def joint_cost(folders: Sequence[Path], delta: float | None = None, accountant: str = "pld") -> JointCost:
-    """Return what runs cost together.
+    """Compute the joint privacy cost of runs.
 
     Args:
-        folders: run folders; one that is given twice counts once.
-        delta: of the figure; default: that of the runs, if it is the same.
-        accountant: who bounds epsilon.
+        folders: run folders; a folder that is given twice counts once.
+        delta: of the figure; default: the delta of the runs, if it is the same in all.
+        accountant: name of the accountant that bounds epsilon.
 
     Raises:
-        ConfigError: no folder; runs of different deltas, units or adjacencies, or of different users of the catalogue.
-        RunFolderError: a folder without a whole ledger and the statement of just these charges.
+        ConfigError: no folder; runs of different deltas, units or adjacencies, or of different users of the
+            catalogue.
+        RunFolderError: a folder without a complete ledger and a statement of exactly these charges.
         PrivacyError: a charge that the accountant has no bound for.
     """
     if not folders:
@@ -104,6 +107,7 @@ def joint_cost(folders: Sequence[Path], delta: float | None = None, accountant: 
         own: Counter[Event] = Counter()
         for entry in entries:
             own.update(atoms(entry.event))
+        # The ledger is ahead of the statement if the run was resumed and has not ended yet.
         if own != atoms(statement.event):
             raise RunFolderError(
                 f"{path}: its ledger has other charges than its statement; end the run (fedveil resume) first"
@@ -134,20 +138,21 @@ def _statement(folder: Path) -> Statement:
 
 
 def _some_by_ids(folders: Sequence[Path], statements: Sequence[Statement]) -> bool:
-    """Return whether any run's users are told apart by ids; all on the catalogue must allot one data set alike.
+    """Return whether ids identify the users of any run; all catalogue runs must share one allocation.
 
     Raises:
-        ConfigError: they do not; or a run of training has no experiment, so that nobody knows.
+        ConfigError: catalogue runs with different data sets, seeds or allocations; or a training run without an
+            experiment, so that its users are unknown.
     """
     found: list[dict[str, Any]] = []
     for folder, statement in zip(folders, statements, strict=True):
         path = folder / "experiment.toml"
         if statement.released == "statistics" and not path.exists():
-            continue  # of tables alone
+            continue  # statistics of tables alone, without an experiment
         document = read_toml(path)
         with reading(path, RunFolderError):
             data = document.get("data", {})
-            if ":" in data.get("name", ":"):  # tables, and what was handed over: their records have ids
+            if ":" in data.get("name", ":"):  # tables or Python data: records have ids
                 continue
             own = {key: data.get(key) for key in ("name", "n_users", "allocation")}
             found.append({**own, "seed": data.get("seed", document.get("seed"))})
@@ -162,7 +167,7 @@ def _some_by_ids(folders: Sequence[Path], statements: Sequence[Statement]) -> bo
 
 
 def _grid_loss(statement: Statement) -> float:
-    """Return the most that the grid of a run's noise costs."""
+    """Bound the cost of the grid of a run's noise: stated epsilon - eps(event, delta)."""
     if statement.epsilon is None:
         return 0.0
     accountant = make_accountant(statement.accountant, statement.adjacency)

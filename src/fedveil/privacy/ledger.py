@@ -1,12 +1,13 @@
-"""The ledger of privacy charges, each on disk before its release.
+"""Record privacy charges in an append-only ledger; every charge is on disk before its release.
 
-A charge is written, flushed and fsynced before the release it pays for; a crash can therefore waste budget, but never
-hide it. The file is JSON lines. Each line carries the SHA-256 digest of the line before it and its own, so that an
-edited, lost or reordered line is found when the ledger is opened. Only an incomplete LAST line is forgiven: it is a
-charge whose write a crash interrupted, for which nothing can have been released.
+A charge is written, flushed and fsynced before the release that it pays for. A crash can therefore waste budget, but
+never hide a charge. The file is JSON lines. Each line carries the SHA-256 digest of the line before it and its own
+digest, so opening the ledger detects an edited, lost or reordered line. Only an incomplete LAST line is accepted and
+cut off: a crash interrupted the write of that charge, so nothing can have been released for it.
 
-The chain cannot show that whole lines are missing at the end (an old copy restored, for instance). Whoever keeps a
-checkpoint keeps the ledger's :class:`Head` in it and calls :meth:`Ledger.require_extends` when resuming.
+Not claimed: the chain alone cannot show that whole lines are missing at the end (an old copy was restored, for
+instance). A checkpoint therefore stores the ledger's :class:`Head`, and :meth:`Ledger.require_extends` compares it
+with the ledger when a run resumes.
 """
 
 from __future__ import annotations
@@ -41,15 +42,14 @@ from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.validation import explain_errors
 
 # --- ledger lines --------------------------------------------------------------------------------------------------
-# The lines of a ledger: charges, and notes about who keeps it and for whom; each chained to the one before by digests.
-#
-# A line is JSON. It has its index, the digest of the line before it, and ends with the digest of all that stands before
-# its own. Lines of schema version 1 are charges without time and origin, as fedveil 0.1 wrote them; they are read, and
+# A line is JSON: its index, the digest of the line before it, the content, and the digest of all bytes before it.
+# The digest is the last key, so that a reader finds it at a fixed distance from the end of the line (_SEAL), before
+# it parses any JSON. Lines of schema version 1 are charges without time and origin (fedveil 0.1). They are read, and
 # the first line of version 2 continues their chain.
 
 SCHEMA_VERSION: Final = 2
 GENESIS: Final = "0" * 64
-"""What stands for the digest before the first line."""
+"""Digest field of the first line, which has no line before it."""
 
 _READ: Final = (1, SCHEMA_VERSION)
 _SEAL: Final = len(', "digest": ""}') + 64
@@ -59,21 +59,24 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 NoteKind = Literal["opened", "policy", "membership", "adopted", "ended"]
-"""What a note tells: a process began to use the ledger (``text``: its random number); charges from here on are made
-under another policy (``text``: the policy), or under a later membership (``text``: the charter's digest and the serial
-number); somebody answers for charges that are missing (``text``: the reason); a silo signs the end of a run (``text``:
-its 16 bytes, and the digest of the record's last line)."""
+"""Kinds of notes; the kind defines the content of ``text``, given in brackets.
+
+opened: a process begins to use the ledger (its random number). policy: later charges are made under another policy
+(the policy). membership: later charges are made under a later membership (the charter's digest and the serial
+number). adopted: a person answers for missing charges (the reason). ended: a silo signs the end of a run (the run's
+16 bytes, and the digest of the record's last line).
+"""
 
 
 @with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Who asked for what was charged, and under what, where institutions work together.
+    """Signed terms and parties of a charge, if several institutions work together.
 
     Attributes:
         terms: SHA-256 of the terms that the coordinator proposed and signed.
         coordinator: SHA-256 of the coordinator's public identity key.
-        membership: serial number of the sealed membership; 0: a membership that nobody sealed.
+        membership: serial number of the sealed membership; 0: a membership without a seal.
         policy: SHA-256 of the silo's own policy.
     """
 
@@ -86,20 +89,20 @@ class Origin:
 @with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One charge: the event of one attempt at one round of one run.
+    """Charge: the event of one attempt at one round of one run.
 
     Attributes:
         index: of the line, from 0.
-        time: of the charge by this machine's clock, in UTC: to the second where it has an origin, else its day. A
-            silo's ledger stays with the silo; a run's goes with its model, and how long a round took is private. None
-            in lines of version 1.
+        time: of the charge by this machine's clock, in UTC: to the second if the charge has an origin, else the day
+            alone. A silo's ledger stays with the silo. A run's ledger is published with its model, and the duration
+            of a round is private. None in lines of version 1.
         run: name of the run.
-        round: within the run.
-        attempt: at the round.
-        unit: of privacy.
+        round: number within the run.
+        attempt: number of the attempt at the round, from 0.
+        unit: unit of privacy.
         adjacency: of the event.
-        event: what is paid for.
-        origin: who asked for it, between institutions.
+        event: the released event.
+        origin: terms and parties of the charge, between institutions.
     """
 
     index: _Count
@@ -116,14 +119,14 @@ class Entry:
 @with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A line that charges nothing.
+    """Line that charges nothing.
 
     Attributes:
         index: of the line, from 0.
         time: by this machine's clock, in UTC.
-        kind: what it tells.
+        kind: see :data:`NoteKind`.
         text: see :data:`NoteKind`.
-        missing: digests of lines that are known to have been in this ledger and are not: an adoption names them.
+        missing: digests of lines that are known to have been in this ledger and are missing; an adoption names them.
     """
 
     index: _Count
@@ -135,7 +138,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Where a ledger ended at some moment: number of lines, and the last one's digest."""
+    """End of a ledger at some moment: the number of lines, and the digest of the last line."""
 
     count: int
     digest: str
@@ -148,17 +151,21 @@ _CHARGE: Final = "charge"
 
 
 def now() -> str:
-    """Return the time by this machine's clock, as lines have it."""
+    """Return the time by this machine's clock, in UTC to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def today() -> str:
-    """Return the midnight before now: all that a line says which goes with a model; see :class:`Entry`."""
+    """Return the last midnight in UTC: the only time in a ledger that is published (:class:`Entry`)."""
     return datetime.now(UTC).strftime("%Y-%m-%dT00:00:00Z")
 
 
 def write_line(line: Line, previous: str) -> tuple[bytes, str]:
     """Return a line's bytes, sealed with the digest of everything before the seal, and that digest.
+
+    Args:
+        line: charge or note.
+        previous: digest of the line before it, in hexadecimal.
 
     Raises:
         RunFolderError: a note that no reader would accept: its text is too long, or not Unicode.
@@ -167,6 +174,7 @@ def write_line(line: Line, previous: str) -> tuple[bytes, str]:
     if isinstance(line, Entry):
         place["kind"] = _CHARGE
         dumped = _ENTRY.dump_python(line, mode="json")
+        # Absent keys stand for None, as in lines of version 1.
         content = {key: value for key, value in dumped.items() if value is not None}
     else:
         content = _NOTE.dump_python(line, mode="json")
@@ -180,16 +188,16 @@ def write_line(line: Line, previous: str) -> tuple[bytes, str]:
 
 
 def _sealed(line: bytes) -> bool:
-    """Whether a line (without its newline) is complete and carries its own digest."""
+    """Return whether a line (without its newline) is complete and carries its own digest."""
     body, seal = line[:-_SEAL] + b"}", line[-_SEAL:]
     return seal == f', "digest": "{hashlib.sha256(body).hexdigest()}"}}'.encode()
 
 
 def parse_lines(path: Path, content: bytes) -> tuple[tuple[Line, ...], list[str], int]:
-    """Return the lines, their digests, and how many bytes of the content are complete lines.
+    """Return the lines, their digests, and the number of bytes that are complete lines.
 
-    Without its last newline the last line still counts if it is sealed. If it is not, and one byte less is
-    not sealed either, it is a torn write and is left out.
+    A last line without its newline counts if its digest is right. If its digest is wrong, the line is a torn write
+    and is left out, except if the digest is right without the last byte: then the newline was replaced.
 
     Raises:
         RunFolderError: a line is damaged, lost, doubled, or of another version; names it.
@@ -199,6 +207,7 @@ def parse_lines(path: Path, content: bytes) -> tuple[tuple[Line, ...], list[str]
     if _sealed(tail):
         lines.append(tail)
         complete = len(content)
+    # A torn write is a prefix of a line. A complete sealed line with a wrong last byte is no prefix: it was edited.
     elif _sealed(tail[:-1]):
         raise _damaged(path, len(lines), "its newline was replaced")
     entries: list[Line] = []
@@ -215,7 +224,7 @@ def parse_lines(path: Path, content: bytes) -> tuple[tuple[Line, ...], list[str]
 
 
 def _read_line(path: Path, index: int, line: bytes) -> tuple[Line, str]:
-    """Read a line whose digest is right, so that what is wrong in it was written by another version."""
+    """Read a line whose digest is right; any error in it was therefore written by another version."""
     place = f"{path}, line {index + 1}:"
     data = parse_json(line, place, RunFolderError)
     version = data.get("schema_version") if isinstance(data, dict) else type(data).__name__
@@ -248,14 +257,14 @@ def _damaged(path: Path, index: int, what: str) -> IntegrityError:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The most that may be spent: ``epsilon`` at ``delta``, as counted by ``accountant``."""
+    """Privacy budget: ``epsilon`` at ``delta``, as counted by ``accountant``."""
 
     epsilon: float
     delta: float
     accountant: Accountant = field(default_factory=PldAccountant)
 
     def __post_init__(self) -> None:
-        """Refuse a budget that is no pair of a non-negative epsilon and a probability."""
+        """Refuse a negative epsilon, and a delta outside (0, 1)."""
         if not self.epsilon >= 0:
             raise PrivacyError(f"budget epsilon = {self.epsilon}: must not be negative")
         if not 0 < self.delta < 1:
@@ -263,7 +272,7 @@ class Budget:
 
 
 class Ledger:
-    """An append-only, checksummed, exclusively locked record of charges for one unit and adjacency.
+    """Append-only, checksummed, exclusively locked record of charges for one unit and adjacency.
 
     >>> import tempfile
     >>> from fedveil.privacy.events import GaussianEvent
@@ -275,9 +284,9 @@ class Ledger:
     GaussianEvent(noise_multiplier=5.0)
 
     Args:
-        path: the file; made (and its folder fsynced) if it is missing. The folder must exist.
+        path: the file; it is created (and its folder fsynced) if it is missing. The folder must exist.
         unit: unit of privacy of every charge (``record``, ``client``, ``user``).
-        adjacency: neighbours that every charge's event is about.
+        adjacency: neighbours of every charge's event.
 
     Raises:
         RunFolderError: the file is damaged (the line is named), of another version, unit or adjacency,
@@ -299,6 +308,8 @@ class Ledger:
                         f"{path}, line {entry.index + 1}: charges one {entry.unit} under "
                         f"{entry.adjacency.value}, but this ledger was opened for one {unit} under {adjacency.value}"
                     )
+            # The repair comes after all checks: a damaged ledger, or that of another unit, is left unchanged as
+            # evidence.
             self.recovered = _repair(self._file, content, complete)
         except OSError as error:
             self.close()
@@ -321,7 +332,7 @@ class Ledger:
 
     @property
     def head(self) -> Head:
-        """The ledger's present end, for a checkpoint."""
+        """Present end of the ledger, for a checkpoint."""
         return Head(count=len(self._digests) - 1, digest=self._digests[-1])
 
     @property
@@ -330,11 +341,11 @@ class Ledger:
         return tuple(self._notes)
 
     def contains(self, digest: str) -> bool:
-        """Whether the ledger has ended with this digest at some time, or somebody answers for what it does not have."""
+        """Return whether the ledger once ended with this digest, or an adoption lists the digest as missing."""
         return digest in self._digests or any(digest in note.missing for note in self._notes)
 
     def position(self, digest: str) -> int:
-        """Return how many lines the ledger had when it ended with this digest; -1 if it never has."""
+        """Return the number of lines that the ledger had when it ended with this digest; -1 if it never did."""
         return self._digests.index(digest) if digest in self._digests else -1
 
     def spent_event(self) -> Event:
@@ -342,8 +353,9 @@ class Ledger:
         return compose(self._spent)
 
     def would_exceed(self, event: Event, budget: Budget) -> bool:
-        """Whether charging ``event`` now would spend more than ``budget``; what has no number does."""
+        """Return whether charging ``event`` now would exceed ``budget``; an epsilon of NaN exceeds it."""
         spent = budget.accountant.epsilon(compose(self._spent + atoms(event)), budget.delta)
+        # Not `spent > budget.epsilon`: a NaN must count as exceeding the budget.
         return not spent <= budget.epsilon
 
     def charge(
@@ -356,15 +368,15 @@ class Ledger:
         budget: Budget | None = None,
         origin: Origin | None = None,
     ) -> Entry:
-        """Write one charge and return once it is on disk; only then may the paid-for result be used.
+        """Write one charge and return when it is on disk; the release may be made only after that.
 
         Args:
             run: name of the run (a silo keeps one ledger over all its runs).
             round: round number within the run.
-            attempt: 0 for the first try; a round tried again has the next number, and is charged again.
-            event: what the round will release.
-            budget: refuse the charge, before anything is written, if it would spend more than this.
-            origin: who asked for it, between institutions.
+            attempt: 0 for the first attempt; a repeated round has the next number, and is charged again.
+            event: the event that the round will release.
+            budget: if given, the charge is refused before anything is written if it would exceed this budget.
+            origin: terms and parties of the charge, between institutions.
 
         Raises:
             BudgetError: the charge would exceed the budget.
@@ -377,6 +389,7 @@ class Ledger:
                 f"{self.path}: run {run!r}, round {round}, attempt {attempt} is charged already; what is "
                 "tried again must carry a new attempt number"
             )
+        # Checked before anything is written: a refused charge leaves no line in the ledger.
         if budget is not None and self.would_exceed(event, budget):
             raise BudgetError(
                 f"round {round}: would spend more than epsilon {budget.epsilon:g} at delta {budget.delta:g} "
@@ -393,6 +406,7 @@ class Ledger:
             event=event,
             origin=origin,
         )
+        # Disk first, memory second: a charge counts in memory only when it is durable.
         self._write(entry, f"round {round} could not be charged")
         self._entries.append(entry)
         self._attempts.add((run, round, attempt))
@@ -400,10 +414,10 @@ class Ledger:
         return entry
 
     def note(self, kind: NoteKind, text: str, missing: tuple[str, ...] = ()) -> Note:
-        """Write a line that charges nothing, and return once it is on disk.
+        """Write a line that charges nothing, and return when it is on disk.
 
         Raises:
-            RunFolderError: a text that no reader would accept, and nothing is written; or the disk is full or the write
+            RunFolderError: no reader would accept the text, and nothing is written; or the disk is full or the write
                 failed, and the ledger is closed.
         """
         self._check_open()
@@ -429,7 +443,11 @@ class Ledger:
         self._digests.append(digest)
 
     def require_extends(self, head: Head) -> None:
-        """Refuse a ledger that does not contain everything a checkpoint had seen."""
+        """Check that the ledger contains everything that a checkpoint had recorded.
+
+        Raises:
+            IntegrityError: lines before the checkpoint's head are missing or differ.
+        """
         if head.count >= len(self._digests) or self._digests[head.count] != head.digest:
             raise IntegrityError(
                 f"{self.path}: has {self.head.count} lines and does not continue the ledger of the checkpoint, which "
@@ -437,7 +455,7 @@ class Ledger:
             )
 
     def close(self) -> None:
-        """Give the lock back; closing twice is harmless."""
+        """Release the lock; closing twice is harmless."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -463,7 +481,7 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
 
 
 def read_lines(path: Path) -> tuple[Line, ...]:
-    """Return a ledger's verified lines, charges and notes, without locking or repairing it.
+    """Return a ledger's verified lines, charges and notes, without locking or repairing it (for reports).
 
     Raises:
         RunFolderError: the file is missing, damaged or of another version.
@@ -472,7 +490,7 @@ def read_lines(path: Path) -> tuple[Line, ...]:
 
 
 def read_head(path: Path) -> Head:
-    """Return where a ledger ends, verified, without locking or repairing it.
+    """Return the verified end of a ledger, without locking or repairing it.
 
     Raises:
         RunFolderError: the file is missing, damaged or of another version.
@@ -485,12 +503,14 @@ def read_head(path: Path) -> Head:
 
 
 def _open_locked(path: Path) -> int:
-    """Open (or make) the file for appending and lock it against every other process."""
+    """Open (or create) the file for appending and lock it against every other process."""
     if path.exists():
         check_file(path, RunFolderError)
     try:
         existed = path.exists()
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | CLOSED_IN_CHILDREN, 0o644)
+        # The directory entry must survive a crash as well as the file; otherwise the first charges vanish with the
+        # file.
         if not existed:
             sync_folder(path.parent)
     except OSError as error:
@@ -512,7 +532,7 @@ def _read_all(descriptor: int) -> bytes:
 
 
 def _repair(descriptor: int, content: bytes, complete: int) -> bool:
-    """Cut a torn last line off, or give the last line its newline; return whether anything was repaired."""
+    """Cut off a torn last line, or append its missing newline; return whether anything changed."""
     if complete < len(content):
         os.ftruncate(descriptor, complete)
         os.fsync(descriptor)

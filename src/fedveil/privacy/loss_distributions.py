@@ -1,4 +1,4 @@
-"""Privacy loss distributions of releases, rounded up, and the accountant that composes them."""
+"""Discretise privacy loss distributions pessimistically, and compose them by FFT."""
 
 from __future__ import annotations
 
@@ -31,45 +31,55 @@ from fedveil.privacy.mixture import mixture_distribution
 _FFT_ERROR = 1e-12
 _FFT_ERROR_PER_RELEASE = 1e-15
 _LEAST_RATE = 1e-30
-"""A rate below costs what this one costs, which is more: dp_accounting takes no subnormal number."""
+"""Least sampling rate that is computed; lower rates are counted as this one, which costs more.
+
+dp_accounting accepts no subnormal rate.
+"""
 _MOST_NOISE = 1e6
-"""Releases with more noise cost what one with so much costs, which is more: of a weaker loss rounding is all that is
-left, and dp_accounting fails on it."""
+"""Largest noise multiplier that is computed; more noise is counted as this one, which costs more.
+
+The loss of a weaker release consists of rounding errors, and dp_accounting fails on it.
+"""
 _MOST_POINTS = 1 << 21
-"""Of a composed distribution, about: beyond, its grid is coarser."""
-_REACH = 16.0  # standard deviations of a composed loss between its ends
-_COARSEST = 500.0  # e to the power of it is still a number
+"""Approximate limit of the points of a composed distribution; beyond it the grid becomes coarser."""
+_REACH = 16.0  # width of a composed loss distribution, in standard deviations
+_COARSEST = 500.0  # exp(500) is still a float64 number
 _MOST_DIFFERENT = 20_000
-"""Components of different releases that are discretised for one figure; a component takes some milliseconds."""
-_COMPONENTS = 50  # as much time as they take takes a release that is no mixture
+"""Limit of discretised components over all different releases; a component takes some milliseconds."""
+_COMPONENTS = 50  # a release that is no mixture takes the time of this many components
 _MOST_RELEASES = 1 << 20
-"""Of one kind, but for Gaussian ones that nobody samples: more take gigabytes, and cost more than anybody would pay."""
+"""Limit of equal releases, except unsampled Gaussian ones.
+
+More releases need gigabytes, and their epsilon is too large to be of use.
+"""
 _FAITHFUL = 600.0
-"""Epsilon up to which sums of exp(-loss) are normal numbers of float64."""
+"""Largest epsilon up to which sums of exp(-loss) are normal float64 numbers."""
 _HELD = 700.0
-"""A loss to whose power e is a number of float64, whatever dp_accounting does with it."""
+"""Loss whose exponential is a float64 number, in every computation of dp_accounting."""
 _LARGEST = 2.0**60
+"""Epsilon above which the bisection returns infinity."""
 _CLOSE = 1e-12
-"""By what share of epsilon the bisection may end above the smallest one."""
+"""Relative distance to the smallest epsilon at which the bisection ends, above it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PldAccountant(Accountant):
-    """Numerical composition of privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022).
+    """Accountant that composes privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022).
 
-    Each kind of release gets one discretised distribution, dominating the true one ("connect the dots"), which is
-    cached and composed with itself by one FFT, so T equal rounds cost the same as one. Full Gaussian releases are
-    merged into one exactly, and need no discretisation when nothing else was released.
+    Each class of release has one discretised distribution that dominates the true one ("connect the dots"). It is
+    cached and composed with itself by one FFT, so T equal rounds cost the same time as one. Unsampled Gaussian
+    releases are merged into one exactly, and need no discretisation if nothing else was released.
 
-    ``interval`` is the spacing of the loss grid. By default it is a tenth of the standard deviation of the
-    narrowest loss, at most 1e-3, unless the widest loss would then need more than 2e5 points, or the composition about
-    2e6. A coarser grid gives a larger epsilon, never an invalid one. Rounding errors of the FFT are covered by asking
-    for delta - 1e-12 - 1e-15 per release; a smaller delta is refused, and so is noise so small that no grid holds its
-    losses, more different releases than can be discretised in minutes, and more than 2^20 of one kind.
+    ``interval`` is the spacing of the loss grid. By default it is a tenth of the typical loss of the narrowest
+    release, and at most 1e-3. It is larger if the widest loss would then need more than 2e5 points, or the
+    composition about 2e6. A coarser grid gives a larger epsilon, never an invalid one. Rounding errors of the FFT are
+    covered by evaluating at delta - 1e-12 - 1e-15 per release. The accountant refuses a smaller delta, noise so small
+    that no grid holds its losses, more different releases than can be discretised in minutes, and more than 2^20
+    equal releases.
 
-    Under replace-one, full releases have twice the sensitivity, Poisson-sampled Gaussian ones their own
-    distribution and fixed-size samples of Gaussian ones that of :mod:`fedveil.privacy.fixed_size`;
-    Poisson-sampled Laplace and mixtures are refused. Under add-or-remove, fixed-size samples are.
+    Under replace-one, unsampled releases have twice the sensitivity. Poisson-sampled Gaussian releases have a
+    distribution of their own, and fixed-size samples that of :mod:`fedveil.privacy.fixed_size`. Poisson-sampled
+    Laplace releases and mixtures are refused. Under add-or-remove, fixed-size samples are refused.
     """
 
     name: ClassVar[str] = "pld"
@@ -78,7 +88,7 @@ class PldAccountant(Accountant):
     interval: float | None = None
 
     def _supported(self, release: Event) -> bool:
-        """Whether it is Gaussian or Laplace, full or sampled, a mixture of Gaussians, or a distance."""
+        """Return whether the release is a Gaussian, Laplace, mixture or no-guarantee release, or a distance."""
         match release:
             case (
                 GaussianEvent()
@@ -119,7 +129,9 @@ class PldAccountant(Accountant):
         return min(1.0, composed + self._slack(releases))
 
     def _split(self, counts: Counter[Event]) -> tuple[float, Counter[Event]]:
-        """Return the strength mu of all full Gaussian releases together, and the other releases."""
+        """Return the strength mu of all unsampled Gaussian releases together, and the other releases."""
+        # Gaussian releases compose exactly: mu^2 = sum_t (sensitivity / std_t)^2 (Dong, Roth and Su 2022, Corollary
+        # 3.3).
         square = sum(
             count / event.noise_multiplier**2
             for event, count in counts.items()
@@ -139,7 +151,7 @@ class PldAccountant(Accountant):
         interval = self.interval or _interval(mu, others)
         try:
             parts = [_distribution(e, self.adjacency, interval).self_compose(n) for e, n in others.items()]
-        except (ValueError, OverflowError):  # of dp_accounting, where e to the power of a loss is no number
+        except (ValueError, OverflowError):  # raised by dp_accounting if exp(loss) overflows
             if full_sensitivity(self.adjacency) * max(_shape(one)[1] for one in others) < _HELD:
                 raise
             raise PrivacyError(
@@ -150,7 +162,7 @@ class PldAccountant(Accountant):
             parts.append(
                 pld.from_gaussian_mechanism(
                     1 / mu, value_discretization_interval=interval
-                )  # mu has the adjacency
+                )  # mu includes the sensitivity of the adjacency
             )
         composed = parts[0]
         for part in parts[1:]:
@@ -161,9 +173,9 @@ class PldAccountant(Accountant):
 def _epsilon(distribution: pld.PrivacyLossDistribution, delta: float) -> float:
     """Return the smallest epsilon at ``delta``.
 
-    dp_accounting sums exp(-loss), which leaves the normal numbers of float64 near 708: where epsilon lies between that
-    and 745 it returns infinity, or a number with few correct bits. From 600 on the smallest epsilon is bisected for and
-    the upper end returned: delta of an epsilon takes differences of losses alone.
+    dp_accounting sums exp(-loss), which leaves the normal float64 numbers near loss 708. If epsilon lies between 708
+    and 745, dp_accounting returns infinity, or a number with few correct bits. From 600 on, this function bisects for
+    the smallest epsilon and returns the upper end: delta at an epsilon uses differences of losses alone.
     """
     with np.errstate(over="ignore"):
         found = float(distribution.get_epsilon_for_delta(delta))
@@ -185,7 +197,7 @@ def _epsilon(distribution: pld.PrivacyLossDistribution, delta: float) -> float:
 
 
 def _counted_as(release: Any) -> Event:
-    """Return a release as it is counted: with no more noise than a loss can be computed for."""
+    """Return the release that is counted instead: with at most the noise whose loss is computable."""
     if hasattr(release, "event"):
         return cast(Event, replace(release, event=_counted_as(release.event)))
     most = _MOST_NOISE * (max(getattr(release, "sensitivities", ()), default=1.0) or 1.0)
@@ -193,15 +205,17 @@ def _counted_as(release: Any) -> Event:
 
 
 def _shape(release: Event) -> tuple[float, float, float]:
-    """Return a typical, a largest and the standard deviation's privacy loss of one release, for the choice of the grid.
+    """Return (typical loss, largest loss, standard deviation of the loss) of one release.
 
-    The variance of the loss is about the chi-square divergence, where that is small.
+    :func:`_interval` chooses the grid from them. The variance of the loss is about the chi-square divergence, if that
+    is small.
     """
     match release:
         case MixtureOfGaussiansEvent(noise_multiplier=sigma):
             shifts = np.array(release.sensitivities) / sigma
             mean, most = float(shifts @ release.probabilities), float(shifts.max())
             largest = most**2 / 2 + 10 * most
+            # E_Q[(P/Q)^2] - 1 for shifts of c standard deviations is below sum_i p_i (exp(c_i^2) - 1).
             square = float(np.expm1(np.minimum(shifts**2, _COARSEST)) @ release.probabilities)
             return mean, largest, min(largest, math.sqrt(square))
         case PoissonSampledEvent(event=GaussianEvent(noise_multiplier=sigma)):
@@ -220,7 +234,7 @@ def _shape(release: Event) -> tuple[float, float, float]:
 
 
 def _interval(mu: float, others: Counter[Event]) -> float:
-    """Return the default grid spacing for these releases beside Gaussian ones of strength mu; all share one.
+    """Return the default grid spacing for these releases together with Gaussian ones of strength mu.
 
     Raises:
         PrivacyError: noise so small, or so many different releases, that their losses cannot be composed.
@@ -239,7 +253,7 @@ def _interval(mu: float, others: Counter[Event]) -> float:
     fine = min(1e-3, *(typical / 10 for typical, _, _ in shapes))
     widest = mu * mu / 2 + 10 * mu
     for count, (_, largest, spread) in zip(others.values(), shapes, strict=True):
-        # the second: the ends that dp_accounting finds are no better than that
+        # The third bound: dp_accounting's own truncation leaves a composed distribution at least this wide.
         widest = max(widest, _REACH * math.sqrt(count) * spread, count * spread**2 / largest)
     interval = max(fine, *(largest / 1e5 for _, largest, _ in shapes), widest / _MOST_POINTS)
     if not interval <= _COARSEST:
@@ -252,7 +266,7 @@ def _interval(mu: float, others: Counter[Event]) -> float:
 
 @lru_cache(maxsize=64)
 def _distribution(release: Event, adjacency: Adjacency, interval: float) -> pld.PrivacyLossDistribution:
-    """Return the dominating, discretised privacy loss distribution of one release."""
+    """Return the discretised, dominating privacy loss distribution of one release."""
     relation = {
         Adjacency.ADD_OR_REMOVE_ONE: privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE,
         Adjacency.REPLACE_ONE: privacy_accountant.NeighboringRelation.REPLACE_ONE,

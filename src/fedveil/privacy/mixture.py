@@ -1,7 +1,7 @@
-"""The privacy loss of a mixture of Gaussians, discretised with whole-array arithmetic.
+"""Discretise the privacy loss of a mixture of Gaussians with vectorised arithmetic.
 
-``dp_accounting`` inverts the privacy loss by bisection, point by point. Here the loss is tabulated once and
-inverted by interpolation, for all points together, which makes groups of hundreds of records practical.
+``dp_accounting`` inverts the privacy loss by bisection, point by point. This module tabulates the loss once and
+inverts it by interpolation for all points together, so groups of hundreds of records are practical.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Values = Float64[np.ndarray, " n"]
 Components = Float64[np.ndarray, " m"]
 Table = Float64[np.ndarray, " t"]
 
-_REACH = 10.0  # standard deviations: what lies beyond has probability below 1e-22
+_REACH = 10.0  # in standard deviations; the tail beyond has probability below 1e-22
 _TABLE = 50_000
-_COARSE = 1 / 500  # standard deviations: a table of smaller steps leaves less than 1e-12 of delta
+_COARSE = 1 / 500  # in standard deviations; a table with smaller steps leaves an error of delta below 1e-12
 _NEWTON = 5
 
 
 def mixture_distribution(event: MixtureOfGaussiansEvent, interval: float) -> PrivacyLossDistribution:
-    """Return the discretised loss of P = sum_i p_i N(c_i, s^2) against Q = N(0, s^2), both ways.
+    """Return the discretised loss of P = sum_i p_i N(c_i, s^2) against Q = N(0, s^2), in both directions.
 
     The loss l(x) = ln sum_i p_i exp(c_i x / s^2 - c_i^2 / (2 s^2)) grows with x, so the set where P exceeds
     e^e Q is a half-line and
@@ -36,10 +36,10 @@ def mixture_distribution(event: MixtureOfGaussiansEvent, interval: float) -> Pri
         delta(P || Q, e) = P(x > t) - e^e Q(x > t)   with l(t) =  e,
         delta(Q || P, e) = Q(x < t) - e^e P(x < t)   with l(t) = -e.
 
-    A threshold that is off by h loses only O(h^2) of delta, because delta is largest at t. It is read off a table of l;
-    where shifts are so long that a step of the table is above s / 500, Newton's method goes on from there. Both leave
-    less than 1e-12. "Connect the dots" (Doroshenko et al. 2022) then gives the distribution on multiples of
-    ``interval`` whose delta is these values there and above the true one in between.
+    A threshold with error h loses only O(h^2) of delta, because delta is largest at t. The threshold is read from a
+    table of l. If shifts are so long that a step of the table exceeds s / 500, Newton's method refines it. Both leave
+    an error below 1e-12. "Connect the dots" (Doroshenko et al. 2022) then gives the distribution on multiples of
+    ``interval`` whose delta equals these values there and exceeds the true delta in between.
     """
     sigma = event.noise_multiplier
     shifts = np.array(event.sensitivities)
@@ -90,13 +90,16 @@ def _loss(x: Values, shifts: Components, weights: Components, sigma: float) -> V
 
 
 def _threshold(e: Values, losses: Table, table: Table) -> Values:
-    """Return t with l(t) = e, or minus infinity where e is below every loss (the half-line is the line)."""
+    """Return t with l(t) = e; minus infinity if e is below every loss (the half-line is the line)."""
     threshold: Values = np.interp(e, losses, table, left=-math.inf)
     return threshold
 
 
 def _refined(t: Values, e: Values, table: Table, mixture: tuple[Components, Components, float]) -> Values:
-    """Return t with l(t) = e between the same two points of the table: l is convex, so Newton's steps come near it."""
+    """Refine t with l(t) = e by Newton's method, within its step of the table.
+
+    l is convex, so Newton's steps converge.
+    """
     shifts, weights, sigma = mixture
     found = t.copy()
     inside = (t > table[0]) & (t < table[-1])
@@ -117,5 +120,6 @@ def _connect_the_dots(
     """Return the dominating distribution on multiples of ``interval`` between two losses."""
     first, last = math.floor(lowest / interval), math.ceil(highest / interval)
     values = np.clip(delta(np.arange(first, last + 1) * interval), 0.0, 1.0)
-    decreasing = np.maximum.accumulate(values[::-1])[::-1]  # rounding may have disturbed the order
+    # The true delta does not rise with epsilon; rounding may disturb this order.
+    decreasing = np.maximum.accumulate(values[::-1])[::-1]
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, decreasing)

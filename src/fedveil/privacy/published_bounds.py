@@ -1,8 +1,8 @@
-"""Closed-form bounds of DP-Fed-LS: how much Gaussian noise T rounds of sampled clients need, on paper.
+"""Evaluate published closed-form bounds of DP-Fed-LS, ParaAegis and CEPAM for reproduction.
 
-Liang, Wang, Gu, Osher and Yao, "Exploring private federated learning with Laplacian smoothing": Lemmas 2 and 3
-bound the Renyi divergence of one round, Theorems 1 and 2 turn T of them into a noise level. With
-x = (noise std / sensitivity)^2:
+DP-Fed-LS (Liang, Wang, Gu, Osher and Yao, "Exploring private federated learning with Laplacian smoothing") gives the
+Gaussian noise that T rounds of sampled clients need. Lemmas 2 and 3 bound the Renyi divergence of one round, and
+Theorems 1 and 2 turn T rounds into a noise level. With x = (noise std / sensitivity)^2:
 
 =========  =============  =============================  ============  ===================================
 sampling   adjacency      sensitivity of the sum         x at least    one round at order alpha
@@ -11,9 +11,9 @@ uniform    replace-one    2 L (a client is exchanged)    2/3           3.5 tau^2
 poisson    add or remove  L                              5/9           2 tau^2 alpha / x      (Lemma 3)
 =========  =============  =============================  ============  ===================================
 
-both only for alpha - 1 <= (2/3) x ln(1 / (alpha tau (1 + x))). Outside its domain a bound is refused (or infinite),
-never extrapolated. These bounds are loose: the accountants of :mod:`fedveil.privacy.accounting` need far less noise
-for the same epsilon, and are what a statement reports. docs/theory/closed-forms.md.
+Both lemmas hold only for alpha - 1 <= (2/3) x ln(1 / (alpha tau (1 + x))). Outside its domain a bound is refused (or
+infinite), never extrapolated. These bounds are loose: the accountants of :mod:`fedveil.privacy.accounting` need much
+less noise for the same epsilon, and statements report the accountants' figures. docs/theory/closed-forms.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _POINTS, _REFINEMENTS = 4_000, 3
 
 @dataclass(frozen=True, kw_only=True)
 class _Constants:
-    """What differs between the two samplings."""
+    """Constants of the lemma and theorem for one kind of sampling."""
 
     sensitivity: float
     factor: float
@@ -52,11 +52,11 @@ _CONSTANTS: Final[dict[Sampling, _Constants]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedForm:
-    """Noise that a theorem shows to be enough.
+    """Noise that a theorem proves to be sufficient.
 
     Attributes:
         noise_std: nu, the standard deviation of the noise on the sum, same unit as the bound L.
-        split: lambda in (0, 1), the share of epsilon that pays for the Renyi divergence.
+        split: lambda in (0, 1), the share of epsilon that is spent on the Renyi divergence.
         order: alpha, the Renyi order of the proof.
     """
 
@@ -69,7 +69,7 @@ def round_rdp(sampling: Sampling, *, rate: float, noise_multiplier: float, order
     """Return the Renyi divergence of one round at one order, by Lemma 2 (uniform) or Lemma 3 (poisson).
 
     Args:
-        sampling: which lemma.
+        sampling: selects the lemma.
         rate: tau in (0, 1].
         noise_multiplier: noise std / sensitivity of the sum under the sampling's adjacency (2 L or L).
         order: alpha > 1.
@@ -100,7 +100,7 @@ def theorem_noise(
     alpha = ln(1/delta) / ((1 - lambda) epsilon) + 1, where both side conditions hold.
 
     Args:
-        sampling: which theorem.
+        sampling: selects the theorem.
         rate: tau in (0, 1], the share of clients in a round.
         clip: L, bound of a client's update.
         rounds: T.
@@ -108,7 +108,7 @@ def theorem_noise(
 
     Raises:
         PrivacyError: an argument outside its range.
-        BudgetError: no lambda admits any noise; says what would have to change.
+        BudgetError: no lambda admits any noise; the message names changes that would help.
 
     >>> round(theorem_noise("uniform", rate=0.05, clip=0.3, rounds=30, epsilon=6.0, delta=1000**-1.1).noise_std, 3)
     0.808
@@ -121,6 +121,7 @@ def theorem_noise(
 
     def squares(split: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
         share = math.log(1 / delta) / (1 - split)
+        # x = nu^2 / sensitivity^2 from the theorem's equation, raised to the least x of the lemma.
         square = np.maximum(cost / split * (share + epsilon) / epsilon**2, constants.least)
         admissible = _order_allowed(share / epsilon + 1, square, rate)
         return np.asarray(np.where(admissible, square, math.inf))
@@ -142,7 +143,7 @@ def theorem_noise(
 def theorem_epsilon(
     sampling: Sampling, *, rate: float, clip: float, rounds: int, noise_std: float, delta: float
 ) -> float:
-    """Return the least epsilon that the theorem shows for this noise; infinity where it shows none.
+    """Return the least epsilon that the theorem proves for this noise; infinity if it proves none.
 
     For every lambda the theorem's equation is quadratic in epsilon; the side conditions are checked at its root.
     """
@@ -155,6 +156,7 @@ def theorem_epsilon(
     def epsilons(split: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
         cost = _cost(constants, rate, rounds) / square / split
         share = math.log(1 / delta) / (1 - split)
+        # The positive root of epsilon^2 = cost (share + epsilon).
         found = (cost + np.sqrt(cost**2 + 4 * cost * share)) / 2
         return np.asarray(np.where(_order_allowed(share / found + 1, square, rate), found, math.inf))
 
@@ -162,7 +164,7 @@ def theorem_epsilon(
 
 
 def _least(values: Callable[[Float64[np.ndarray, " n"]], Float64[np.ndarray, " n"]]) -> tuple[float, float]:
-    """Return (lambda, value) where the values are least, on a grid of (0, 1) that is refined around its best point."""
+    """Return (lambda, least value) on a grid of (0, 1) that is refined around its best point."""
     low, high = 0.0, 1.0
     split, least = math.nan, math.inf
     for _ in range(_REFINEMENTS):
@@ -184,7 +186,7 @@ def _cost(constants: _Constants, rate: float, rounds: int) -> float:
 def _order_allowed(
     orders: Float64[np.ndarray, " n"], square: Float64[np.ndarray, " n"] | float, rate: float
 ) -> Bool[np.ndarray, " n"]:
-    """Return where alpha - 1 <= (2/3) x ln(1 / (alpha tau (1 + x)))."""
+    """Return a mask of the orders with alpha - 1 <= (2/3) x ln(1 / (alpha tau (1 + x)))."""
     allowed: Bool[np.ndarray, " n"] = orders - 1 <= -2 / 3 * square * np.log(orders * rate * (1 + square))
     return allowed
 
@@ -205,9 +207,10 @@ def _check(rate: float, clip: float, rounds: int, delta: float) -> None:
 
 
 def remark_1_noise(*, rounds: int, epsilon: float, delta: float) -> float:
-    """Return sigma over the sensitivity by Remark 1 of ParaAegis for q = 1: sqrt(2 T ln(1/delta)) / epsilon.
+    """Return sigma / sensitivity by Remark 1 of ParaAegis for q = 1: sqrt(2 T ln(1/delta)) / epsilon.
 
-    The formula is its own inverse: of a noise multiplier in the place of epsilon it returns the epsilon. Infinite at 0.
+    The formula is its own inverse: with a noise multiplier in the place of epsilon it returns the epsilon. It is
+    infinite at 0.
 
     >>> round(remark_1_noise(rounds=50, epsilon=1.0, delta=1e-5), 3)
     33.931
@@ -218,19 +221,19 @@ def remark_1_noise(*, rounds: int, epsilon: float, delta: float) -> float:
 
 
 # --- closed form cepam ---------------------------------------------------------------------------------------------
-# The one-round privacy profiles that CEPAM publishes: Lemma 9, Theorems 12 and 13, as they stand in the paper.
+# One-round privacy profiles of CEPAM: Lemma 9, Theorems 12 and 13, as printed in the paper.
 #
-# K clients of n records each take tau local steps, each on one record drawn with replacement; the server is trusted;
-# the unit is a record, replaced by another. A record is drawn at all with p = 1 - (1 - 1/n)^tau, and a profile
-# (epsilon~, delta~) of the noise alone becomes epsilon = ln(1 + p (e^epsilon~ - 1)).  These figures are for
-# reproduction: the paper scales its noise by the norm of the private update, which it sends in clear, so no guarantee
-# follows from them, and they speak of one round. What a statement reports comes from
-# :mod:`fedveil.privacy.accounting`. docs/theory/closed-forms.md.
+# K clients of n records each take tau local steps, each on one record sampled with replacement. The server is
+# trusted; the unit is a record, replaced by another. A record is sampled at all with p = 1 - (1 - 1/n)^tau, and a
+# profile (epsilon~, delta~) of the noise alone becomes epsilon = ln(1 + p (e^epsilon~ - 1)). These figures are for
+# reproduction. Not claimed: any guarantee. The paper scales its noise by the norm of the private update and sends
+# this norm in the clear; the figures also cover one round only. Statements use :mod:`fedveil.privacy.accounting`.
+# docs/theory/closed-forms.md.
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneRoundProfile:
-    """(epsilon, delta) of one round as published, for one record of n.
+    """Published (epsilon, delta) of one round, for one record of n.
 
     Attributes:
         epsilon: of one round.
@@ -244,14 +247,16 @@ class OneRoundProfile:
 
     @property
     def meaningless(self) -> bool:
-        """Whether delta >= 1/n: a mechanism that publishes one of the n records outright may meet the claim."""
+        """Whether delta >= 1/n: a mechanism that publishes one of the n records may satisfy the claim."""
         return self.delta >= 1 / self.records
 
 
 def gaussian_profile(
     *, clients: int, steps: int, records: int, std: float, gamma: float, base_epsilon: float
 ) -> OneRoundProfile:
-    """Theorem 12: CEPAM-Gaussian. The mean of K decoded updates has noise std ``std / (gamma sqrt(K))``, times a norm.
+    """Return the profile of CEPAM-Gaussian by Theorem 12.
+
+    The mean of K decoded updates has noise std ``std / (gamma sqrt(K))``, times a norm.
 
     Args:
         clients: K.
@@ -284,7 +289,9 @@ def gaussian_profile(
 def laplace_profile(
     *, steps: int, records: int, b: float, gamma: float, base_epsilon: float
 ) -> OneRoundProfile:
-    """Theorem 13: CEPAM-Laplace, delta = 0 where epsilon~ >= 2 tau gamma / b; arguments as in :func:`gaussian_profile`.
+    """Return the profile of CEPAM-Laplace by Theorem 13: delta = 0 if epsilon~ >= 2 tau gamma / b.
+
+    The arguments are those of :func:`gaussian_profile`.
 
     Raises:
         PrivacyError: an argument outside its domain, or a base_epsilon that the theorem does not cover.
@@ -301,18 +308,18 @@ def laplace_profile(
 
 
 def amplified_epsilon(base_epsilon: float, *, steps: int, records: int) -> float:
-    """Return ln(1 + p (e^epsilon~ - 1)), p = 1 - (1 - 1/n)^tau; n is at least 2."""
+    """Return ln(1 + p (e^epsilon~ - 1)) with p = 1 - (1 - 1/n)^tau, for n >= 2."""
     _check_values({"steps": steps, "records": records, "base_epsilon": base_epsilon})
     missed = steps * math.log1p(-1 / records)
     return float(np.logaddexp(missed, math.log(-math.expm1(missed)) + base_epsilon))
 
 
 def sampled_gaussian_delta(*, shift: float, steps: int, records: int, base_epsilon: float) -> float:
-    """Lemma 9: delta of a Gaussian mechanism whose tau inputs are drawn from n records with replacement.
+    """Return delta by Lemma 9: a Gaussian mechanism on tau of n records, sampled with replacement.
 
-    delta = sum_j C(tau, j) n^-j (1 - 1/n)^(tau - j) (e^epsilon~ - 1) / (e^(epsilon~/j) - 1) delta_1(epsilon~/j), where
-    delta_1 is the exact profile of one Gaussian release (Balle and Wang) and the fraction is group privacy for j
-    copies of the record. The sum over j is not capped term by term; the paper's figures are not either.
+    delta = sum_j C(tau, j) n^-j (1 - 1/n)^(tau - j) (e^epsilon~ - 1) / (e^(epsilon~/j) - 1) delta_1(epsilon~/j),
+    where delta_1 is the exact profile of one Gaussian release (Balle and Wang) and the fraction is group privacy for
+    j copies of the record. As in the paper's figures, single terms of the sum over j are not capped.
 
     Args:
         shift: l2 sensitivity to one of the tau inputs over the noise's standard deviation.
@@ -328,7 +335,9 @@ def sampled_gaussian_delta(*, shift: float, steps: int, records: int, base_epsil
     each = base_epsilon / copies
     chosen = gammaln(steps + 1) - gammaln(copies + 1) - gammaln(steps - copies + 1)
     drawn = chosen - copies * math.log(records) + (steps - copies) * math.log1p(-1 / records)
+    # ln of (e^epsilon~ - 1) / (e^(epsilon~/j) - 1), written so that no exponential overflows.
     group = base_epsilon - each + np.log(-np.expm1(-base_epsilon)) - np.log(-np.expm1(-each))
+    # delta_1(e) = Phi(shift/2 - e/shift) - e^e Phi(-shift/2 - e/shift) at e = epsilon~/j.
     near, far = shift / 2 - each / shift, -shift / 2 - each / shift
     one = np.maximum(ndtr(near) - np.exp(each + log_ndtr(far)), 0.0)
     present = one > 0

@@ -1,4 +1,4 @@
-"""Renyi divergences of releases, their conversions to epsilon, and the accountant that adds them up."""
+"""Compute Renyi divergences of releases, add them up, and convert them to epsilon."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def sampled_gaussian_rdp(
 ) -> Float64[np.ndarray, " orders"]:
     """Return the Renyi divergences of one Poisson-sampled Gaussian release, adding or removing one unit.
 
-    rho(alpha) = ln A_alpha / (alpha - 1) with, for sigma = ``noise_multiplier`` and q = ``rate``, A_alpha = E_{z ~ N(0,
-    sigma^2)} [((1-q) + q exp((2z-1) / (2 sigma^2)))^alpha] (Mironov, Talwar and Zhang 2019, section 3.3: this direction
-    is the larger one). Integer orders use the finite binomial sum. The others are integrated by the trapezoidal rule,
-    which converges exponentially for this analytic integrand: steps of min(sigma/16, sigma^2/2) leave a relative error
-    below 1e-12. Below sigma = 0.01 fractional orders are left out (infinite), which keeps the bound valid.
+    With sigma = ``noise_multiplier`` and q = ``rate``, rho(alpha) = ln A_alpha / (alpha - 1), where A_alpha = E_{z ~
+    N(0, sigma^2)} [((1-q) + q exp((2z-1) / (2 sigma^2)))^alpha] (Mironov, Talwar and Zhang 2019, section 3.3: this
+    direction is the larger one). Integer orders use the finite binomial sum. Other orders use the trapezoidal rule,
+    which converges exponentially for this analytic integrand: steps of min(sigma/16, sigma^2/2) leave a relative
+    error below 1e-12. Below sigma = 0.01 fractional orders are left out (infinite), which keeps the bound valid.
 
     Args:
         rate: sampling probability q in (0, 1].
@@ -60,6 +60,8 @@ def _one_order(rate: float, sigma: float, order: float) -> float:
     if rate == 1:
         return order / (2 * sigma**2)
     if order.is_integer():
+        # A_alpha = sum_i C(alpha, i) (1-q)^(alpha-i) q^i exp((i^2 - i) / (2 sigma^2)), in logarithms against
+        # overflow.
         i = np.arange(order + 1)
         log_binomial = gammaln(order + 1) - gammaln(i + 1) - gammaln(order - i + 1)
         terms = log_binomial + i * math.log(rate) + (order - i) * math.log1p(-rate)
@@ -67,6 +69,7 @@ def _one_order(rate: float, sigma: float, order: float) -> float:
     if sigma < 0.01:
         return math.inf
     step = min(sigma / 16, sigma**2 / 2)
+    # The integrand peaks between 0 and z = alpha; beyond 12 sigma of these points it is negligible.
     z = np.arange(-12 * sigma, order + 12 * sigma, step)
     likelihood_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * z - 1) / (2 * sigma**2))
     log_density = -(z**2) / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
@@ -87,7 +90,7 @@ def laplace_rdp(noise_multiplier: float, orders: tuple[float, ...]) -> Float64[n
 
 
 class Conversion(Enum):
-    """How a Renyi bound becomes epsilon and delta."""
+    """Formula that turns a Renyi bound into epsilon and delta."""
 
     BALLE_2020 = "rdp"
     MIRONOV_2017 = "rdp-2017"
@@ -115,10 +118,11 @@ class Conversion(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RdpAccountant(Accountant):
-    """Renyi accountant: full and sampled Gaussian releases, concentrated and Laplace ones.
+    """Renyi accountant for unsampled and sampled Gaussian releases, concentrated and Laplace releases.
 
-    Under replace-one a full release has twice the sensitivity, samples of a fixed size are accounted with that
-    sensitivity, and Poisson-sampled releases are refused; under add-or-remove it is the other way round.
+    Under replace-one an unsampled release has twice the sensitivity, fixed-size samples are accounted with that
+    sensitivity, and Poisson-sampled releases are refused. Under add-or-remove, Poisson-sampled Gaussian releases are
+    supported, and fixed-size samples are refused.
     """
 
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
@@ -131,7 +135,7 @@ class RdpAccountant(Accountant):
         return self.conversion.value
 
     def _supported(self, release: Event) -> bool:
-        """Whether it is Gaussian, concentrated, Laplace, without a guarantee, or a distance."""
+        """Return whether the release is Gaussian, concentrated, Laplace, without a guarantee, or a distance."""
         match release:
             case GaussianEvent() | ConcentratedEvent() | LaplaceEvent() | NoGuarantee() | NearbyEvent():
                 return True
@@ -142,9 +146,9 @@ class RdpAccountant(Accountant):
         return False
 
     def _rdp(self, releases: Counter[Event]) -> Float64[np.ndarray, " orders"]:
-        """Return the Renyi divergence at every order of releases (Renyi bounds add up under composition).
+        """Return the sum of the releases' Renyi divergences at every order (Renyi bounds add up).
 
-        Infinite for what is seen at a statistical distance, which bounds no divergence.
+        A statistical distance bounds no Renyi divergence, so its divergence is infinite.
         """
         total = np.zeros(len(self.orders))
         for release, count in releases.items():

@@ -1,7 +1,7 @@
-"""Rows of updates, one a contribution: their norms, and their whole numbers once they are scaled.
+"""Compute norms of update rows, and scale rows to whole numbers of grid steps.
 
-What a bound does to a row it does through these functions, so that every bound treats numbers that are not finite, and
-numbers that float32 cannot carry, alike. docs/theory/clipping.md.
+Each bound uses these functions, so every bound treats non-finite numbers, and numbers outside the range of float32,
+in the same way. docs/theory/clipping.md.
 """
 
 from __future__ import annotations
@@ -17,21 +17,30 @@ from fedveil.errors import PrivacyError
 from fedveil.privacy.steady_bound import SteadyBound
 
 EXACT_FLOAT32_ROWS: Final = 64
-"""Contributions of weight at most 1 whose sum is exact in float32, in grid units of at most 2^18."""
+"""Number of contributions of weight at most 1 whose sum is exact in float32.
+
+Each contribution is at most 2^18 in grid units.
+"""
 UNITS_BITS: Final = 18
-"""A bound is at most 2^18 steps of its grid: 64 x 2^18 = 2^24, up to which float32 holds every whole number."""
+"""A bound is at most 2^18 steps of its grid.
+
+64 x 2^18 = 2^24 is the limit up to which float32 holds every whole number.
+"""
 SLACK: Final = 2.0**-20
-"""By what share of a bound norms are scaled further down: more than their rounding and that of products."""
+"""Relative amount by which norms are scaled below the bound.
+
+It exceeds the rounding error of a norm and of the products.
+"""
 
 _LARGEST_DIMENSION: Final = 2**28
 _BLOCK_ELEMENTS: Final = 2**17  # float64 squares of one block stay in a core's cache
 
 
 def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-    """Return the l2 norm of every row in float64, NaN where a row holds a NaN or an infinity.
+    """Return the l2 norm of every row in float64, NaN if the row holds a NaN or an infinity.
 
-    The square of a float32 number is exact in float64 and neither overflows nor underflows there, so the
-    relative error is below d · 2^-53 for every finite row, subnormal and 1e38 alike.
+    The square of a float32 number is exact in float64, and it neither overflows nor underflows there. The relative
+    error is therefore below d · 2^-53 for every finite row, for subnormal numbers and for 1e38.
 
     Args:
         deltas: (m, d) updates, one contribution per row; m = 0 and d = 0 are allowed.
@@ -50,7 +59,7 @@ def contribution_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
 
 
 def l1_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-    """Return the l1 norm of every row in float64, NaN where a row holds a NaN or an infinity.
+    """Return the l1 norm of every row in float64, NaN if the row holds a NaN or an infinity.
 
     The relative error is below d · 2^-53, as that of :func:`contribution_norms`; arguments and errors are the same.
 
@@ -62,11 +71,12 @@ def l1_norms(deltas: Float32[Tensor, "m d"]) -> Float64[Tensor, " m"]:
 
 
 def _row_sums(deltas: Float32[Tensor, "m d"], of_each_: Callable[[Tensor], Tensor]) -> Float64[Tensor, " m"]:
-    """Return, row by row, the float64 sum of a non-negative function of every coordinate."""
+    """Return the float64 sum of a non-negative function of the coordinates of every row."""
     rows, dimension = deltas.shape
     if dimension > _LARGEST_DIMENSION:
         raise PrivacyError(f"a contribution has {dimension} coordinates; clipping is proved for at most 2^28")
     sums = torch.empty(rows, dtype=torch.float64, device=deltas.device)
+    # Row blocks bound the memory of the float64 copy.
     step = max(1, _BLOCK_ELEMENTS // max(1, dimension))
     for first in range(0, rows, step):
         sums[first : first + step] = of_each_(deltas[first : first + step].double()).sum(1)
@@ -74,6 +84,11 @@ def _row_sums(deltas: Float32[Tensor, "m d"], of_each_: Callable[[Tensor], Tenso
 
 
 def check_weights(weights: Float64[Tensor, " m"]) -> None:
+    """Check that every weight lies in [0, 1].
+
+    Raises:
+        PrivacyError: names the first contribution whose weight does not.
+    """
     outside = ~((weights >= 0.0) & (weights <= 1.0))
     if bool(outside.any()):
         row = int(outside.nonzero()[0])
@@ -83,20 +98,23 @@ def check_weights(weights: Float64[Tensor, " m"]) -> None:
 
 
 def drop_nonfinite_(deltas: Float[Tensor, "m d"], norms: Float64[Tensor, " m"]) -> None:
-    """Zero the rows without a finite norm: a coefficient of 0 alone would leave 0 · NaN = NaN."""
+    """Set rows without a finite norm to zero in place: a coefficient of 0 would leave 0 · NaN = NaN."""
     dropped = ~torch.isfinite(norms)
     if bool(dropped.any()):
         deltas[dropped] = 0.0
 
 
 def float32_below(values: Float64[Tensor, " m"]) -> Float32[Tensor, " m"]:
-    """Return the nearest float32 that is not above each non-negative value (subnormal results round far)."""
+    """Return the largest float32 numbers that are not above the non-negative float64 values.
+
+    In the subnormal range of float32 the relative error is large.
+    """
     nearest = values.float()
     return torch.where(nearest.double() > values, torch.nextafter(nearest, nearest.new_zeros(())), nearest)
 
 
 class ScalingBound(SteadyBound):
-    """What bounds share that scale a row of an update down to a length, and store it on a grid."""
+    """Base of bounds that scale an update row down to a norm and store it on a grid."""
 
     @property
     def longest(self) -> float:
@@ -105,35 +123,39 @@ class ScalingBound(SteadyBound):
 
     @property
     def grid(self) -> float:
-        """Spacing of what is stored, in the unit of messages."""
+        """Spacing of stored contributions, in the unit of messages."""
         raise NotImplementedError
 
     @property
     def effective_norm(self) -> float:
-        """What the computed norm is scaled to: C' = C (1 - 2^-20)."""
+        """Norm to which rows are scaled: C' = C (1 - 2^-20)."""
         return self.longest * (1.0 - SLACK)
 
     def coefficients(self, norms: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
-        """Return min(1, C' / norm) for every contribution, 0 where the norm is not finite."""
+        """Return min(1, C' / norm) for every contribution, 0 if its norm is not finite."""
         shortened = torch.clamp(self.effective_norm / norms, max=1.0)
         return torch.where(torch.isfinite(norms), shortened, 0.0)
 
     def is_clipped(self, norms: Float64[Tensor, " m"]) -> Bool[Tensor, " m"]:
-        """Return which contributions the bound shortened (a non-finite one was dropped, not shortened)."""
+        """Return a mask of the contributions that the bound shortened.
+
+        A non-finite row is dropped, not shortened.
+        """
         return norms > self.effective_norm
 
     def quantize_(
         self, deltas: Float32[Tensor, "m d"], norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
     ) -> Float32[Tensor, "m d"]:
-        """Turn every row into its weighted, clipped contribution in units of :attr:`grid`, in place.
+        """Replace every row in place by its weighted, clipped contribution in units of :attr:`grid`.
 
         Args:
-            deltas: (m, d) updates; overwritten.
-            norms: (m,) what ``norms`` returned for these very rows.
-            weights: (m,) weights in [0, 1]; those of one user must sum to at most 1 over all silos.
+            deltas: (m, d) float32 updates; overwritten.
+            norms: (m,) result of ``norms`` for the same rows.
+            weights: (m,) weights in [0, 1]; the weights of one user must sum to at most 1 over all silos.
 
         Returns:
-            ``deltas``, now whole numbers y with ``||grid unit y_i|| <= weights_i C``, ``unit`` being that of messages.
+            ``deltas``, now whole numbers y with ``||grid unit y_i|| <= weights_i C``, where ``unit`` is that of
+            messages.
 
         Raises:
             PrivacyError: a weight outside [0, 1].
@@ -141,4 +163,5 @@ class ScalingBound(SteadyBound):
         check_weights(weights)
         drop_nonfinite_(deltas, norms)
         scale = weights * self.coefficients(norms) / (self.unit * self.grid)
+        # Rounding the factor to the nearest float32 could lengthen a row by 2^-24; rounding it down cannot.
         return deltas.mul_(float32_below(scale)[:, None]).trunc_()

@@ -1,7 +1,7 @@
-"""Who takes part in a round: users drawn by an exactly known law, which fixes adjacency and event.
+"""Sample the users of a round by an exactly known law, which fixes adjacency and amplification.
 
-A sampler is a frozen value. It draws a mask over the PUBLIC list of users, from privacy randomness: the
-amplification that sampling gives holds only while nobody can predict the draw.
+A sampler is a frozen value. It samples a mask over the PUBLIC list of users, from privacy randomness: sampling
+amplifies privacy only as long as nobody can predict the sample.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _WORD_BITS: Final = 64
 
 
 class Sampler(ABC):
-    """What chooses the users of a round, and says what that choice does to a release; a frozen value.
+    """Law by which users are sampled for a round, and its effect on privacy events; a frozen value.
 
     Attributes:
         rate: probability that a given user takes part; the server divides by it.
         samples: whether users are left out by chance.
-        fixed_size: whether as many take part in every round; their number is public then.
-        period: b, where each takes part in every b-th round at most.
-        adjacency: which neighbours its event is for. Under adding or removing one user, who is away contributes zero,
-            and the number of users is public; accountants double what a unit moves that is replaced.
+        fixed_size: whether the number of participants is the same in every round, and therefore public.
+        period: b, if each user takes part at most in every b-th round.
+        adjacency: neighbours of the amplified event. If neighbours add or remove one user, an absent user contributes
+            zero, and the number of users is public. If neighbours replace a user, accountants double the sensitivity.
     """
 
     rate: float
@@ -52,20 +52,20 @@ class Sampler(ABC):
 
     @property
     def size(self) -> int | None:
-        """Their number, where it is one of its own; None where it follows from who there is."""
+        """Number of sampled users, if the sampler fixes it; None if it follows from the number of users."""
         return None
 
     def check_among(self, n: int) -> None:
-        """Return if it can draw among n users.
+        """Check that the sampler can sample among n users.
 
         Raises:
-            PrivacyError: it draws more than there are, or from another number of them.
+            PrivacyError: the sample is larger than n, or the sampler is for another number of users.
         """
         if self.size is not None and self.size > n:
             raise PrivacyError(f"this sampler draws {self.size} users; it cannot draw among {n}")
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse users of whole silos."""
+        """Return the reasons why a method cannot use the sampler: contributions must belong to single users."""
         if not method.contribution.by_user:
             yield (
                 "users are sampled, but a contribution is not one user's; sampling of users needs (silo, user) or "
@@ -74,20 +74,20 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
-        """Return who of ``n`` users takes part."""
+        """Return a mask of the sampled users among ``n``."""
 
     @abstractmethod
     def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
-        """Return what the claims for a release over everybody are for one over those who take part."""
+        """Amplify claims by subsampling: turn claims over all users into claims over the sampled users."""
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
-        """Return who takes part in a round, in words; nothing where everybody does."""
+        """Return the sampling law in words; empty if every user takes part."""
         return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Everyone(Sampler):
-    """Every user takes part in every round: no amplification, and nothing is drawn.
+    """Sampler in which every user takes part in every round: no amplification and no randomness.
 
     >>> from fedveil.randomness import PrivacyRandomness
     >>> Everyone().draw(3, PrivacyRandomness.system().stream("participants")).tolist()
@@ -100,37 +100,37 @@ class Everyone(Sampler):
     rate = 1.0
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Return nothing: all can take part in anything."""
+        """Return no reasons: every method can use this sampler."""
         return ()
 
     def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
-        """Return True for each of ``n`` users; the source is left untouched."""
+        """Return True for each of ``n`` users; no random bits are used."""
         _check_count(n)
         return np.ones(n, dtype=np.bool_)
 
     def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
-        """Return the claims, also for whoever is told that everyone takes part."""
+        """Return the claims, extended to parties that know the participants: everyone takes part."""
         return tuple(replace(claim, covers=claim.covers | _DRAWS) for claim in claims)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonUsers(Sampler):
-    """Every user takes part with probability q, independently of all others and of all other rounds.
+    """Poisson sampling: every user takes part with probability q, independently of other users and rounds.
 
     One 64-bit word w per user decides: the user takes part iff w < floor(q · 2^64). The probability is therefore
     exactly floor(q · 2^64) / 2^64, which is q itself for every float q >= 2^-12 and never above q. The
-    privacy loss grows with the probability, so an account for q covers the smaller one (Mironov, Talwar and
-    Zhang 2019 for RDP of the sampled Gaussian; Algorithm 4 of ULDP-FL draws users so, once for all silos).
+    privacy loss grows with the probability, so an account for q covers the smaller probability (Mironov, Talwar and
+    Zhang 2019 for RDP of the sampled Gaussian). Algorithm 4 of ULDP-FL samples users in this way, once for all silos.
 
     =====================  ===========================================================================
     input                  result
     =====================  ===========================================================================
-    q = 1                  everyone, with no draw; the event is the unsampled one
+    q = 1                  everyone, with no random bits; the event is the unsampled one
     0 < q < 2^-64          nobody, ever: a probability of 0 is not above q
     q = 0                  refused: no round would use any data
     q < 0, q > 1, NaN      refused
     n = 0                  empty mask
-    nobody drawn           an all-False mask; the release is then noise alone, and must still be made
+    nobody sampled         an all-False mask; the release is then noise alone, and must still be made
     =====================  ===========================================================================
 
     Args:
@@ -146,7 +146,7 @@ class PoissonUsers(Sampler):
     rate: float
 
     def __post_init__(self) -> None:
-        """Refuse a rate that is no probability, or that would never draw anybody."""
+        """Refuse a rate outside (0, 1]."""
         make_plain(self)
         if not (is_number(self.rate) and 0.0 < self.rate <= 1.0):
             raise PrivacyError(
@@ -154,10 +154,11 @@ class PoissonUsers(Sampler):
             )
 
     def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
-        """Return who of ``n`` users takes part; uses ``n`` words of the source unless the rate is 1."""
+        """Return a mask of the sampled users among ``n``; uses ``n`` words of the source unless the rate is 1."""
         _check_count(n)
         if self.rate == 1.0:
             return np.ones(n, dtype=np.bool_)
+        # ldexp and floor are exact for a float64 rate below 1, so the probability is never above q.
         threshold = np.uint64(math.floor(math.ldexp(self.rate, _WORD_BITS)))
         return source.uint64(n) < threshold
 
@@ -166,7 +167,10 @@ class PoissonUsers(Sampler):
         return base if self.rate == 1.0 else PoissonSampledEvent(rate=self.rate, event=base)
 
     def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
-        """Return the claims over the sample (:func:`over_sample`); draws are independent: one's own tells nothing."""
+        """Return the claims over the sample (:func:`over_sample`).
+
+        Users are sampled independently: a user's own flag carries no information about other users.
+        """
         return over_sample(claims, unknowing=self.event, knowing_own=self.event)
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
@@ -177,21 +181,21 @@ class PoissonUsers(Sampler):
 
 @dataclass(frozen=True, kw_only=True)
 class UniformClients(Sampler):
-    """Exactly m of n clients take part, every set of m equally likely, independently of all other rounds.
+    """Fixed-size sampling: m of n clients, every set equally likely, independently of other rounds.
 
-    Every client gets one 64-bit word and the m smallest take part. If the m-th and the next are equal, all words are
-    drawn again: given that they differ, every set is exactly equally likely, by symmetry.
+    Every client gets one 64-bit word, and the m smallest words take part. If the m-th smallest word equals the next
+    one, all words are drawn again. Given that the two differ, every set is exactly equally likely, by symmetry.
 
-    Its neighbours replace one client's data (n is public and fixed), so it brings replace-one and
-    :class:`~fedveil.privacy.events.SampledWithoutReplacementEvent`: no accountant can count it as Poisson sampling,
-    nor a Poisson sample as this.
+    Neighbours replace one client's data (n is public and fixed). The sampler therefore implies replace-one adjacency
+    and :class:`~fedveil.privacy.events.SampledWithoutReplacementEvent`: no accountant can count it as Poisson
+    sampling, or a Poisson sample as this event.
 
     Args:
         population: n >= 1, the public number of clients.
-        sample: m in 1 .. n, the clients of a round.
+        sample: m in 1 .. n, the number of clients in a round.
 
     Raises:
-        PrivacyError: m outside 1 .. n; later, a draw among another number of clients than n.
+        PrivacyError: m outside 1 .. n; later, a sample among another number of clients than n.
     """
 
     fixed_size: ClassVar[bool] = True
@@ -201,7 +205,7 @@ class UniformClients(Sampler):
     sample: int
 
     def __post_init__(self) -> None:
-        """Refuse a cohort that cannot be drawn."""
+        """Refuse a sample size that is not a whole number in 1 .. n."""
         make_plain(self)
         whole = all(isinstance(one, int) and is_number(one) for one in (self.sample, self.population))
         if not whole or not 1 <= self.sample <= self.population:
@@ -231,6 +235,8 @@ class UniformClients(Sampler):
             return np.ones(n, dtype=np.bool_)
         while True:
             words = source.uint64(n)
+            # On a tie, `words <= smallest[m - 1]` would select more than m. P(tie) is about n / 2^64 per attempt.
+            # attempt.
             smallest = np.partition(words, (self.sample - 1, self.sample))
             if smallest[self.sample - 1] < smallest[self.sample]:
                 return np.asarray(words <= smallest[self.sample - 1])
@@ -244,8 +250,8 @@ class UniformClients(Sampler):
     def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
         """Return the claims over the sample (:func:`over_sample`).
 
-        One who knows of its own draw knows that m or m - 1 of the other n - 1 are drawn: the amplification of m of n
-        - 1 covers both.
+        A client that knows its own flag knows that m or m - 1 of the other n - 1 clients are sampled. The
+        amplification of m of n - 1 covers both cases.
         """
         if self.sample == self.population:
             return Everyone().amplify(claims)
@@ -263,18 +269,18 @@ _DRAWS: Final = frozenset({Reveals.OWN_DRAW, Reveals.DRAWN})
 def over_sample(
     claims: Iterable[Claim], *, unknowing: Callable[[Event], Event], knowing_own: Callable[[Event], Event]
 ) -> tuple[Claim, ...]:
-    """Return claims over a sample: amplified for whoever does not learn who was drawn, as they are for whoever does.
+    """Return claims over a sample: amplified for parties that do not know it, unchanged for others.
 
-    Nor is a claim amplified that says it is not (:attr:`~fedveil.privacy.claims.Claim.amplified`).
+    A claim with :attr:`~fedveil.privacy.claims.Claim.amplified` = False stays unamplified for every party.
 
     Args:
-        claims: over everybody.
-        unknowing: amplifies an event for whoever knows of no draw.
-        knowing_own: the same for whoever knows of its own alone.
+        claims: over all users.
+        unknowing: amplifies an event for a party without any knowledge of the sample.
+        knowing_own: amplifies an event for a party that knows only whether it is sampled itself.
     """
     found = []
     for claim in claims:
-        # of other events no accountant has a bound
+        # No accountant has an amplification bound for other events; unamplified claims stay valid over a sample.
         amplified = claim.amplified and isinstance(claim.event, GaussianEvent | LaplaceEvent)
         own = claim.covers | {Reveals.OWN_DRAW}
         found += [

@@ -1,4 +1,4 @@
-"""Users who take part in every b-th round, by a public schedule: nobody draws, and nothing is amplified."""
+"""Schedule users to take part in every b-th round by a public rule, without sampling or amplification."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedveil.privacy.sampling import Everyone
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduled(Everyone):
-    """A user takes part in silo s in the rounds t with (the user's number + s) mod b = t mod b.
+    """Public schedule: a user takes part in silo s in the rounds t with (number + s) mod b = t mod b.
 
-    The schedule is a function of the user and of the silo, of nothing else: no other user's coming or going moves it,
-    and silos need not agree on it. It is public and hides nobody, so no claim is amplified; a sum is divided by |U| / b
-    and never by how many of them there are.
+    ``number`` is the user's number. The schedule is a function of the user and the silo alone: other users that join
+    or leave do not change it, and silos need not agree on it. The schedule is public, so it amplifies no claim. The
+    server divides a sum by |U| / b, never by the number of participants.
 
     Args:
         period: b.
@@ -37,11 +37,11 @@ class Scheduled(Everyone):
 
     @property
     def rate(self) -> float:  # type: ignore[override]
-        """1 / b: the share of the users in a round, which the server divides by."""
+        """Share of the users in a round, 1 / b; the server divides by it."""
         return 1.0 / self.period
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse a channel that does not count on the schedule, so that every round would be charged in full."""
+        """Return a reason to refuse channels that ignore the schedule, and so charge every round in full."""
         if len(method.channel.strengths) != self.period:
             yield (
                 f"users take part once in {self.period} rounds, and the channel charges every round in full: take "
@@ -57,7 +57,13 @@ class Scheduled(Everyone):
 def is_due(
     owner: Integer[np.ndarray, " m"], silo: Int32[np.ndarray, " m"], period: int, number: int
 ) -> Bool[np.ndarray, " m"]:
-    """Return which contributions take part in a round of this number, by their owner and silo.
+    """Return a mask of the contributions that take part in round ``number``.
+
+    Args:
+        owner: (m,) user number of each contribution.
+        silo: (m,) silo number of each contribution.
+        period: b.
+        number: of the round.
 
     >>> [bool(is_due(np.array([5]), np.array([0], dtype=np.int32), 3, number)[0]) for number in (1, 2, 3, 4, 5)]
     [False, True, False, False, True]

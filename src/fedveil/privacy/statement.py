@@ -1,7 +1,7 @@
-"""The privacy statement: what a run guarantees, to whom, under which assumptions, and what it does not cover.
+"""State the privacy of a run: guarantee, parties, assumptions, and exceptions.
 
-A statement is derived from the method that ran and from the ledger of what it released; nothing in it is entered by
-hand. It is stored as ``privacy.json``, and :meth:`Statement.sentences` gives it in plain English.
+A statement is derived from the method that ran and from the ledger of its releases; no field is entered by hand. It
+is stored as ``privacy.json``, and :meth:`Statement.sentences` gives it in plain English.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ _Epsilons = Annotated[
 @with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class Disclosure:
-    """One party or coalition, what it sees, and the epsilon against it (None: nothing is guaranteed).
+    """Line of a statement about one party or coalition: its view, and the epsilon against it.
 
     Attributes:
-        role: who it is; code asks this, and never the words.
-        party: the same in words.
-        sees: in words.
-        epsilon: against it.
+        role: the party; code reads this field, never the words.
+        party: the party, in words.
+        sees: data that the party sees, in words.
+        epsilon: against the party; None if nothing is guaranteed.
     """
 
     role: _Role
@@ -105,7 +105,7 @@ class Disclosure:
 @with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class AsPublished:
-    """A published figure that was reproduced, its value (None: infinite), and the gap in its theory."""
+    """Published figure that was reproduced, with its value (None: infinite) and the gap in its theory."""
 
     name: str
     value: float | None
@@ -115,31 +115,31 @@ class AsPublished:
 @with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """Everything a reader must know about the privacy of one run.
+    """Privacy statement of one run.
 
     Attributes:
-        unit: what is protected as a whole.
-        adjacency: which neighbouring populations are compared.
-        epsilon: the reported bound; None where nothing is guaranteed, and then ``reasons`` says why.
-        delta: what a probability may change by beyond the factor e^epsilon; not how rarely the factor is exceeded,
-            which for Gaussian noise is several times as often.
-        accountant: who bounded epsilon.
-        epsilons: (accountant, epsilon) of every accountant that has a bound for the event; None for infinity.
-        event: everything that was released, as the ledger charged it; recomputing from it gives ``epsilons``,
-            but for the little that the noise's grid costs.
-        units: public number of units; a delta of 1/units or more is warned about. None if it is not public.
+        unit: the protected unit.
+        adjacency: the neighbouring populations that the guarantee compares.
+        epsilon: the reported bound; None if nothing is guaranteed, and then ``reasons`` gives the reasons.
+        delta: the largest change of a probability in addition to the factor e^epsilon. Not claimed: that the factor
+            is exceeded with probability at most delta; for Gaussian noise it is exceeded several times as often.
+        accountant: name of the accountant that bounded epsilon.
+        epsilons: (accountant, epsilon) of every accountant with a bound for the event; None for infinity.
+        event: everything that was released, as the ledger charged it. Recomputing from it gives ``epsilons``,
+            except for the small cost of the noise's grid.
+        units: public number of units; a delta of 1/units or more causes a warning. None if it is not public.
         mechanisms: every mechanism with its noise law, noise multiplier, sampling and count, in words.
-        trust: parties and coalitions, with what they see and what is guaranteed against them.
-        randomness: where the noise and the samples came from, in words.
+        trust: parties and coalitions, with their views and the guarantees against them.
+        randomness: source of the noise and the samples, in words.
         secure_randomness: whether it was unpredictable.
         uncovered: choices that depended on private data and that epsilon does not cover.
-        as_published: figures reproduced although their theory has a gap.
-        reasons: why nothing is guaranteed; empty exactly when ``epsilon`` is a number.
-        notes: what a reader must know of the data (a subset, a public scaling).
-        released: what the claim is about, in words.
+        as_published: figures that were reproduced although their theory has a gap.
+        reasons: reasons why nothing is guaranteed; empty exactly if ``epsilon`` is a number.
+        notes: facts about the data that a reader must know (a subset, a public scaling).
+        released: kind of release that the claim is about.
 
     Raises:
-        PrivacyError: an epsilon without or with contradicting reasons, or a value outside its domain.
+        PrivacyError: an epsilon of None without reasons, a number with reasons, or a value outside its domain.
     """
 
     unit: Unit
@@ -181,12 +181,12 @@ class Statement:
 
     @property
     def has_large_delta(self) -> bool:
-        """Whether delta is at least 1 / units, so that the statement promises nothing to any one unit."""
+        """Whether delta is at least 1 / units, so that the statement promises nothing to any single unit."""
         return self.units is not None and is_large_delta(self.delta, self.units)
 
     @property
     def delta_warning(self) -> str | None:
-        """What a delta of 1 / units or more means; None for a smaller one."""
+        """Warning about a delta of 1 / units or more; None for a smaller delta."""
         if not self.has_large_delta:
             return None
         return (
@@ -195,7 +195,7 @@ class Statement:
         )
 
     def __str__(self) -> str:
-        """The statement in plain English, a sentence a line."""
+        """Return the statement in plain English, one sentence a line."""
         return "\n".join(self.sentences())
 
     def __repr__(self) -> str:
@@ -209,10 +209,10 @@ class Statement:
         return f"{bound}, delta={show_delta(self.delta)}{large} for one {self.unit}, released={self.released}"
 
     def line_for(self, role: Role) -> float | None:
-        """Return the epsilon against a party that has a line, and against readers (None: nothing is guaranteed).
+        """Return the epsilon against a party with a line, or against readers (None: nothing is guaranteed).
 
         Raises:
-            PrivacyError: it has no line; names those that have one.
+            PrivacyError: the statement has no line for the role; the message names the existing lines.
         """
         lines = {**{d.role: d.epsilon for d in self.trust}, Role.READER: self.epsilon}
         if role not in lines:
@@ -225,7 +225,8 @@ class Statement:
     def sentences(self) -> tuple[str, ...]:
         """Return the statement in plain English, the claim first. Figures are rounded up, never down.
 
-        Each is one printable line, whatever a file says of mechanisms and notes: none of it passes for another claim.
+        Each sentence is one printable line. Text from a file (mechanisms, notes) therefore cannot imitate another
+        claim.
         """
         found = (
             self._claim(),
@@ -273,17 +274,17 @@ class Statement:
         return tuple(found)
 
     def to_json(self) -> Json:
-        """Return the JSON form, without infinities: an infinite epsilon is null, and the sentences say so."""
+        """Return the JSON form, without infinities: an infinite epsilon is null, as the sentences explain."""
         values = _VALUES.dump_python(self, mode="json")
         return {"schema_version": SCHEMA_VERSION, "sentences": list(self.sentences()), **values}
 
     @classmethod
     def from_json(cls, data: object, place: object = "the privacy statement") -> Statement:
-        """Read a statement from its JSON form; its sentences must be the ones that its values give.
+        """Read a statement from its JSON form; its sentences must equal those that its values give.
 
         Args:
             data: the JSON value.
-            place: what errors call it: its file, mostly.
+            place: name of the document in errors, usually its file.
 
         Raises:
             RunFolderError: another version, or no statement; names the place and the key.
@@ -297,6 +298,7 @@ class Statement:
                 raise RunFolderError(f"{place} is damaged: {explain_errors(error, cls)}") from None
             except PrivacyError as error:
                 raise RunFolderError(f"{place} is damaged: {error}") from error
+            # Sentences are derived, so a file with edited sentences differs from the text that its own values give.
             if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(document, sort_keys=True):
                 raise RunFolderError(f"{place} is damaged: its sentences or fields do not fit its values")
         return statement
@@ -335,9 +337,10 @@ def show_at_most(value: float) -> str:
 
 
 def show_at_least(value: float) -> str:
-    """Return the size of noise with at most six significant digits, rounded down from the thirteenth on.
+    """Return the size of noise with at most six significant digits, rounded down.
 
-    What double precision alone takes off (0.1 x 0.7 is less than 0.07) does not show.
+    The value is first rounded to 13 digits, so that the rounding error of double precision does not show (0.1 x 0.7
+    is less than 0.07 in float64).
 
     >>> show_at_least(4.99999994), show_at_least(0.1 * 0.7)
     ('4.99999', '0.07')
@@ -346,7 +349,9 @@ def show_at_least(value: float) -> str:
 
 
 def show_noise(multiplier: float) -> str:
-    """Return a noise multiplier with at most four significant digits, rounded up: enough for the epsilon beside it.
+    """Return a noise multiplier with at most four significant digits, rounded up.
+
+    Noise of the shown size is sufficient for the epsilon next to it.
 
     >>> show_noise(9.834499), show_noise(5.0), show_noise(28.2101)
     ('9.835', '5', '28.22')
@@ -355,16 +360,18 @@ def show_noise(multiplier: float) -> str:
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
-    """Return a positive number to so many significant digits, rounded by what its shortest form says."""
+    """Return a positive number with ``digits`` significant digits, rounded from its shortest decimal form."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
+    # `repr` is the shortest decimal that reads back as this float: 0.07 is rounded as 0.07, not as
+    # 0.07000000000000000666.
     exact = Decimal(repr(value))
     short = exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), rounding, _EXACT)
     return f"{float(short):.{digits}g}"
 
 
 def show_lower_bound(epsilon: float) -> str:
-    """Return what an attack shows epsilon to be at least, with two decimals (four below 0.1), rounded down.
+    """Return a lower bound on epsilon with two decimals (four below 0.1), rounded down.
 
     >>> show_lower_bound(2.8093), show_lower_bound(0.01239)
     ('2.80', '0.0123')
@@ -373,7 +380,7 @@ def show_lower_bound(epsilon: float) -> str:
 
 
 def round_exactly(value: float, decimals: int, rounding: str) -> Decimal:
-    """Return a finite number to so many decimals, rounded by the exact value of the double.
+    """Return a finite number with ``decimals`` decimals, rounded from the exact value of the double.
 
     >>> round_exactly(2.5000000000001, 2, ROUND_CEILING), round_exactly(2.5, 2, ROUND_CEILING)
     (Decimal('2.51'), Decimal('2.50'))
@@ -384,15 +391,16 @@ def round_exactly(value: float, decimals: int, rounding: str) -> Decimal:
 def epsilons_by_accountant(
     event: Event, delta: float, adjacency: Adjacency, *, loss: float
 ) -> tuple[tuple[str, float | None], ...]:
-    """Return (accountant, epsilon) for every accountant that has a bound for the event; None for infinity.
+    """Return (accountant, epsilon) for every accountant with a bound for the event; None for infinity.
 
-    An accountant that supports the event and refuses its number (a delta below its rounding, say) has no figure.
+    An accountant that supports the event but refuses the number (a delta below its rounding error, for example) is
+    left out.
 
     Args:
         event: everything that was released.
         delta: of the statement.
-        adjacency: which neighbours are compared.
-        loss: what the grids of all noise may change of a log-likelihood ratio (:func:`epsilon_on_grid`).
+        adjacency: the neighbouring populations.
+        loss: largest change of a log-likelihood ratio by the grids of all noise (:func:`epsilon_on_grid`).
     """
     found: list[tuple[str, float | None]] = []
     for name in ACCOUNTANTS:
@@ -406,14 +414,14 @@ def epsilons_by_accountant(
 
 
 # --- statement checks ----------------------------------------------------------------------------------------------
-# Check a statement against ledger and experiment: the same events and delta, no smaller epsilon than they cost.
+# Check a statement against ledger and experiment: the same events and delta, and no epsilon below their cost.
 
 
 def same_events(statement: Statement, entries: Sequence[Entry]) -> str:
-    """Return in words that a statement's event is the composition of a ledger's charges.
+    """Check that a statement's event is the composition of a ledger's charges; return this in words.
 
     Raises:
-        IntegrityError: it is not.
+        IntegrityError: it is not, or a charge has another unit or adjacency.
     """
     for entry in entries:
         if (entry.unit, entry.adjacency) != (statement.unit, statement.adjacency):
@@ -428,15 +436,15 @@ def same_events(statement: Statement, entries: Sequence[Entry]) -> str:
 
 
 def same_privacy(statement: Statement, *, delta: object, accountant: object, seed: object) -> str:
-    """Return in words that a statement is of what an experiment, or a document of releases, asked for.
+    """Check that a statement has the requested delta, accountant and randomness; return this in words.
 
     Args:
         statement: of the run.
-        delta, accountant: that were asked for.
-        seed: ``privacy.insecure_seed``; None: the noise could not be predicted.
+        delta, accountant: as requested by the experiment, or by a document of releases.
+        seed: ``privacy.insecure_seed``; None: the noise was unpredictable.
 
     Raises:
-        IntegrityError: its noise came from a known seed, and it says not; or it has another delta or accountant.
+        IntegrityError: the noise came from a known seed and the statement denies it, or delta or accountant differ.
     """
     if seed is not None and statement.secure_randomness:
         raise IntegrityError(
@@ -452,7 +460,7 @@ def same_privacy(statement: Statement, *, delta: object, accountant: object, see
 
 
 def check_epsilons(statement: Statement) -> Iterator[Check]:
-    """Recompute epsilon by every accountant: what is stated must not be smaller."""
+    """Recompute epsilon by every accountant: the stated epsilon must not be smaller."""
     if statement.epsilon is None:
         yield Check(
             name="epsilon",
@@ -486,6 +494,7 @@ def _epsilon(statement: Statement, name: str, stated: float | None) -> str:
     with reading("the recorded event", IntegrityError):
         found = make_accountant(name, statement.adjacency).epsilon(statement.event, statement.delta)
     claimed = math.inf if stated is None else stated
+    # The tolerance of 1e-9 allows for rounding.
     if found > claimed * (1 + 1e-9):
         raise IntegrityError(
             f"the recorded events cost {show_epsilon(found)} at delta {statement.delta:g}, more than the "

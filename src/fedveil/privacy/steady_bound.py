@@ -1,4 +1,4 @@
-"""What every bound answers about its own course over the rounds; here one that stays as it is."""
+"""Define the interface of bounds over rounds, with the behaviour of a constant bound."""
 
 from __future__ import annotations
 
@@ -13,57 +13,60 @@ _Bound = TypeVar("_Bound", bound="SteadyBound")
 
 
 class SteadyBound:
-    """A bound that is the same in every round: nothing rides beside the updates, and nothing is remembered.
+    """Base of bounds; by default a bound is constant, adds nothing to the updates and has no state.
 
     Attributes:
-        extra: coordinates of a message beside those of the update.
+        extra: number of coordinates of a message in addition to those of the update.
     """
 
     extra: ClassVar[int] = 0
 
     @property
     def unit(self) -> float:
-        """1: messages are in the unit of the updates."""
+        """Unit of messages, in units of the updates: 1."""
         return 1.0
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Return the reasons why the bound has no place in a method."""
+        """Return the reasons why a method cannot use the bound."""
         return ()
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
-        """Return what moves the bound, in words."""
+        """Return the mechanism of the bound in words; empty for a constant bound."""
         return ()
 
     def init(self) -> Mapping[str, Tensor]:
-        """Return what is remembered before the first round."""
+        """Return the state before the first round."""
         return {}
 
     def measured_in(self: _Bound, unit: float) -> _Bound:
-        """Return the bound whose messages are in this unit, as another process said."""
+        """Return the bound whose messages are in ``unit``, as received from another process."""
         return self
 
     def possible(self, unit: float, number: int) -> bool:
-        """Return whether messages of the round of this number may be in this unit."""
+        """Return whether the messages of round ``number`` may be in ``unit``."""
         return unit == self.unit
 
     def at_state(self: _Bound, state: Mapping[str, Tensor]) -> _Bound:
-        """Return the bound of the next round."""
+        """Return the bound of the next round, given the state after the last round."""
         return self
 
     def next_state(
         self, marks: Float64[Tensor, " extra"], users: float, state: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """Return what is remembered after a round.
+        """Return the state after a round.
 
         Args:
-            marks: the released sums of what :meth:`marks` gave, with their noise.
-            users: how many take part in expectation, q |U|.
-            state: what was remembered before it.
+            marks: (extra,) released noisy sums of the values of :meth:`marks`.
+            users: q |U|, the expected number of participants.
+            state: the state before the round.
         """
         return {}
 
     def marks(
         self, norms: Float64[Tensor, " m"], weights: Float64[Tensor, " m"]
     ) -> Float64[Tensor, "m extra"]:
-        """Return what each contribution adds beside its update, in the unit of a message, on the bound's grid."""
+        """Return the (m, extra) additional coordinates of each contribution, on the bound's grid.
+
+        The unit is that of a message.
+        """
         return torch.zeros(len(norms), self.extra, dtype=torch.float64)

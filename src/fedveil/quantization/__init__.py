@@ -1,7 +1,7 @@
-"""Quantisers whose error is privacy noise of an exact law, and the bytes that carry them.
+"""Quantise updates with an error that is privacy noise of an exact law, and encode them as bytes.
 
 A :class:`~fedveil.quantization.codec.Codec` turns an update into one byte string and back into update + noise.
-Start there; docs/theory/lrsuq.md states what holds and under which conditions.
+It is the entry point; docs/theory/lrsuq.md gives the guarantees and their conditions.
 """
 
 from fedveil.quantization.codec import Codec, gaussian_channel

@@ -1,7 +1,7 @@
-"""From an update to one byte string and back: blocks, spreads, checksum.
+"""Encode an update as one byte string, and decode it to update + noise, block by block.
 
-An update is cut into blocks of at most 65,536 parameters. A block is quantised and coded on its own streams,
-so memory beyond the update and its message is that of one block, whatever the update's length.
+An update is cut into blocks of at most 65,536 parameters. Each block is quantised and coded on its own streams.
+In addition to the update and its message, memory therefore holds one block, for every length of the update.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from fedveil.quantization.symbols import SymbolReader, SymbolWriter
 from fedveil.quantization.wire import Envelope, Header, seal, unseal
 
 BLOCK = 1 << 16
-"""Most parameters in a block."""
+"""Largest number of parameters in a block."""
 MAX_LENGTH = 1 << 36
-"""Most parameters in an update."""
+"""Largest number of parameters in an update."""
 DENSE_FROM = 1.0
 """Spread, in units of the noise's scale, from which a dense lattice costs fewer bits than Z1."""
 MAX_RATIO = 2.0**30
-"""Largest parameter, in units of the noise's scale, that 64-bit lattice points are certain to hold."""
+"""Largest parameter, in units of the noise's scale, that 64-bit lattice points hold with certainty."""
 
 _LATTICE, _SCALAR = 0, 1
 _PLAN_BITS = 5
@@ -48,12 +48,12 @@ _PLAN_BITS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A message, and what finding it took.
+    """Message, with the number of random draws that its quantisation took.
 
     Attributes:
         message: the bytes to send.
-        drawn: dithers that were drawn, one a sub-vector and attempt; shared candidates where a block is a selection.
-        accepted: how many of them were accepted.
+        drawn: number of dithers drawn, one per sub-vector and attempt; shared candidates if a block is a selection.
+        accepted: number of accepted draws.
     """
 
     message: bytes
@@ -63,16 +63,16 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """Sends updates as bytes and receives them as update + noise, the noise of exactly the quantiser's law.
+    """Noisy channel over bytes: it decodes an update to update + noise of exactly the quantiser's law.
 
     Attributes:
         quantizer: law and lattice.
-        adaptive: let the sender choose, block by block, the cheapest exact way to send Gaussian noise: selection
-            among shared noise at low rates (:mod:`fedveil.quantization.orbits`), Z1 in between, ``quantizer``'s lattice
-            from a spread equal to the noise's on. The law is the same in every way; other laws always use the lattice.
-
-        search: effort of the selection, log2 of the ceiling M in :mod:`fedveil.quantization.orbits`: one more doubles
-            the sender's work at low rates and saves about a fourteenth of the bits.
+        adaptive: lets the sender choose the cheapest exact coding of Gaussian noise for each block: selection among
+            shared noise at low rates (:mod:`fedveil.quantization.orbits`), ``quantizer``'s lattice from a spread
+            equal to the noise's scale, and Z1 in between. The noise law is the same for each coding. Other laws
+            always use the lattice.
+        search: effort of the selection, log2 of the ceiling M in :mod:`fedveil.quantization.orbits`. An increase by 1
+            doubles the sender's work at low rates and saves about a fourteenth of the bits.
 
     Example:
         >>> from fedveil.quantization.lattices import E8, Z1
@@ -94,7 +94,7 @@ class Codec:
             raise ChannelError(f"search must be an integer from 0 to {MAX_SEARCH}, got {self.search}")
 
     def encode(self, update: Float[np.ndarray, " m"], streams: SharedStreams) -> bytes:
-        """Return the message of :meth:`send`."""
+        """Return the message of :meth:`send` alone."""
         return self.send(update, streams).message
 
     def send(self, update: Float[np.ndarray, " m"], streams: SharedStreams) -> Sent:
@@ -109,6 +109,8 @@ class Codec:
             StreamReuseError: the streams have carried another update.
         """
         _check(update, self.quantizer.law.scale)
+        # Claimed before the first draw: even a failed encoding uses up the streams, so a second update cannot share
+        # them.
         streams.claim()
         writer = SymbolWriter()
         checksum = drawn = accepted = 0
@@ -134,10 +136,10 @@ class Codec:
     def decode_blocks(
         self, message: bytes, streams: SharedStreams, *, length: int
     ) -> Iterator[Float64[np.ndarray, " _"]]:
-        """Decode a message block by block.
+        """Decode a message block by block, as float64 values.
 
-        The message is authenticated before its first symbol is read. The checksum of the symbols, which tells
-        whether both ends derived the same latents, dithers and tables, is checked after the last block.
+        The message is authenticated before its first symbol is read. The checksum of the symbols is checked after the
+        last block; it fails if the two ends derived different latents, dithers or tables.
 
         Args:
             message: bytes from :meth:`encode` of the same channel.
@@ -178,8 +180,8 @@ class Codec:
 def gaussian_channel(std: float) -> Codec:
     """Return the default channel of Gaussian noise: the fewest bits at every rate at an acceptable speed.
 
-    Selection among shared noise where it is cheaper, Z1 up to a spread equal to the noise's, E8 from there:
-    the table in docs/theory/lrsuq.md is the reason.
+    The channel uses selection among shared noise if it is cheaper, otherwise Z1 up to a spread equal to the noise's,
+    and E8 for larger spreads. The table in docs/theory/lrsuq.md gives the measurements.
     """
     return Codec(quantizer=LayeredQuantizer(law=GaussianLaw(std=std), lattice=E8), adaptive=True)
 
@@ -208,13 +210,16 @@ def _blocks(length: int, dimension: int) -> Iterator[tuple[int, int]]:
 
 
 def _rows(x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, "rows n"]:
-    """Cut into sub-vectors, padded with zeros."""
+    """Cut a block into sub-vectors, padded with zeros."""
     missing = -len(x) % dimension
     return (np.append(x, np.zeros(missing)) if missing else x).reshape(-1, dimension)
 
 
 def _spread_code(x: Float64[np.ndarray, " m"], scale: float) -> int:
-    """Root mean square in units of the noise's scale, as the upper half of a float32 (8 bits of mantissa)."""
+    """Return the root mean square in units of the noise's scale, as the upper half of a float32.
+
+    The mantissa then has 8 significant bits.
+    """
     spread = np.float32(min(max(math.sqrt(float(np.mean((x / scale) ** 2))), 2.0**-20), 2.0**31))
     return int((spread.view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16))
 
@@ -227,7 +232,8 @@ def _spread(code: int) -> float:
 
 
 def _symbols_checksum(points: Float64[np.ndarray, "rows n"], checksum: int) -> int:
-    """Checksum of lattice points: twice a point's coordinate, to 16 bits."""
+    """Return the checksum of lattice points: twice each coordinate, to 16 bits."""
+    # E8 has half-integer coordinates; doubled, they are whole numbers.
     return zlib.crc32((2.0 * points).astype(np.int64).astype("<i2").tobytes(), checksum)
 
 
@@ -236,7 +242,7 @@ def _scalar(quantizer: LayeredQuantizer) -> LayeredQuantizer:
 
 
 def _plan(x: Float64[np.ndarray, " m"], quantizer: LayeredQuantizer) -> int:
-    """Choose how to send a block: the lattice, the scalar quantiser, or log2 D of the orbits."""
+    """Choose the coding of a block: the lattice, the scalar quantiser, or log2 D of the orbits."""
     if not isinstance(quantizer.law, GaussianLaw):
         return _LATTICE
     ratio = _spread(_spread_code(x, quantizer.law.scale))
@@ -249,7 +255,7 @@ def _plan(x: Float64[np.ndarray, " m"], quantizer: LayeredQuantizer) -> int:
 def _encode_block(
     writer: SymbolWriter, x: Float64[np.ndarray, " m"], place: Block, plan: int, search: int, checksum: int
 ) -> tuple[int, int, int]:
-    """Write a block; return the checksum so far, and how many draws were rejected and accepted."""
+    """Write a block; return the checksum so far, and the numbers of rejected and accepted draws."""
     quantizer, scalar = place.quantizer, _scalar(place.quantizer)
     code = _spread_code(x, quantizer.law.scale)
     if plan >= MIN_ORDER:
@@ -259,6 +265,8 @@ def _encode_block(
             writer.field(code, 16)
             checksum = write_selection(writer, selection, scalar, _spread(code), checksum)
             return checksum, int(selection.draws.sum()), len(selection.draws)
+        # Most rows send their trial anyway. A trial that is not sent has the law of the accepted candidate (docstring
+        # of `orbits`), so a block of trials alone has the same noise law.
         plan = _SCALAR
     writer.field(plan, _PLAN_BITS)
     writer.field(code, 16)
@@ -283,6 +291,7 @@ def _decode_block(
     if plan > _LATTICE and not isinstance(quantizer.law, GaussianLaw):
         raise MessageError("the message sends a block in a way that its noise law does not allow")
     if plan >= MIN_ORDER:
+        # Checked before any row is allocated: the plan comes from the message.
         if plan > MAX_ORDER or 1 << (plan - 1) >= max(length, 2):
             raise MessageError(f"the message sends {length} parameters in rows of 2^{plan}")
         return read_selection(

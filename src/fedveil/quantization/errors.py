@@ -1,22 +1,22 @@
-"""What can go wrong in the channel room, all of it mendable by the caller or the sender's fault."""
+"""Define the errors of the noisy channel; the caller can correct them, or the sender caused them."""
 
 from fedveil.errors import CompositionError, FedveilError
 
 
 class ChannelError(FedveilError):
-    """Base of the channel room's errors."""
+    """Base of the errors of the quantization package."""
 
 
 class UnsupportedPairError(ChannelError, CompositionError):
-    """A law and a lattice that cannot make a channel together; gives the reason."""
+    """Law and lattice that cannot form a channel together; the message gives the reason."""
 
 
 class UpdateError(ChannelError):
-    """An update that must not be sent: not finite, too large for the noise, of the wrong shape."""
+    """Update that must not be sent: not finite, too large for the noise, or of the wrong shape."""
 
 
 class StreamReuseError(ChannelError):
-    """A shared stream was about to carry a second update, which would reveal the difference of the two."""
+    """Second use of a shared stream, which would reveal the difference of two updates."""
 
 
 class MessageError(ChannelError):
@@ -24,4 +24,4 @@ class MessageError(ChannelError):
 
 
 class ForeignStreamError(MessageError):
-    """A well-formed message made with another shared stream: another key, run, client, round or attempt."""
+    """Well-formed message made with another shared stream: another key, run, client, round or attempt."""

@@ -1,4 +1,4 @@
-"""The least number of bits that could carry an update through a noisy channel, to measure ours against."""
+"""Estimate the least number of bits that carry an update through a noisy channel, as a reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_CELLS = 1 << 22
 
 
 def gaussian_limit(ratio: float) -> float:
-    """I(X; X + Z) in bits for X ~ N(0, ratio^2), Z ~ N(0, 1): log2(1 + ratio^2) / 2.
+    """Return I(X; X + Z) in bits for X ~ N(0, ratio^2), Z ~ N(0, 1): log2(1 + ratio^2) / 2.
 
     >>> gaussian_limit(1.0)
     0.5
@@ -24,21 +24,23 @@ def gaussian_limit(ratio: float) -> float:
 
 
 def information_limit(update: Float[np.ndarray, " m"], law: NoiseLaw) -> float:
-    """Estimate I(X; X + Z) in bits a parameter, X uniform over the update's parameters and Z of the law.
+    """Estimate I(X; X + Z) in bits per parameter, X uniform over the update's parameters and Z of the law.
 
-    No exact simulation of the channel x -> x + Z spends fewer bits on average over parameters that are drawn
-    independently from the values of this update (Harsha et al., "The communication complexity of correlation"). Who
-    knows more, the spread of each layer for instance, may spend less: estimate per layer then.
+    No exact simulation of the channel x -> x + Z uses fewer bits on average over parameters that are sampled
+    independently from the values of this update (Harsha et al., "The communication complexity of correlation"). A
+    coder with more knowledge (the spread of each layer, for instance) may use fewer bits; estimate per layer in that
+    case.
 
-    The densities are taken on a grid: h(X + Z) - h(Z) by one convolution. Where noise and update need more than four
-    million cells, the limit of a Gaussian of the same variance is returned for Gaussian noise, which is never less.
+    The estimate is h(X + Z) - h(Z) with densities on a grid and one convolution. If noise and update need more than
+    four million cells, the function returns the limit of a Gaussian of the same variance for Gaussian noise; this
+    limit is never smaller. For other laws the grid becomes coarser.
 
     Args:
         update: (m,) finite parameters.
         law: the noise.
 
     Returns:
-        Bits a parameter, at least 0.
+        Bits per parameter, at least 0.
     """
     values = update.astype(np.float64)
     spread = float(values.std())
@@ -57,13 +59,15 @@ def information_limit(update: Float[np.ndarray, " m"], law: NoiseLaw) -> float:
     noise = np.diff(law.cdf((np.arange(-cells, cells + 2) - 0.5) * step))
     signal = _shares(values, low, step)
     size = len(noise) + len(signal) - 1
-    fast = next_fast_len(size, real=True)  # a prime number of cells takes up to 20 times as long
+    fast = next_fast_len(size, real=True)  # an FFT of prime length takes up to 20 times as long
     both = np.fft.irfft(np.fft.rfft(noise, fast) * np.fft.rfft(signal, fast), fast)[:size]
+    # I(X; X + Z) = h(X + Z) - h(Z). The logarithm of the grid step cancels in the difference of the discrete
+    # entropies.
     return max(0.0, _entropy(both) - _entropy(noise))
 
 
 def _shares(values: Float64[np.ndarray, " m"], low: float, step: float) -> Float64[np.ndarray, " cells"]:
-    """Distribution of the values over grid points, each split between its two neighbours."""
+    """Return the distribution of the values over grid points, each value split between its two neighbours."""
     place = (values - low) / step
     below = np.floor(place).astype(np.int64)
     above_share = place - below

@@ -1,8 +1,9 @@
-"""Lattices with exact, vectorised closest-point decoders.
+"""Define lattices with exact, vectorised closest-point decoders.
 
-A lattice point is ``k @ generator`` for an integer row ``k``. Generators are lower triangular, so the last coordinate
-of a point depends on the last integer alone, the one before it on the last two, and so on: the entropy coder sends the
-integers in that order. Closest-point algorithms: Conway & Sloane, Sphere Packings, Lattices and Groups, ch. 20.
+A lattice point is ``k @ generator`` for an integer row ``k``. Generators are lower triangular. The last coordinate of
+a point therefore depends on the last integer alone, the one before it on the last two, and so on. The entropy coder
+sends the integers in that order. Closest-point algorithms: Conway & Sloane, Sphere Packings, Lattices and Groups, ch.
+20.
 
 =======  ==========  ==================  ======  ==========================
 lattice  dimension   packing radius      volume  ball / cell (acceptance)
@@ -29,7 +30,7 @@ from fedveil.quantization.errors import ChannelError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lattice:
-    """A lattice in n dimensions.
+    """Lattice in n dimensions.
 
     Attributes:
         name: Z1, Z2, ..., A2, D3, D4 or E8.
@@ -50,20 +51,19 @@ class Lattice:
 
     @property
     def volume(self) -> float:
-        """Volume of the basic cell."""
+        """Volume of the basic (Voronoi) cell."""
         return float(np.prod(np.diagonal(self.generator)))
 
     @property
     def acceptance(self) -> float:
-        """Volume of the packing ball over the volume of the cell: the probability that a dither is
-        accepted.
-        """
+        """Probability that a dither is accepted: volume of the packing ball over volume of the cell."""
         n = self.dimension
         ball: float = math.pi ** (n / 2) / math.gamma(n / 2 + 1) * self.packing_radius**n
         return min(1.0, ball / self.volume)
 
     def points(self, integers: Int64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
-        """Return the lattice points with these integer coordinates, by additions in a fixed order."""
+        """Return the (m, n) lattice points of (m, n) integer coordinates, by additions in a fixed order."""
+        # No matrix product: BLAS may sum in another order on another processor, and both ends need the same bits.
         points = np.zeros(integers.shape)
         for i, row in enumerate(self.generator):
             for j in np.flatnonzero(row):
@@ -82,8 +82,9 @@ class Lattice:
         return integers
 
     def cell_points(self, uniforms: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
-        """Map uniforms on the unit cube to points uniform on the basic cell (a parallelepiped folded into
-        it).
+        """Map uniforms on the unit cube to points that are uniform on the basic cell.
+
+        The generator maps the cube to a parallelepiped; subtracting the closest lattice point folds it into the cell.
         """
         if self.nearest is np.rint:
             return uniforms - 0.5
@@ -96,7 +97,10 @@ class Lattice:
 
 
 def _closest_even(x: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
-    """D_n: round every coordinate; where the sum is odd, round the worst coordinate the other way."""
+    """Return the closest points of D_n, whose coordinates have an even sum.
+
+    Round every coordinate. If the sum is odd, round the coordinate with the largest error the other way.
+    """
     rounded: Float64[np.ndarray, "m n"] = np.rint(x)
     error = x - rounded
     odd = np.flatnonzero(np.rint(rounded.sum(axis=1) * 0.5) * 2.0 != rounded.sum(axis=1))
@@ -108,6 +112,7 @@ def _closest_even(x: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
 def _closer(
     x: Float64[np.ndarray, "m n"], first: Float64[np.ndarray, "m n"], second: Float64[np.ndarray, "m n"]
 ) -> Float64[np.ndarray, "m n"]:
+    """Return, row by row, the closer of two candidates to ``x``; overwrites ``first``."""
     difference = first - second
     middle = 0.5 * (first + second)
     nearer_second = np.einsum("ij,ij->i", x - middle, difference) < 0
@@ -116,20 +121,21 @@ def _closer(
 
 
 def _closest_hexagonal(x: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
-    """A2 is a rectangular lattice with sides 1 and sqrt(3), and the same moved to the middle of a
-    rectangle.
+    """Return the closest points of A2.
+
+    A2 is a rectangular lattice with sides 1 and sqrt(3), together with a copy shifted to the middle of a rectangle.
     """
     sides = np.array([1.0, math.sqrt(3.0)])
     return _closer(x, np.rint(x / sides) * sides, (np.rint(x / sides - 0.5) + 0.5) * sides)
 
 
 def _closest_e8(x: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
-    """E8 is D8 and D8 moved by (1/2, ..., 1/2)."""
+    """Return the closest points of E8, the union of D8 and D8 shifted by (1/2, ..., 1/2)."""
     return _closer(x, _closest_even(x), _closest_even(x - 0.5) + 0.5)
 
 
 def integer_lattice(n: int) -> Lattice:
-    """Z^n, n >= 1.
+    """Return Z^n for n >= 1.
 
     Raises:
         ChannelError: n is below 1.
@@ -167,10 +173,10 @@ Z3 = integer_lattice(3)
 
 
 def lattice(name: str) -> Lattice:
-    """Return the lattice of this name: A2, D3, D4, E8, or Z and a number of dimensions.
+    """Return the lattice of a name: A2, D3, D4, E8, or Z and a number of dimensions from 1 to 64.
 
     Raises:
-        ChannelError: there is no such lattice.
+        ChannelError: no lattice has this name.
 
     >>> lattice("Z5").dimension
     5

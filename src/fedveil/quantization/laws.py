@@ -1,12 +1,14 @@
-"""Noise laws as mixtures of uniform balls: a latent U and the radius of its layer.
+"""Define noise laws as mixtures of uniform laws on balls: a latent U selects the radius of a layer.
 
-A density f that falls with the distance from its centre is a mixture of uniform laws on balls: draw the latent U, then
-a uniform point of the layer, the ball of radius r(U). For N(0, sigma^2 I_n) the latent is chi-square with n + 2 degrees
-of freedom and r = sigma sqrt(U) (CEPAM, Lemma 17); for Laplace(0, b) in one dimension it is Gamma(2, 1) and r = b U
-(Lemma 18); for Student's t with nu degrees it is chi-square(n + 2) / (chi-square(nu) / nu), r = scale sqrt(U).
+A density f that falls with the distance from its centre is a mixture of uniform laws on balls. To sample from it,
+draw the latent U, then a uniform point of the layer, the ball of radius r(U). For N(0, sigma^2 I_n) the latent is
+chi-square with n + 2 degrees of freedom and r = sigma sqrt(U) (CEPAM, Lemma 17). For Laplace(0, b) in one dimension
+it is Gamma(2, 1) and r = b U (Lemma 18). For Student's t with nu degrees it is chi-square(n + 2) / (chi-square(nu) /
+nu), and r = scale sqrt(U).
 
 Latents are drawn with portable arithmetic (see :mod:`fedveil.quantization.portable`), so both ends get the same bits.
-They are kept above a floor that they pass with a probability below 2^-64, so that lattice points stay 64-bit integers.
+They are raised to a floor, below which they fall with probability at most 2^-64, so that lattice points stay 64-bit
+integers.
 """
 
 from __future__ import annotations
@@ -23,31 +25,36 @@ from fedveil.quantization.errors import ChannelError, UnsupportedPairError
 from fedveil.randomness import BitSource
 
 SMALLEST_SCALE = 2.0**-200
-"""Scales outside [2^-200, 2^200] are refused: products with them would leave the normal numbers."""
+"""Smallest accepted scale; its inverse is the largest.
+
+Products with scales outside [2^-200, 2^200] would leave the normal numbers.
+"""
 SQUARE_FLOOR = 2.0**-44
-"""Smallest latent of a law whose radius is scale * sqrt(U): P(chi-square(3) < 2^-44) < 2^-67, less in more
-dimensions."""
+"""Smallest latent of a law whose radius is scale * sqrt(U).
+
+P(chi-square(3) < 2^-44) < 2^-67, and less in more dimensions.
+"""
 LINEAR_FLOOR = 2.0**-32
 """Smallest latent of the Laplace law: P(Gamma(2, 1) < 2^-32) < 2^-64."""
 
 
 @runtime_checkable
 class Law(Protocol):
-    """A spherically symmetric noise law that layers into balls."""
+    """Spherically symmetric noise law that is a mixture of uniform laws on balls."""
 
     @property
     def name(self) -> str:
-        """The law's name in files and messages."""
+        """Name of the law in files and messages."""
         ...
 
     @property
     def scale(self) -> float:
-        """The law's scale, in the unit of the update."""
+        """Scale of the law, in the unit of the update."""
         ...
 
     @property
     def shape(self) -> int:
-        """The law's integer shape parameter, 0 where it has none."""
+        """Integer shape parameter of the law, 0 if it has none."""
         ...
 
     def require(self, dimension: int) -> None:
@@ -65,7 +72,7 @@ class Law(Protocol):
 
 @runtime_checkable
 class NoiseLaw(Law, Protocol):
-    """A layered law with a density, fit to be privacy noise."""
+    """Layered law with a density, which can serve as privacy noise."""
 
     def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         """Return the distribution function of one coordinate of the noise."""
@@ -79,7 +86,7 @@ def _require_scale(name: str, value: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianLaw:
-    """N(0, std^2 I_n) in any dimension n.
+    """Gaussian law N(0, std^2 I_n) in any dimension n.
 
     Args:
         std: standard deviation per coordinate, in the unit of the update.
@@ -95,7 +102,7 @@ class GaussianLaw:
 
     @property
     def scale(self) -> float:
-        """The standard deviation."""
+        """Standard deviation per coordinate."""
         return self.std
 
     def require(self, dimension: int) -> None:
@@ -116,7 +123,7 @@ class GaussianLaw:
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceLaw:
-    """Laplace(0, b) on the line: density exp(-|z|/b) / 2b.
+    """Law Laplace(0, b) on the line: density exp(-|z|/b) / 2b.
 
     Args:
         b: the law's scale, in the unit of the update; its variance is 2 b^2.
@@ -132,15 +139,15 @@ class LaplaceLaw:
 
     @property
     def scale(self) -> float:
-        """The scale b."""
+        """Scale b."""
         return self.b
 
     def require(self, dimension: int) -> None:
         """Accept one dimension alone.
 
         Raises:
-            UnsupportedPairError: more dimensions, where independent Laplace coordinates have layers that are
-                cross-polytopes, not balls.
+            UnsupportedPairError: more dimensions; the layers of independent Laplace coordinates are cross-polytopes,
+                not balls.
         """
         if dimension != 1:
             raise UnsupportedPairError(
@@ -150,6 +157,7 @@ class LaplaceLaw:
 
     def latent(self, source: BitSource, count: int, dimension: int) -> Float64[np.ndarray, " count"]:
         """Draw U of the Gamma(2, 1) law."""
+        # Gamma(2, 1) is the sum of two exponentials: -ln(u1 u2).
         product = portable.uniforms(source, count)
         product *= portable.uniforms(source, count)
         return np.asarray(np.maximum(-portable.log(product), LINEAR_FLOOR))
@@ -165,7 +173,7 @@ class LaplaceLaw:
 
 @dataclass(frozen=True, kw_only=True)
 class StudentLaw:
-    """Multivariate Student t: N(0, scale^2 I_n) divided by sqrt(chi-square(degrees) / degrees).
+    """Multivariate Student t law: N(0, scale^2 I_n) divided by sqrt(chi-square(degrees) / degrees).
 
     Args:
         t_scale: the law's scale, in the unit of the update.
@@ -188,7 +196,7 @@ class StudentLaw:
 
     @property
     def shape(self) -> int:
-        """The degrees of freedom."""
+        """Degrees of freedom."""
         return self.degrees
 
     def require(self, dimension: int) -> None:
@@ -211,7 +219,7 @@ class StudentLaw:
 
 @dataclass(frozen=True, kw_only=True)
 class BallLaw:
-    """Uniform on the ball of one radius: the error of RSUQ, a single layer.
+    """Uniform law on the ball of one radius: the error of RSUQ, a single layer.
 
     Args:
         ball_radius: radius of the ball, in the unit of the update.
@@ -227,14 +235,14 @@ class BallLaw:
 
     @property
     def scale(self) -> float:
-        """The ball's radius."""
+        """Radius of the ball."""
         return self.ball_radius
 
     def require(self, dimension: int) -> None:
         """Accept every dimension."""
 
     def latent(self, source: BitSource, count: int, dimension: int) -> Float64[np.ndarray, " count"]:
-        """Return ones: there is one layer."""
+        """Return ones: the law has a single layer."""
         return np.ones(count)
 
     def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:
@@ -243,8 +251,9 @@ class BallLaw:
 
 @dataclass(frozen=True, kw_only=True)
 class CellLaw:
-    """Uniform on a lattice's scaled basic cell: the error of subtractive dithering (SDQ); every dither is
-    accepted.
+    """Uniform law on a lattice's scaled basic cell: the error of subtractive dithering (SDQ).
+
+    Every dither is accepted.
 
     Args:
         inner_radius: packing radius of the scaled cell, in the unit of the update: half the step on Z^n.
@@ -260,14 +269,14 @@ class CellLaw:
 
     @property
     def scale(self) -> float:
-        """The packing radius of the scaled cell."""
+        """Packing radius of the scaled cell."""
         return self.inner_radius
 
     def require(self, dimension: int) -> None:
         """Accept every dimension."""
 
     def latent(self, source: BitSource, count: int, dimension: int) -> Float64[np.ndarray, " count"]:
-        """Return ones: there is one layer."""
+        """Return ones: the law has a single layer."""
         return np.ones(count)
 
     def radius(self, latent: Float64[np.ndarray, " count"]) -> Float64[np.ndarray, " count"]:

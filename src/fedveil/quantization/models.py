@@ -1,9 +1,10 @@
-"""Entropy models of integers under a Gaussian with known mean and standard deviation, as integer tables.
+"""Tabulate entropy models of integers under a rounded Gaussian with known mean and standard deviation.
 
-Sender and receiver know, for every integer they exchange, the mean and the standard deviation of the Gaussian that was
-rounded to it (from the latent, the dither and the block's spread). A model per integer would be slow to evaluate, and a
-float that differs in its last bit would break the decoder. So both are quantised to one of about 1,100 contexts, each
-with a table of probabilities in units of 2^-22 that is built once and checked against a checksum.
+For every integer that they exchange, sender and receiver know the mean and the standard deviation of the Gaussian
+that was rounded to it (from the latent, the dither and the block's spread). A model per integer would be slow to
+evaluate, and a float that differs in its last bit would break the decoder. So both parameters are quantised to one of
+about 1,100 contexts. Each context has a table of probabilities in units of 2^-22, built once and verified by a
+checksum.
 
 With centre c = round(mean), v = |c - mean| in [0, 1/2], and tau the standard deviation:
 
@@ -12,7 +13,7 @@ tau              context
 ===============  ==========================================================================================
 below 1/16       distance of the mean from the nearer border of its bin in units of tau, in steps of 1/8
 1/16 to 16       eighth of an octave of tau, and v in 4 to 64 steps
-16 and above     eighth of an octave; the low bits of the integer are sent as they are
+16 and above     eighth of an octave; the low bits of the integer are sent uncompressed
 ===============  ==========================================================================================
 """
 
@@ -38,39 +39,41 @@ _TABLE_CHECKSUM = 0x0A1D79F1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
-    """One context: symbols -reach .. reach, and the escape as the last index."""
+    """Model of one context: symbols -reach .. reach, and the escape as the last index."""
 
     reach: int
     model: object
 
 
 def _offset_steps(eighth: int) -> int:
-    """Number of steps of v at this eighth of an octave of tau: fine enough to cost less than 0.001 bit."""
+    """Return the number of steps of v at an eighth of an octave of tau; they cost less than 0.001 bit."""
     octave = eighth // _EIGHTHS
     return {-4: 64, -3: 32, -2: 16}.get(octave, 8 if octave < 1 else 4)
 
 
 def _first_contexts() -> Int64[np.ndarray, " eighths"]:
-    """First context number of each eighth of an octave, from _LOW to _HIGH."""
+    """Return the first context number of each eighth of an octave, from _LOW to _HIGH."""
     steps = [_offset_steps(eighth) for eighth in range(_LOW, _HIGH)]
     return np.cumsum([_MARGIN_STEPS + 1, *steps]).astype(np.int64)
 
 
 _FIRST = _first_contexts()
 _STEPS = [_offset_steps(eighth) for eighth in range(_LOW, _HIGH)]
+# The factor 1 - 2^-40 keeps v = 1/2 in the last step.
 _DOUBLE_STEPS = 2.0 * (1.0 - 2.0**-40) * np.array(_STEPS)
 
 
 def _deviations(eighth: int) -> Float64[np.ndarray, " 4"]:
-    """Standard deviations spread over one eighth of an octave."""
+    """Return four standard deviations that are spread over one eighth of an octave."""
     octave, part = divmod(eighth, _EIGHTHS)
     return (1 + (part + (np.arange(4) + 0.5) / 4) / _EIGHTHS) * 2.0**octave
 
 
 def _units(mass: Float64[np.ndarray, " symbols"]) -> Int64[np.ndarray, " symbols_and_escape"]:
-    """Round probabilities to positive multiples of 2^-22 that sum to 1, with a place for the escape."""
+    """Round probabilities to positive multiples of 2^-22 that sum to 1, with an entry for the escape."""
     units: Int64[np.ndarray, " symbols_and_escape"]
     units = np.maximum(np.rint(np.append(mass, 0.0) * _UNITS), 4).astype(np.int64)
+    # The largest entry absorbs the rounding, so the sum is exact and no entry becomes 0.
     units[np.argmax(units)] += _UNITS - units.sum()
     return units
 
@@ -92,7 +95,7 @@ def _gaussian_mass(
 
 
 def _masses() -> list[Int64[np.ndarray, " _"]]:
-    """Tables of every context, in units of 2^-22."""
+    """Return the tables of all contexts, in units of 2^-22."""
     tables = [_units(_small_deviation(step)) for step in range(_MARGIN_STEPS + 1)]
     for eighth in range(_LOW, _HIGH):
         deviation = _deviations(eighth)[None, :, None]
@@ -110,10 +113,10 @@ def _masses() -> list[Int64[np.ndarray, " _"]]:
 
 @cache
 def tables() -> tuple[Table, ...]:
-    """Build the tables once and check them.
+    """Build the tables once and verify their checksum.
 
     Raises:
-        ChannelError: this platform's error function gives other tables than everybody else's.
+        ChannelError: this platform's error function gives other tables than other platforms.
     """
     masses = _masses()
     checksum = zlib.crc32(b"".join(mass.astype("<i8").tobytes() for mass in masses))
@@ -131,12 +134,12 @@ def tables() -> tuple[Table, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Contexts:
-    """How each of m integers is coded, less its centre (the integer nearest to its mean).
+    """Coding contexts of m integers, each relative to its centre (the integer nearest to its mean).
 
     Attributes:
         context: (m,) table of each integer.
-        mirror: (m,) -1 where the sign is turned, so that the mean is never above its centre, 0 elsewhere.
-        shift: (m,) low bits that are sent as they are; None where there are none at all.
+        mirror: (m,) -1 if the sign is flipped, so that the mean is never above its centre, else 0.
+        shift: (m,) number of low bits that are sent uncompressed; None if all are 0.
     """
 
     context: Int64[np.ndarray, " m"]
@@ -152,6 +155,8 @@ class Contexts:
             deviation: (m,) positive standard deviations.
         """
         distance = np.abs(offset)
+        # The exponent and the top 3 bits of the mantissa are the eighth of an octave. Bit operations give the same
+        # result on every processor; a library's logarithm may not.
         eighth = deviation.view(np.int64) >> 49
         eighth -= (1023 * _EIGHTHS) + _LOW
         lowest, highest = int(eighth.min(initial=0)), int(eighth.max(initial=0))
@@ -175,7 +180,8 @@ class Contexts:
         return cls(context=context, mirror=mirror, shift=shift)
 
     def flip_mirrored(self, symbols: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
-        """Turn the sign of the mirrored ones; its own inverse."""
+        """Flip the sign of the mirrored integers; its own inverse."""
+        # Two's complement: x ^ -1 = -x - 1, and subtracting -1 gives -x; a mirror of 0 leaves x unchanged.
         turned: Int64[np.ndarray, " m"] = symbols ^ self.mirror
         turned -= self.mirror
         return turned

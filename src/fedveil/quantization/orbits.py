@@ -1,23 +1,24 @@
-"""Exact simulation of the Gaussian channel at low rates: choose among the cyclic shifts of shared noise.
+"""Simulate the Gaussian channel exactly at low rates: select among the cyclic shifts of shared noise.
 
-A quantiser spends about 1.03 r bits on a parameter of standard deviation r sigma when r is small; the channel x + N(0,
-sigma^2) carries r^2 / 2 nats. The gap is the price of layers, whose borders betray the latent. Here nothing is layered:
-both ends draw Z ~ N(0, sigma^2 I_D), the sender looks at the D cyclic shifts of Z and names one that is about right.
+A quantiser uses about 1.03 r bits for a parameter of standard deviation r sigma if r is small; the channel x + N(0,
+sigma^2) carries r^2 / 2 nats. The gap is the price of layers: their borders reveal the latent. This module uses no
+layers. Both ends draw Z ~ N(0, sigma^2 I_D), and the sender selects one of the D cyclic shifts of Z by its
+likelihood.
 
-With w(y) = density of N(x, sigma^2 I) over that of N(0, sigma^2 I) at y, W(y) the mean of w over y's shifts (a
-Gaussian vector and its shifts have one law, so W is the density ratio of orbits), and a ceiling M:
+Let w(y) be the density of N(x, sigma^2 I) over that of N(0, sigma^2 I) at y, W(y) the mean of w over the shifts of y,
+and M a ceiling. A Gaussian vector and its shifts have one law, so W is the density ratio of orbits.
 
-1. Trial: y ~ N(x, sigma^2 I) by the scalar LRSUQ. With probability 1 - min(W(y), M) / W(y) it is sent as it is.
-2. Otherwise: draw shared Z until one is accepted, with probability min(W(Z), M) / M each, then name a shift with
+1. Trial: y ~ N(x, sigma^2 I) by the scalar LRSUQ. With probability 1 - min(W(y), M) / W(y) the trial is sent.
+2. Otherwise: draw shared Z until one is accepted, with probability min(W(Z), M) / M each. Then select a shift with
    probability proportional to its w.
 
 Step 2 is reached with probability A = E min(W, M), and its output has the density N(0, sigma^2 I)(y) w(y) min(W, M) /
-(W A); step 1 leaves N(x, sigma^2 I)(y) (1 - min(W, M) / W). The two add up to N(x, sigma^2 I) for EVERY x: the error is
-exactly Gaussian and independent of x. D and M change only the number of bits and the sender's work (M draws a row).
-D parameters cost log2 D bits for the shift and about log2 M + 1.4 for the number of draws. All shifts are scored by
-one convolution (FFT), so a draw costs O(log D) a parameter.
+(W A); step 1 leaves N(x, sigma^2 I)(y) (1 - min(W, M) / W). The two add up to N(x, sigma^2 I) for EVERY x: the error
+is exactly Gaussian and independent of x. D and M change only the number of bits and the sender's work (M draws a
+row). D parameters cost log2 D bits for the shift and about log2 M + 1.4 bits for the number of draws. One convolution
+(FFT) scores all shifts, so a draw costs O(log D) per parameter.
 
-Selecting among shared candidates is channel simulation by rejection and importance sampling (Harsha et al., "The
+Selection among shared candidates is channel simulation by rejection and importance sampling (Harsha et al., "The
 communication complexity of correlation"; Havasi et al., "Minimal random code learning"). An orbit as one candidate
 makes the search D times shorter, and the trial makes the truncated search exact.
 """
@@ -43,7 +44,7 @@ from fedveil.quantization.symbols import SymbolReader, SymbolWriter
 MAX_SEARCH = 7
 """Largest log2 M."""
 TARGET_ENERGY = 10.0
-"""|x|^2 / sigma^2 of a row that log2 D shifts serve well."""
+"""Target of |x|^2 / sigma^2 of a row, for which log2 D is chosen."""
 MIN_ORDER, MAX_ORDER = 5, 16
 _FRACTION_BITS = 6
 _SEARCH_BITS = 3
@@ -52,7 +53,7 @@ _MAX_ENERGY = 36.0
 
 
 def choose_order(ratio: float, length: int) -> int | None:
-    """Choose log2 D for a block, or None where a quantiser is cheaper.
+    """Choose log2 D for a block; None if a quantiser is cheaper.
 
     Args:
         ratio: root mean square of the block over the noise's standard deviation.
@@ -73,12 +74,12 @@ def _trial_model(code: int) -> object:
 
 
 def _acceptance(code: int, search: int) -> float:
-    """Probability that a draw is accepted: (1 - fraction of trials sent) / M."""
+    """Return the probability that a draw is accepted: (1 - fraction of trials sent) / M."""
     return float((1.0 - (code + 0.5) / 2**_FRACTION_BITS) / 2.0**search)
 
 
 def _signs(streams: SharedStreams, block: int, shape: tuple[int, int]) -> Float64[np.ndarray, "rows d"]:
-    """Shared signs, so that a constant update does not look the same in every shift."""
+    """Return shared random signs, so that a constant update does not look the same in every shift."""
     words = streams.source("sign", block).uint64(-(-shape[0] * shape[1] // 64))
     bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=shape[0] * shape[1])
     return (2.0 * bits - 1.0).reshape(shape)
@@ -86,14 +87,22 @@ def _signs(streams: SharedStreams, block: int, shape: tuple[int, int]) -> Float6
 
 @dataclass(frozen=True, kw_only=True)
 class _Scores:
-    """Likelihood ratios of every shift of candidates against rows of the update."""
+    """Likelihood ratios of every shift of candidates against rows of the update.
+
+    Attributes:
+        shares: (rows, d) w of every shift, relative to the largest of its row.
+        mean: (rows,) W, the mean of w over the shifts.
+    """
 
     shares: Float64[np.ndarray, "rows d"]
     mean: Float64[np.ndarray, " rows"]
 
     @classmethod
     def of(cls, rows: _Rows, which: Int64[np.ndarray, " rows"], y: Float64[np.ndarray, "rows d"]) -> _Scores:
+        # ln w of shift k is <x, shifted y> / sigma^2 - |x|^2 / (2 sigma^2). One circular correlation gives all inner
+        # products.
         scores = np.fft.irfft(np.fft.rfft(y) * rows.spectrum[which], n=y.shape[1])
+        # The largest exponent is taken out, so that exp cannot overflow; `mean` puts it back.
         top = scores.max(axis=1)
         scores -= top[:, None]
         shares = np.exp(scores, out=scores)
@@ -110,7 +119,12 @@ class _Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """Rows of the update in units of sigma, signs turned."""
+    """Rows of the update in units of sigma, multiplied by the shared signs.
+
+    Attributes:
+        spectrum: complex conjugate of each row's real FFT.
+        energy: |x|^2 / sigma^2 of each row.
+    """
 
     spectrum: np.ndarray
     energy: Float64[np.ndarray, " rows"]
@@ -118,15 +132,15 @@ class _Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What a sender says of one block.
+    """Coding of one block by the sender.
 
     Attributes:
         order: log2 D.
         search: log2 M.
-        draws: (rows,) rejected draws before the accepted one; 0 where the trial is sent.
-        shifts: (rows,) the named shift; 0 where the trial is sent.
+        draws: (rows,) rejected draws before the accepted one; 0 if the trial is sent.
+        shifts: (rows,) the selected shift; 0 if the trial is sent.
         sent: (rows,) whether the trial itself is sent.
-        trial: the scalar quantiser's trial of all rows, D sub-vectors a row.
+        trial: the scalar quantiser's trial of all rows, D sub-vectors per row.
     """
 
     order: int
@@ -138,12 +152,12 @@ class Selection:
 
     @property
     def code(self) -> int:
-        """Fraction of rows whose trial is sent, as the message gives it."""
+        """Fraction of rows whose trial is sent, as coded in the message (in units of 1/64)."""
         return int(min(self.sent.mean() * 2**_FRACTION_BITS, 2**_FRACTION_BITS - 1))
 
     @property
     def worthwhile(self) -> bool:
-        """Whether enough rows did without their trial."""
+        """Whether enough rows are sent without their trial."""
         return self.code <= _MOST_TRIALS_SENT
 
 
@@ -153,14 +167,14 @@ def _padded(x: Float64[np.ndarray, " m"], order: int) -> Float64[np.ndarray, "ro
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One block of an update: what quantises it, and the streams of which it has its own by its number."""
+    """Block of an update: its quantiser, and the streams, in which the number selects the block's own."""
 
     number: int
     quantizer: LayeredQuantizer
     streams: SharedStreams
 
     def with_quantizer(self, quantizer: LayeredQuantizer) -> Block:
-        """Return the block under another quantiser."""
+        """Return the block with another quantiser."""
         return replace(self, quantizer=quantizer)
 
 
@@ -171,7 +185,7 @@ def select(x: Float64[np.ndarray, " m"], place: Block, order: int, search: int) 
         x: (m,) the block's parameters.
         place: the block under the Gaussian law on Z1.
         order: log2 D.
-        search: log2 M, 0 to 7: one more doubles the draws and saves about a fourteenth of the bits.
+        search: log2 M, 0 to 7; an increase by 1 doubles the draws and saves about a fourteenth of the bits.
     """
     scalar, streams, block = place.quantizer, place.streams, place.number
     padded = _padded(x, order)
@@ -183,6 +197,8 @@ def select(x: Float64[np.ndarray, " m"], place: Block, order: int, search: int) 
     count, ceiling = len(padded), 2.0**search
     choice = streams.source("choice", block)
     score = _Scores.of(rows, np.arange(count), y * signs / scalar.law.scale)
+    # Step 1: u W > M has probability 1 - min(W, M) / W. The second rule depends on x alone, so the noise law stays
+    # exact.
     sent = (uniforms(choice, count) * score.mean > ceiling) | (rows.energy > _MAX_ENERGY)
     draws, shifts = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     left = np.flatnonzero(~sent)
@@ -191,6 +207,7 @@ def select(x: Float64[np.ndarray, " m"], place: Block, order: int, search: int) 
     while len(left):
         candidates = normals(source.uint64(len(left) << order)).reshape(-1, 1 << order)
         score = _Scores.of(rows, left, candidates)
+        # Step 2: u M < W has probability min(W, M) / M.
         accepted = uniforms(choice, len(left)) * ceiling < score.mean
         shifts[left] = score.pick(uniforms(choice, len(left)))
         draws[left] = draw
@@ -220,7 +237,10 @@ def write_selection(
 def read_selection(
     reader: SymbolReader, length: int, place: Block, order: int, spread: float, checksum: int
 ) -> tuple[Float64[np.ndarray, " m"], int]:
-    """Read what :func:`write_selection` wrote; return the block's values and the checksum of its symbols.
+    """Read the selection that :func:`write_selection` wrote.
+
+    Returns:
+        The block's values and the checksum of its symbols.
 
     Raises:
         MessageError: a number that no sender writes.
@@ -251,8 +271,9 @@ def read_selection(
 def _candidates(
     draws: Int64[np.ndarray, " named"], streams: SharedStreams, block: int, order: int
 ) -> Float64[np.ndarray, "named d"]:
-    """Draw as the sender did, and keep the words of the accepted draws."""
+    """Repeat the sender's draws and return the accepted candidates."""
     source = streams.source("candidate", block)
+    # Only accepted words become normals: rejected draws are read from the stream and dropped, to stay in step.
     words = np.empty((len(draws), 1 << order), dtype=np.uint64)
     left = np.arange(len(draws))
     for draw in range(int(draws.max(initial=-1)) + 1):

@@ -1,13 +1,13 @@
-"""How the lattice points of a block are written: one integer after another, each under what is known by then.
+"""Encode the lattice points of a block as integers, each conditional on the integers before it.
 
-The parameters of a block are modelled as N(0, s^2) with the block's spread s, which travels in the message. Given the
+The parameters of a block are modelled as N(0, s^2) with the block's spread s, which the message contains. Given the
 scale beta and the accepted dither V, the lattice point M is the quantised x / beta - V. On Z^n its coordinates are
-independent and coordinate i is N(-V_i, (s / beta)^2) rounded to an integer: the model is exact for a Gaussian x. On the
-other lattices the integer coordinates are written from the last to the first, each a Gaussian on the coset that the
-ones before it leave, with the variance of x_i / beta and of the error (rho^2 / (n + 2), a uniform point of the ball),
-less the variance that the width of the coset's steps adds by itself.
+independent, and coordinate i is N(-V_i, (s / beta)^2) rounded to an integer. This model is exact for a Gaussian x. On
+other lattices the integer coordinates are written from the last to the first, each as a Gaussian on the coset that
+the later coordinates leave. Its variance is that of x_i / beta, plus that of the error (rho^2 / (n + 2), a uniform
+point of the ball), minus the variance of the rounding to the coset's steps.
 
-A model decides how many bits are spent, never what is decoded.
+A model determines the number of bits, never the decoded values.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ def _cubic(lattice: Lattice) -> bool:
 
 
 def _deviation(lattice: Lattice, ratio: Float64[np.ndarray, " m"], i: int) -> Float64[np.ndarray, " m"]:
-    """Standard deviation of integer coordinate i, in its own steps."""
+    """Return the standard deviation of integer coordinate i, in its own steps."""
     step = float(lattice.generator[i, i])
     excess = lattice.packing_radius**2 / (lattice.dimension + 2) - step**2 / 12
     square = ratio * ratio
+    # The excess can be negative; a floor of a quarter of the variance keeps the model valid.
     return np.asarray(np.sqrt(np.maximum(square + excess, 0.25 * square)) / step)
 
 
@@ -40,7 +41,15 @@ def write_points(
     ratio: Float64[np.ndarray, " m"],
     lattice: Lattice,
 ) -> None:
-    """Write lattice points; ``ratio`` is s / beta of each sub-vector."""
+    """Write lattice points.
+
+    Args:
+        writer: destination.
+        points: (m, n) lattice points.
+        dithers: (m, n) accepted dithers.
+        ratio: (m,) s / beta of each sub-vector.
+        lattice: of the points.
+    """
     if _cubic(lattice):
         contexts = Contexts.choose(dithers.ravel(), np.repeat(ratio, lattice.dimension))
         writer.integers(points.ravel().astype(np.int64), contexts)
@@ -62,10 +71,10 @@ def read_points(
     ratio: Float64[np.ndarray, " m"],
     lattice: Lattice,
 ) -> Float64[np.ndarray, "m n"]:
-    """Read what :func:`write_points` wrote.
+    """Read the lattice points that :func:`write_points` wrote.
 
     Raises:
-        MessageError: a point too far away for any sender.
+        MessageError: a point that is too far away for any sender.
     """
     if _cubic(lattice):
         contexts = Contexts.choose(dithers.ravel(), np.repeat(ratio, lattice.dimension))
@@ -79,6 +88,7 @@ def read_points(
         contexts = Contexts.choose(centre - mean, _deviation(lattice, ratio, i))
         integers[:, i] = centre.astype(np.int64) + reader.integers(contexts)
         rest -= integers[:, i, None] * row
+        # A hostile message must not overflow int64 in the next coordinate.
         if np.abs(rest).max(initial=0) > 2.0**58:
             raise MessageError("the message holds a lattice point that no sender writes")
     return lattice.points(integers)

@@ -1,11 +1,10 @@
-"""Elementary functions with the same bits on every processor.
+"""Compute elementary functions with the same bits on every processor.
 
 Two parties must draw the same latents and dithers from the same words, bit for bit. The logarithm and cosine
-of a vector library may differ by a unit in the last place between processors; IEEE 754 fixes the result of
-``+ - * /``, ``sqrt`` and the splitting of a float into mantissa and exponent. Everything here uses only
-those, one array operation at a time, so no compiler can fuse or reorder them. The relative error of each
-function is below 2e-15, which is far below what any test of a law can see and does not grow with the number
-of draws.
+of a vector library may differ by a unit in the last place between processors. IEEE 754 fixes the result of
+``+ - * /``, ``sqrt`` and the splitting of a float into mantissa and exponent. This module uses only these
+operations, one array operation at a time, so no compiler can fuse or reorder them. The relative error of each
+function is below 2e-15. No test of a law can detect this error, and it does not grow with the number of draws.
 """
 
 from __future__ import annotations
@@ -24,8 +23,10 @@ _SINE_SERIES = tuple(
 )
 
 CHUNK = 16384
-"""Elements per pass: the temporaries of one pass stay in the second-level cache. Part of the wire format: it fixes the
-order in which words are drawn."""
+"""Number of elements per pass: the temporaries of one pass stay in the second-level cache.
+
+It is part of the wire format, because it fixes the order in which words are drawn.
+"""
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
@@ -37,6 +38,7 @@ def _polynomial(coefficients: tuple[float, ...], x: Float64[np.ndarray, " m"]) -
 
 
 def _log(x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
+    # ln x = exponent ln 2 + 2 artanh((m - 1) / (m + 1)) with m in [sqrt(1/2), sqrt(2)).
     mantissa, exponent = np.frexp(x)
     small = mantissa < math.sqrt(0.5)
     mantissa *= 1.0 + small
@@ -50,14 +52,14 @@ def _log(x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
 
 
 def sine_quarter(v: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
-    """sin(pi v / 2) for v in [-1, 1]."""
+    """Return sin(pi v / 2) for v in [-1, 1]."""
     sine = _polynomial(_SINE_SERIES, v * v)
     sine *= v
     return sine
 
 
 def log(x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
-    """Natural logarithm of positive normal numbers.
+    """Return the natural logarithm of positive normal numbers.
 
     >>> bool(abs(log(np.array([0.25]))[0] + 2 * math.log(2)) < 1e-15)
     True
@@ -68,7 +70,7 @@ def log(x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
 def unit(words: UInt64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
     """Turn words into uniforms on the centres of 2^52 equal parts of (0, 1): never 0, never 1, symmetric.
 
-    The upper 52 bits become the mantissa of a number in [1, 2); what is subtracted leaves an exact result.
+    The upper 52 bits become the mantissa of a number in [1, 2). Subtracting 1 - 2^-53 is exact.
     """
     bits = words >> np.uint64(12)
     bits |= np.uint64(0x3FF0000000000000)
@@ -85,9 +87,8 @@ def uniforms(source: BitSource, count: int) -> Float64[np.ndarray, " m"]:
 def chi_square(source: BitSource, count: int, degrees: int) -> Float64[np.ndarray, " m"]:
     """Draw ``count`` chi-square variables with ``degrees`` >= 1 degrees of freedom.
 
-    Each pair of degrees is -2 log of a uniform; an odd degree is the square of a normal, and the squares of the
-    two normals of one Box-Muller step, -2 log(u) c and -2 log(u) (1 - c) with c of the arcsine law, serve two
-    variables.
+    Each pair of degrees is -2 ln of a uniform. An odd degree is the square of a normal. The squares of the two
+    normals of one Box-Muller step, -2 ln(u) c and -2 ln(u) (1 - c) with c of the arcsine law, serve two variables.
     """
     out = np.empty(count)
     for at in range(0, count, CHUNK):
@@ -97,6 +98,7 @@ def chi_square(source: BitSource, count: int, degrees: int) -> Float64[np.ndarra
 
 def _chi_square(source: BitSource, count: int, degrees: int) -> Float64[np.ndarray, " m"]:
     total = np.zeros(count)
+    # A product of at most 8 uniforms stays above 2^-424, a normal number, and saves 7 logarithms.
     for first in range(0, degrees // 2, 8):
         product = uniforms(source, count)
         for _ in range(first + 1, min(first + 8, degrees // 2)):
@@ -119,7 +121,7 @@ def _chi_square(source: BitSource, count: int, degrees: int) -> Float64[np.ndarr
 def normals(words: UInt64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
     """Turn an even number of independent words into as many independent standard normals (Box-Muller).
 
-    Words at even places give the radius, words at odd places the angle: its sine, and the sign of its cosine
+    Words at even positions give the radius, words at odd positions the angle: its sine, and the sign of its cosine
     (the lowest bit, which :func:`unit` does not use).
     """
     out = np.empty(len(words))

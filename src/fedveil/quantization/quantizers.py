@@ -1,4 +1,4 @@
-"""Quantisers whose error has a chosen law and is independent of what is quantised.
+"""Quantise vectors with an error of a chosen law that is independent of the vector.
 
 ===========  ================================================================  ====================================
 quantiser    output for x                                                      error
@@ -8,12 +8,12 @@ RSUQ         the same with the first V whose error lies in the packing ball    u
 LRSUQ        RSUQ of x / beta, times beta, beta = layer radius / ball radius   exactly the layered law
 ===========  ================================================================  ====================================
 
-All three are :class:`LayeredQuantizer` with another law: :class:`~fedveil.quantization.laws.CellLaw`,
-:class:`~fedveil.quantization.laws.BallLaw`, or a law of noise. References: CEPAM, Section III and eq. (8); Ling &
+All three are :class:`LayeredQuantizer` with different laws: :class:`~fedveil.quantization.laws.CellLaw`,
+:class:`~fedveil.quantization.laws.BallLaw`, or a noise law. References: CEPAM, Section III and eq. (8); Ling &
 Li, "Rejection-sampled universal quantization".
 
-Synchronisation: attempt i takes dithers from the shared stream only for the sub-vectors that are still without an
-accepted one, in index order. The receiver is told the accepted attempt of each, so it knows that set too.
+Synchronisation: attempt i takes dithers from the shared stream only for the sub-vectors without an accepted
+dither, in index order. The message contains the accepted attempt of each sub-vector, so the receiver knows that set.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fedveil.quantization.portable import uniforms
 from fedveil.quantization.streams import SharedStreams
 
 MIN_ACCEPTANCE = 2.0**-10
-"""Pairs that would reject more than 1023 dithers of 1024 are refused."""
+"""Least acceptance of a law on a lattice: at most 1023 of 1024 dithers are rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """What a sender knows after quantising m sub-vectors of n parameters.
+    """Result of quantising m sub-vectors of n parameters, on the sender's side.
 
     Attributes:
         points: (m, n) lattice points.
@@ -71,13 +71,11 @@ class LayeredQuantizer:
 
     @property
     def rejects(self) -> bool:
-        """Whether a dither can be rejected: never for SDQ, nor on the line, where the ball is the cell."""
+        """Whether a dither can be rejected: never for SDQ, nor on the line, where ball and cell are equal."""
         return self.lattice.dimension > 1 and not isinstance(self.law, CellLaw)
 
     def scales(self, streams: SharedStreams, block: int, count: int) -> Float64[np.ndarray, " count"]:
-        """Draw the latents of ``count`` sub-vectors and return beta, the scale at which layer and cell
-        touch.
-        """
+        """Draw the latents of ``count`` sub-vectors and return beta = layer radius / packing radius."""
         latent = self.law.latent(streams.source("latent", block), count, self.lattice.dimension)
         return self.law.radius(latent) / self.lattice.packing_radius
 
@@ -112,11 +110,13 @@ class LayeredQuantizer:
     def replay_dithers(
         self, attempts: Int64[np.ndarray, " m"], streams: SharedStreams, block: int
     ) -> Float64[np.ndarray, "m n"]:
-        """Return the accepted dithers of the sender, from its numbers of rejected attempts."""
+        """Return the sender's accepted dithers, from its numbers of rejected attempts."""
         n = self.lattice.dimension
         source = streams.source("dither", block)
         if not self.rejects:
             return self._dithers(uniforms(source, len(attempts) * n))
+        # First compute the row of each accepted dither in the stream, then draw once: the stream position of a dither
+        # depends on how many sub-vectors were still without one at each attempt.
         place = np.empty(len(attempts), dtype=np.int64)
         left, waiting, drawn = np.arange(len(attempts)), attempts, 0
         while len(left):
@@ -134,7 +134,7 @@ class LayeredQuantizer:
         dithers: Float64[np.ndarray, "m n"],
         scales: Float64[np.ndarray, " m"],
     ) -> Float64[np.ndarray, "m n"]:
-        """Return beta (M + V)."""
+        """Return the decoded sub-vectors beta (M + V)."""
         decoded: Float64[np.ndarray, "m n"] = points + dithers
         decoded *= scales[:, None]
         return decoded

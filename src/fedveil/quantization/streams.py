@@ -1,7 +1,8 @@
-"""The randomness that both ends of a channel share: latents, dithers and candidates of one update.
+"""Derive the randomness that both ends of a channel share for one update.
 
-A stream belongs to ONE update: whoever sees two updates quantised with one stream learns their difference. So
-the key is derived from everything that tells updates apart, and an encoder refuses to use a stream twice.
+It consists of latents, dithers and candidates. A stream belongs to ONE update: a reader of two updates quantised with
+one stream learns their difference. So the key is derived from everything that distinguishes updates, and an encoder
+refuses to use a stream twice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ TAG_BYTES = 8
 
 
 def _path(parts: tuple[str | int, ...]) -> bytes:
-    """Encode a path so that distinct paths give distinct bytes."""
+    """Encode a path injectively: distinct paths give distinct bytes."""
+    # Type and length are part of the encoding, so that (1, "2") and ("1", 2), or ("ab", "c") and ("a", "bc"), differ.
     encoded = (f"{type(part).__name__}:{part}".encode() for part in parts)
     return b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
 
@@ -32,9 +34,12 @@ def update_key(secret: bytes, *, run: str, client: int, round_number: int, attem
     """Derive the 32-byte key of one update from the two parties' agreed secret (HKDF-SHA256, RFC 5869).
 
     Args:
-        secret: at least 16 bytes, the result of a key agreement. run: identity of the run. client: identity
-        of the sender within the run. round_number: the round of the update. attempt: 0, or the number of
-        times this round was started again: a repeated round has another update, so it must have another key.
+        secret: at least 16 bytes, the result of a key agreement.
+        run: identity of the run.
+        client: identity of the sender within the run.
+        round_number: the round of the update.
+        attempt: 0, or the number of restarts of this round. A repeated round has another update, so it must have
+            another key.
 
     Raises:
         ValueError: the secret is shorter than 16 bytes.
@@ -47,13 +52,11 @@ def update_key(secret: bytes, *, run: str, client: int, round_number: int, attem
 
 @runtime_checkable
 class SharedStreams(Protocol):
-    """Named streams that sender and receiver draw alike, and the authentication of what is sent under
-    them.
-    """
+    """Named streams that sender and receiver draw identically, and the authentication of messages."""
 
     @property
     def secure(self) -> bool:
-        """Whether the streams are unpredictable for whoever lacks the key."""
+        """Whether the streams are unpredictable without the key."""
         ...
 
     def source(self, *path: str | int) -> BitSource:
@@ -61,7 +64,7 @@ class SharedStreams(Protocol):
         ...
 
     def fingerprint(self) -> bytes:
-        """Return 4 bytes that tell this update's streams from another's."""
+        """Return 4 bytes that distinguish this update's streams from another's."""
         ...
 
     def tag(self, message: bytes | memoryview) -> bytes:
@@ -69,7 +72,11 @@ class SharedStreams(Protocol):
         ...
 
     def claim(self) -> None:
-        """Mark the streams as used by an encoder; a second time is a :class:`StreamReuseError`."""
+        """Mark the streams as used by an encoder.
+
+        Raises:
+            StreamReuseError: they were used before.
+        """
         ...
 
 
@@ -84,7 +91,7 @@ class _Streams:
         return hmac.digest(self._key, purpose, hashlib.sha256)
 
     def fingerprint(self) -> bytes:
-        """Return 4 bytes that tell this update's streams from another's."""
+        """Return 4 bytes that distinguish this update's streams from another's."""
         return self._derive(b"fingerprint")[:FINGERPRINT_BYTES]
 
     def tag(self, message: bytes | memoryview) -> bytes:
@@ -123,7 +130,10 @@ class _PhiloxSource:
 
 
 class InsecureSimulationStreams(_Streams):
-    """Numpy's Philox under a seed, for simulation alone: whoever knows the seed can subtract the noise."""
+    """Numpy's Philox under a seed, for simulation alone.
+
+    Not claimed: any privacy. A reader with the seed can subtract the noise.
+    """
 
     secure = False
 

@@ -1,7 +1,7 @@
-"""One range-coded stream of symbols, written and read in the same order.
+"""Write and read one range-coded stream of symbols, in the same order.
 
-A thin, vectorised layer over ``constriction``'s range coder: integers under the contexts of
-:mod:`fedveil.quantization.models`, counts of rejected attempts under their geometric law, and plain uniform
+This is a thin, vectorised layer over ``constriction``'s range coder. It codes integers under the contexts of
+:mod:`fedveil.quantization.models`, numbers of rejected attempts under their geometric law, and plain uniform
 fields. Symbols of one call are grouped by context, so each table is used once per call.
 """
 
@@ -31,7 +31,8 @@ def _reaches() -> Int64[np.ndarray, " contexts"]:
 
 @lru_cache(maxsize=64)
 def _attempt_model(acceptance: float) -> tuple[int, object]:
-    """Geometric law of the rejected attempts, its tail as one escape symbol, from quantised probabilities."""
+    """Return the geometric law of rejected attempts from quantised probabilities; the tail is one escape."""
+    # Quantised, so that a last-bit difference of the acceptance between platforms cannot change the model.
     accepted = round(acceptance * 2**20) / 2**20
     size = math.ceil(14 / accepted)
     probability = np.empty(size + 1)
@@ -47,8 +48,9 @@ def _attempt_model(acceptance: float) -> tuple[int, object]:
 def _groups(
     context: Int64[np.ndarray, " m"],
 ) -> tuple[Int64[np.ndarray, " m"], Iterator[tuple[int, int, int]]]:
-    """Order integers by context; give (context, start, end) of every context in use."""
+    """Order integers by context; return the order, and (context, start, end) of every context in use."""
     narrow = context.astype(np.uint16)
+    # Both ends must code the symbols of a context in the same order: the sort is stable.
     order = np.argsort(narrow, kind="stable")
     counts = np.bincount(narrow)
     used = np.flatnonzero(counts)
@@ -68,17 +70,17 @@ def _unfold(value: UInt64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
 
 
 class SymbolWriter:
-    """Writes symbols into one range-coded byte string."""
+    """Writer of symbols into one range-coded byte string."""
 
     def __init__(self) -> None:
         self._coder = constriction.stream.queue.RangeEncoder()
 
     def field(self, value: int, bits: int) -> None:
-        """Write one number of 1 to 16 bits, all values alike."""
+        """Write one number of 1 to 16 bits under a uniform model."""
         self._coder.encode(np.array([value], dtype=np.int32), constriction.stream.model.Uniform(1 << bits))
 
     def fields(self, values: Int64[np.ndarray, " m"], bits: int) -> None:
-        """Write numbers of 1 to 16 bits each, all values alike."""
+        """Write numbers of 1 to 16 bits each under a uniform model."""
         if len(values):
             self._coder.encode(values.astype(np.int32), constriction.stream.model.Uniform(1 << bits))
 
@@ -94,11 +96,12 @@ class SymbolWriter:
         self._long(attempts[attempts >= size])
 
     def integers(self, distances: Int64[np.ndarray, " m"], contexts: Contexts) -> None:
-        """Write integers less their centres; whatever a table does not reach follows as 64 bits."""
+        """Write integers minus their centres; an integer beyond its table follows as 64 bits."""
         symbols = contexts.flip_mirrored(distances)
         high = symbols if contexts.shift is None else symbols >> contexts.shift
         reach = _reaches()[contexts.context]
         index = high + reach
+        # As an unsigned number, a negative index is huge: one comparison tests both ends of the table.
         far = np.flatnonzero(index.view(np.uint64) > (2 * reach).view(np.uint64))
         index[far] = 2 * reach[far] + 1
         order, groups = _groups(contexts.context)
@@ -125,14 +128,15 @@ class SymbolWriter:
             )
 
     def finish(self) -> bytes:
-        """Return everything written, as little-endian 32-bit words without the zero bytes at the end."""
+        """Return the coded symbols as little-endian 32-bit words, without the zero bytes at the end."""
         words: np.ndarray = self._coder.get_compressed()
         return words.astype(_WORD).tobytes().rstrip(b"\0")
 
 
 class SymbolReader:
-    """Reads what :class:`SymbolWriter` wrote; hostile bytes give symbols or a :class:`MessageError`, nothing
-    else.
+    """Reader of the symbols that :class:`SymbolWriter` wrote.
+
+    Hostile bytes give symbols or a :class:`MessageError`, never another error.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -174,15 +178,16 @@ class SymbolReader:
         attempts[far] = self._long(len(far))
         if len(far) and not (attempts[far] >= size).all():
             raise MessageError("the message counts rejected attempts in a way no sender does")
+        # The maximum is tested first, so that the sum of hostile numbers cannot overflow int64.
         if attempts.max(initial=0) > limit or int(attempts.sum()) > limit:
             raise MessageError(f"the message claims more than {limit} rejected attempts in one block")
         return attempts
 
     def integers(self, contexts: Contexts) -> Int64[np.ndarray, " m"]:
-        """Read integers less their centres.
+        """Read integers minus their centres.
 
         Raises:
-            MessageError: an integer does not fit 60 bits, or uses the long form where the short one would do.
+            MessageError: an integer does not fit 60 bits, or uses the long form although the short form would do.
         """
         order, groups = _groups(contexts.context)
         ordered = np.empty(len(order), dtype=np.int32)
@@ -198,6 +203,7 @@ class SymbolReader:
         high -= reach
         far = np.flatnonzero(high > reach)
         high[far] = self._long(len(far))
+        # Refuse the long form for values inside the table, and values that the shift below would overflow.
         bound = np.int64(1) << (60 - (0 if contexts.shift is None else contexts.shift[far]))
         if len(far) and ((np.abs(high[far]) <= reach[far] - 1).any() or (np.abs(high[far]) >= bound).any()):
             raise MessageError("the message holds a lattice point that no sender writes")

@@ -1,5 +1,6 @@
-"""The message of one update: header, range-coded payload, checksum and tag (see
-docs/reference/wire-format.md).
+"""Assemble and parse the message of one update: header, range-coded payload, checksum and tag.
+
+Format: docs/reference/wire-format.md.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _INSECURE = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a message says of itself.
+    """Header of a message.
 
     Attributes:
         quantizer: law and lattice.
@@ -40,7 +41,7 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """An authenticated message, taken apart."""
+    """Authenticated message, split into header, payload and checksum."""
 
     header: Header
     payload: bytes
@@ -68,7 +69,7 @@ def _law(code: int, shape: int, scale: float) -> Law:
 
 
 def _length_bytes(length: int) -> bytes:
-    """LEB128: seven bits a byte, lowest first."""
+    """Return the LEB128 encoding: seven bits a byte, lowest first."""
     encoded = bytearray()
     while length >= 0x80:
         encoded.append(length & 0x7F | 0x80)
@@ -82,6 +83,7 @@ def _read_length(message: bytes, at: int) -> tuple[int, int]:
     for i, byte in enumerate(message[at : at + 6]):
         length |= (byte & 0x7F) << (7 * i)
         if byte < 0x80:
+            # One value, one encoding: a padded last byte of zero is refused.
             if i and not byte:
                 break
             return length, at + i + 1
@@ -89,7 +91,14 @@ def _read_length(message: bytes, at: int) -> tuple[int, int]:
 
 
 def seal(header: Header, payload: bytes, checksum: int, streams: SharedStreams) -> bytes:
-    """Assemble and authenticate a message."""
+    """Assemble and authenticate a message.
+
+    Args:
+        header: law, lattice, length and kind of streams.
+        payload: range-coded symbols.
+        checksum: CRC-32 of the symbols, not of the payload.
+        streams: give fingerprint and tag.
+    """
     law, grid = header.quantizer.law, header.quantizer.lattice
     flags = 0 if header.secure else _INSECURE
     fixed = _FIXED.pack(
@@ -134,7 +143,7 @@ def _parse_header(message: bytes) -> tuple[Header, int]:
 
 
 def unseal(message: bytes, streams: SharedStreams) -> Envelope:
-    """Check that a message is whole and was made under these streams, and take it apart.
+    """Check that a message is complete and was made under these streams, and split it.
 
     Raises:
         ForeignStreamError: the message was made under another key, run, client, round or attempt.
@@ -155,6 +164,7 @@ def unseal(message: bytes, streams: SharedStreams) -> Envelope:
         raise ForeignStreamError(
             "the message was made under another shared stream: compare key, run, client, round and attempt"
         )
+    # The fingerprint is compared first, so that a message of another round is reported as that, not as altered.
     if not hmac.compare_digest(message[-TAG_BYTES:], streams.tag(memoryview(message)[:-TAG_BYTES])):
         raise MessageError("the message was altered or truncated on its way: its tag does not fit")
     return Envelope(

@@ -1,4 +1,4 @@
-"""Noise laws with exact samplers, one law per file: distributions on ``grid · Z``, symmetric about zero."""
+"""Sample noise exactly: one law per file, distributions on ``grid · Z``, symmetric about zero."""
 
 from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
 from fedveil.privacy.noise.discrete_laplace import DiscreteLaplace

@@ -1,14 +1,15 @@
-"""Exact random decisions about exp(-x): in floating point where it is surely right, else in integers.
+"""Decide exactly about exp(-x): in floating point if its error bound allows it, else in integers.
 
-The samplers need two decisions about a uniform real U: is U < exp(-gamma)? and what is floor(-b ln U)? Both are made on
-the first 63 bits of U in float64, whose error is bounded here with room to spare. When U is closer to a boundary than
-that bound, the same decision is made again from the same bits with a rational enclosure of exp, drawing further bits of
-U until they settle it. So the outcome has exactly the probability of real-number arithmetic; the slow path is taken for
-about one geometric number in 400,000 at b = 2^20, in 4,000 at b = 2^29. (Lazy refinement of a uniform is due to Knuth
-and Yao 1976; the decisions are those of Canonne, Kamath and Steinke 2020, Algorithms 1 and 2.)
+The samplers need two decisions about a uniform real U: is U < exp(-gamma)? and what is floor(-b ln U)? Both are first
+made on the first 63 bits of U in float64, with a generous bound on the error. If U is closer to a boundary than that
+bound, the same decision is made again from the same bits with a rational enclosure of exp, and further bits of U are
+drawn until they settle it. So the result has exactly the probability of real-number arithmetic. The slow path is
+taken for about one geometric number in 400,000 at b = 2^20, and one in 4,000 at b = 2^29. (Lazy refinement of a
+uniform is due to Knuth and Yao 1976; the decisions are those of Canonne, Kamath and Steinke 2020, Algorithms 1 and
+2.)
 
-What is assumed of numpy: ``log`` and ``exp`` of float64 are right to 2^-43.5 absolutely on the ranges used;
-numpy's own tests ask for 4 units in the last place, at most 2^-45 there.
+Assumption about numpy: ``log`` and ``exp`` of float64 have an absolute error of at most 2^-43.5 on the ranges used;
+numpy's own tests require 4 units in the last place, at most 2^-45 there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from jaxtyping import Bool, Float64, Int64, UInt64
 from fedveil.randomness import BitSource
 
 UNIFORM_BITS: Final = 63
-"""Bits of U that a vectorised decision starts from; the word's last bit is left for a sign."""
+"""Number of bits of U that a vectorised decision starts from; the word's last bit is left for a sign."""
 
 _LOG_ERROR: Final = 2.0**-42
 _LOG_NEEDS: Final = np.uint64(2**44)  # below, further bits of U would move ln U by more than 2^-44
@@ -33,12 +34,12 @@ _EXP_ERROR: Final = 2.0**-44
 
 
 class LazyUniform:
-    """A uniform real number in [0, 1) of which only as many bits are drawn as the decisions about it need.
+    """Uniform real number in [0, 1) whose bits are drawn only as far as decisions about it need them.
 
     Args:
         bits: the leading ``count`` bits, as a whole number below 2^count.
-        count: how many bits are known.
-        source: where further bits come from.
+        count: number of known bits.
+        source: source of further bits.
     """
 
     def __init__(self, bits: int, count: int, source: BitSource) -> None:
@@ -54,15 +55,16 @@ class LazyUniform:
                 return True
             if Fraction(self._bits, 2**self._count) >= upper:
                 return False
+            # U lies in [bits, bits + 1) 2^-count, and the enclosure cuts this interval: 64 further bits narrow both.
             self._bits = (self._bits << 64) | int(self._source.uint64(1)[0])
             self._count += 64
 
 
 def exp_enclosure(exponent: Fraction, bits: int) -> tuple[Fraction, Fraction]:
-    """Return rationals around exp(-exponent), relatively about 2^-bits apart.
+    """Return rationals that enclose exp(-exponent), with a relative distance of about 2^-bits.
 
-    The decimal module rounds a quotient as it is told and ``exp`` to the nearest decimal, so the neighbours
-    of the two results enclose the true value.
+    The decimal module rounds a quotient in the requested direction and ``exp`` to the nearest decimal. The neighbours
+    of the two results therefore enclose the true value.
     """
     digits = math.ceil(0.302 * bits) + 12
     down, up = Context(prec=digits, rounding=ROUND_FLOOR), Context(prec=digits, rounding=ROUND_CEILING)
@@ -82,9 +84,9 @@ def below_exp(
 
     Args:
         uniforms: (n,) leading 63 bits of every U_i.
-        exponents: (n,) gamma_i >= 0 in float64, such that exp(-gamma_i) is right to 2^-45.
-        exact_exponent: gamma_i as a rational, asked for only where floating point cannot decide.
-        source: further bits.
+        exponents: (n,) gamma_i >= 0 in float64, such that exp(-gamma_i) has an error of at most 2^-45.
+        exact_exponent: returns gamma_i as a rational; called only if floating point cannot decide.
+        source: source of further bits.
     """
     distance = np.exp(-exponents)
     distance -= uniforms * 2.0**-UNIFORM_BITS
@@ -103,17 +105,18 @@ def geometric(
     Args:
         uniforms: (n,) leading 63 bits of every U_i.
         scale: b, at most 2^31 (the error bound is then at most 2^-11 units).
-        source: further bits.
+        source: source of further bits.
     """
     factor = float(scale)
     with np.errstate(divide="ignore"):
         values = np.log(uniforms * 2.0**-UNIFORM_BITS)
     values *= -factor
-    np.minimum(values, factor * UNIFORM_BITS, out=values)  # where no bit of U is set yet: any finite guess
+    np.minimum(values, factor * UNIFORM_BITS, out=values)  # if all 63 bits are 0: any finite guess
+    # Only a whole number near -b ln U can change the floor: elsewhere the float64 value decides.
     nearest = np.rint(values)
     unsure = np.abs(values - nearest) <= factor * _LOG_ERROR
     unsure |= uniforms < _LOG_NEEDS
-    result = values.astype(np.int64)  # towards zero, which is down
+    result = values.astype(np.int64)  # the values are not negative, so this is floor
     for index in np.flatnonzero(unsure).tolist():
         uniform, whole = LazyUniform(int(uniforms[index]), UNIFORM_BITS, source), int(nearest[index])
         if uniforms[index] < _LOG_NEEDS:
@@ -124,7 +127,7 @@ def geometric(
 
 
 def _geometric_exact(uniform: LazyUniform, scale: Fraction, guess: int) -> int:
-    """Return floor(-b ln U), the largest k with U < exp(-k / b), searched outwards from a guess."""
+    """Return floor(-b ln U), the largest k with U < exp(-k / b), by a search outwards from a guess."""
     lower, upper, step = max(0, guess - 1), guess + 2, 1
     while not uniform.below_exp(lower / scale):
         lower, upper, step = max(0, lower - step), lower, 2 * step

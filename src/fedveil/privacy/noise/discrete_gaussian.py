@@ -1,4 +1,4 @@
-"""The discrete Gaussian on a grid, sampled exactly (Canonne, Kamath and Steinke 2020)."""
+"""Sample the discrete Gaussian on a grid exactly (Canonne, Kamath and Steinke 2020)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fedveil.randomness import BitSource
 
 _BLOCK: Final = 2**15
 LEAST_STEPS: Final = 100.0
-"""Of the grid in a standard deviation, from which the distance to the Gaussian is bounded."""
+"""Least standard deviation, in steps of the grid, from which the distance to the Gaussian is bounded."""
 
 _REACH: Final = 40.0  # the table's half-width in standard deviations; the rest is below the smallest float64
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteGaussian:
-    """Noise g·X with P(X = k) proportional to exp(-k² / (2 s²)), s = std / grid.
+    """Noise law g·X with P(X = k) proportional to exp(-k² / (2 s²)), s = std / grid.
 
     Guarantee: let a query take values on the grid, with l2 sensitivity D (same unit as ``std``). Independent noise on
     every coordinate gives Rényi divergence at most alpha · D² / (2 std²) at every order alpha > 1, and so D² / (2
-    std²)-zCDP: what continuous Gaussian noise of the same ``std`` gives (Canonne, Kamath and Steinke 2020, Theorem 4
-    and Proposition 5; docs/theory/discrete-gaussian.md has the argument for vectors). For accountants that use more of
-    the Gaussian than its Rényi divergence, :attr:`log_ratio_to_gaussian` bounds what replacing it costs. The sampler is
-    exact, so this is a statement about the program, not about real numbers.
+    std²)-zCDP. Continuous Gaussian noise of the same ``std`` gives the same (Canonne, Kamath and Steinke 2020,
+    Theorem 4 and Proposition 5; docs/theory/discrete-gaussian.md has the argument for vectors). For accountants that
+    use more of the Gaussian than its Rényi divergence, :attr:`log_ratio_to_gaussian` bounds the cost of replacing it.
+    The sampler is exact, so the guarantee is about the program, not about real numbers.
 
     ==========================  =================================================================
     input                       result
@@ -67,9 +67,16 @@ class DiscreteGaussian:
     def sample_units(self, shape: tuple[int, ...], source: BitSource) -> Int64[np.ndarray, " ..."]:
         """Return independent samples in grid units.
 
-        Algorithm 3 of the paper: propose a discrete Laplace magnitude Y of scale t = floor(s) + 1 with a
-        sign, accept with probability exp(-(Y - s²/t)² / (2 s²)), draw a negative zero again. About three
-        proposals of four are accepted. Every decision is exact (:mod:`fedveil.privacy.noise.decisions`).
+        Algorithm 3 of the paper: propose a discrete Laplace magnitude Y of scale t = floor(s) + 1 with a sign, and
+        accept it with probability exp(-(Y - s²/t)² / (2 s²)). A negative zero is rejected. About three proposals of
+        four are accepted. Every decision is exact (:mod:`fedveil.privacy.noise.decisions`).
+
+        Args:
+            shape: of the result.
+            source: source of random words.
+
+        Returns:
+            int64 array of this shape.
         """
         ratio = Fraction(self.std / self.grid)
         scale = math.floor(ratio) + 1
@@ -78,6 +85,7 @@ class DiscreteGaussian:
         count, filled = math.prod(shape), 0
         result = np.empty(count, dtype=np.int64)
         while filled < count:
+            # 7/5 of the missing samples, because about three proposals of four are accepted.
             proposals = min(_BLOCK, (count - filled) * 7 // 5 + 16)
             words = source.uint64(2 * proposals)
             magnitudes = geometric(words[:proposals] >> np.uint64(1), Fraction(scale), source)
@@ -89,6 +97,7 @@ class DiscreteGaussian:
 
             kept = below_exp(words[proposals:] >> np.uint64(1), exponents, exact_exponent, source)
             negative = (words[proposals:] & np.uint64(1)).astype(np.bool_)
+            # +0 and -0 are the same value: one of them is rejected, or zero would have twice its probability.
             kept &= (magnitudes != 0) | ~negative
             np.negative(magnitudes, out=magnitudes, where=negative)
             accepted = magnitudes[kept][: count - filled]
@@ -102,7 +111,7 @@ class DiscreteGaussian:
 
     @property
     def log_ratio_to_gaussian(self) -> float:
-        r"""Bound eta on \|ln(P(k) / R(k))\| within 40 standard deviations, R being rounded continuous noise.
+        r"""Bound eta on \|ln(P(k) / R(k))\| within 40 standard deviations; R is rounded continuous noise.
 
         Rounding continuous Gaussian noise after adding it to a value on the grid is post-processing, so R has every
         guarantee of the continuous mechanism. Replacing R by this law in N released values changes any log-likelihood
@@ -120,13 +129,14 @@ class DiscreteGaussian:
 
 
 def log_ratio_to_gaussian(steps: float) -> float:
-    """Return :attr:`DiscreteGaussian.log_ratio_to_gaussian` of a law whose std is so many steps of its grid.
+    """Return :attr:`DiscreteGaussian.log_ratio_to_gaussian` for std = ``steps`` steps of the grid.
 
     Raises:
-        PrivacyError: fewer than :data:`LEAST_STEPS`, where the constants are not proved.
+        PrivacyError: fewer than :data:`LEAST_STEPS` steps; the constants are not proved for them.
     """
     if steps < LEAST_STEPS:
         raise PrivacyError(
             f"std / grid is {steps:g}; the distance to the Gaussian is bounded for {LEAST_STEPS:g} and above"
         )
+    # eta = 40^2 / (24 s^2) + 3 exp(-2 pi^2 s^2), docs/theory/discrete-gaussian.md.
     return _REACH**2 / (24.0 * steps**2) + 3.0 * math.exp(-2.0 * (math.pi * steps) ** 2)

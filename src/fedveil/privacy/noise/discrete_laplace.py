@@ -1,4 +1,4 @@
-"""The discrete Laplace law (two-sided geometric) on a grid, sampled exactly."""
+"""Sample the discrete Laplace law (two-sided geometric) on a grid exactly."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BLOCK: Final = 2**15
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteLaplace:
-    """Noise g·X with P(X = k) proportional to exp(-|k| / b), b = scale / grid.
+    """Noise law g·X with P(X = k) proportional to exp(-|k| / b), b = scale / grid.
 
     Guarantee: for a query with values on the grid and l1 sensitivity D (same unit as ``scale``), adding
     independent noise to every coordinate is (D / scale)-differentially private, exactly as with continuous
     Laplace noise (Ghosh, Roughgarden and Sundararajan 2012): the ratio of two probabilities is at most
-    exp(||shift||_1 / scale). The sampler is exact, so this is a statement about the program.
+    exp(||shift||_1 / scale). The sampler is exact, so the guarantee is about the program.
 
     ==========================  =================================================
     input                       result
@@ -53,12 +53,12 @@ class DiscreteLaplace:
 
     @property
     def log_ratio_to_laplace(self) -> float:
-        r"""Bound eta on \|ln(P(k) / R(k))\| for every k, R being rounded continuous Laplace noise.
+        r"""Bound eta on \|ln(P(k) / R(k))\| for every k; R is rounded continuous Laplace noise.
 
         As for the Gaussian, replacing R by this law in N released values turns (eps, delta) into (eps + 2 N eta, e^(N
         eta) delta). With u = grid / (2 scale): P(0) / R(0) = tanh(u) / (1 - e^-u) <= 1 / (1 - u / 2), and P(k) / R(k)
         = 1 / cosh(u) elsewhere, so eta = -ln(1 - u / 2) for u <= 1; 4.7e-10 at scale / grid = 2^29. An accountant that
-        uses nothing but the pure bound e^(D / scale) has nothing to correct.
+        uses only the pure bound e^(D / scale) needs no correction.
 
         Raises:
             PrivacyError: scale / grid is below 1, where the constant is not proved.
@@ -75,7 +75,7 @@ class DiscreteLaplace:
         return -math.log1p(-u / 2.0)
 
     def sample_units(self, shape: tuple[int, ...], source: BitSource) -> Int64[np.ndarray, " ..."]:
-        """Return independent samples in grid units: a geometric magnitude and a sign, no negative zero."""
+        """Return independent samples in grid units: a geometric magnitude and a sign, without negative zero."""
         scale = Fraction(self.scale / self.grid)
         count, filled = math.prod(shape), 0
         result = np.empty(count, dtype=np.int64)
@@ -83,6 +83,7 @@ class DiscreteLaplace:
             words = source.uint64(min(_BLOCK, count - filled + (count - filled) // 8 + 16))
             signed = geometric(words >> np.uint64(1), scale, source)
             negative = (words & np.uint64(1)).astype(np.bool_)
+            # +0 and -0 are the same value: one of them is rejected, or zero would have twice its probability.
             kept = (signed != 0) | ~negative
             np.negative(signed, out=signed, where=negative)
             accepted = signed[kept][: count - filled]

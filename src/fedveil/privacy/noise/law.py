@@ -1,8 +1,8 @@
-"""The grids that noise laws live on.
+"""Choose and check the grids of noise laws.
 
-Noise lives on ``grid · Z`` with a grid that is a power of two. A value is then a whole number of grid units,
-held exactly by int64 and by float64, so no bit of a released sum depends on how a floating-point sampler
-rounds (Mironov 2012 recovers data from exactly those bits).
+Noise takes values on ``grid · Z`` with a grid that is a power of two. A value is then a whole number of grid units,
+which int64 and float64 hold exactly. So no bit of a released sum depends on the rounding of a floating-point
+sampler (Mironov 2012 recovers data from exactly those bits).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def grid_for(std: float, at_most: float | None = None) -> float:
     """Return the grid for noise of standard deviation ``std``: a power of two with std / grid >= 2^29.
 
     So fine a grid makes the difference from continuous noise negligible
-    (:attr:`~fedveil.privacy.noise.DiscreteGaussian.log_ratio_to_gaussian`) and leaves 2^23 standard deviations of
-    room in exact float64 sums.
+    (:attr:`~fedveil.privacy.noise.DiscreteGaussian.log_ratio_to_gaussian`). Exact float64 sums still hold values up
+    to 2^23 standard deviations.
 
     Args:
         std: standard deviation (or scale) of the noise, in the unit of the update.
@@ -47,13 +47,12 @@ def scale_in_units(name: str, scale: float, grid: float) -> float:
     """Return scale / grid, which is exact, after checking that an exact sampler can use it.
 
     Args:
-        name: what the scale is, for the message.
+        name: name of the scale in the error message.
         scale: standard deviation or scale of a law, in the unit of the update.
         grid: spacing of its values, same unit.
 
     Raises:
-        PrivacyError: a scale that is not positive and finite, a grid that is no power of two, or a ratio
-        outside
+        PrivacyError: a scale that is not positive and finite, a grid that is no power of two, or a ratio outside
             2^-10 .. 2^30.
     """
     if not (math.isfinite(scale) and scale > 0.0):
