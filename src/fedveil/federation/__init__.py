@@ -1,11 +1,14 @@
-"""A federation of institutions: silo and coordinator as state machines over bytes, whatever carries them.
+"""Federated learning between institutions: silo and coordinator as state machines over bytes.
 
-    who belongs to it     ``charter``, ``membership``; a silo's own ``policy``, and its ``cpu_quota`` for what is free
-    what travels          ``signed_message``: letters; ``grammar``: which one may come when
-    the coordinator       ``coordinator``, ``exchange``, ``training_rounds``, ``release_rounds``, ``coordinator_setup``
-    a silo                ``silo``, which judges ``proposal_review``, and plays in ``silo_session/`` what it agrees to
-    what is kept          ``store``, ``silo_ledger``, ``silo_state``, and the ``ledger_heads`` of others' ledgers
-    who checks it later   ``audit/``
+The package does not open connections. A transport (Flower, files, tests) carries the bytes.
+
+    who belongs to a federation   ``charter``, ``membership``; limits of one silo: ``policy``, ``cpu_quota``
+    messages                      ``signed_message``: format and signature; ``grammar``: which message may come when
+    coordinator                   ``coordinator``, ``exchange``, ``training_rounds``, ``release_rounds``,
+                                  ``coordinator_setup``
+    silo                          ``silo``; ``proposal_review`` checks the terms; ``silo_session/`` plays the session
+    persisted state of a silo     ``store``, ``silo_ledger``, ``silo_state``; ``ledger_heads`` of the other parties
+    later verification            ``audit/``
 
 Claims and their conditions: docs/theory/federation.md.
 """

@@ -1,13 +1,13 @@
-"""An experiment as it travels: canonical JSON, so that one experiment has one text and one digest.
+"""Canonical JSON text of an experiment: one experiment has one text and one digest.
 
     keys sorted, no blanks, ASCII, the shortest digits of every number that read back to it; no NaN and no infinity
 
-Where it asks for what other packages bring, the text has their versions too (``packages``): a stage of another version
-is another stage, and a silo that has another refuses to join.
+If the document uses third-party packages, the text also states their versions (key ``packages``). A stage of another
+version is a different stage, and a silo with another version refuses to join.
 
-Claim: reading a document takes time and memory that its 64 KiB bound, whoever signed it. Enforced by
-:func:`read_canonical`: length first, then a grammar without anchors, dates or sections that open again, then depth and
-number of values, before any of it is validated.
+Claim: the time and memory to read a document are bounded by its limit of 64 KiB, regardless of the signer. Enforced
+by :func:`read_canonical`. It checks the length first. The JSON grammar has no anchors, no dates and no sections that
+can be reopened. It then checks depth and number of values, all before validation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DOCUMENTS: Final[Mapping[str, Callable[[dict[str, Any], str], Experiment | Table
     EXPERIMENT: parse,
     **{kind.file: partial(validate_document, kind) for kind in KINDS},
 }
-"""What a run is of, by the one file of these that its folder has."""
+"""Parsers of the document kinds, by file name. The folder of a run holds exactly one of these files."""
 
 _PACKAGES: Final = "packages"
 _PLACE: Final = "the coordinator's experiment"
@@ -44,14 +44,14 @@ _LARGEST_INTEGER: Final = 2**53
 
 
 def canonical(experiment: Experiment | TableDocument, packages: Mapping[str, str] | None = None) -> str:
-    """Return the one text of a document.
+    """Return the canonical text of a document.
 
     Args:
-        experiment: the document.
-        packages: versions of those that it needs.
+        document: the experiment or the request for releases.
+        packages: versions of the third-party packages that the document needs, by name.
 
     Raises:
-        ConfigError: a number in it is infinite, which no silo is asked for.
+        ConfigError: a number in the document is infinite. Documents between institutions are finite.
     """
     document = experiment.model_dump(mode="json", exclude_none=True)
     try:
@@ -65,14 +65,15 @@ def canonical(experiment: Experiment | TableDocument, packages: Mapping[str, str
 def public_text(
     document: Experiment | TableDocument, silos: tuple[str, ...], packages: Mapping[str, str] | None = None
 ) -> str:
-    """Return the text that silos are sent: without the coordinator's own paths.
+    """Return the document's text for the silos, without local paths of the coordinator.
 
-    Of an initial model they are told the digest (``model.sha256``), which every silo states, and signs with the rest.
+    The text replaces an initial model by its digest (``model.sha256``). Every silo states the digest and signs it
+    with the rest.
 
     Args:
-        document: the coordinator's.
+        document: the coordinator's document.
         silos: names of the silos.
-        packages: versions of packages that it needs; None: those that are installed here.
+        packages: versions of the packages that the document needs; None: the installed versions.
     """
     table = document.data.table
     if table is not None:
@@ -92,12 +93,12 @@ def public_text(
 
 
 def versions(members: Iterable[Member]) -> dict[str, str]:
-    """Return the versions of the packages that bring these members, as they are installed."""
+    """Return the installed versions of the packages that provide these members, by package name."""
     return {one.package: one.version for one in members}
 
 
 def parse_terms(text: str) -> tuple[dict[str, Any], Any]:
-    """Return the tables of a document, and the versions of packages that its text has; {} for none.
+    """Return the tables of a document, and the package versions in its text ({} if it has none).
 
     Raises:
         FedveilError: as :func:`read_canonical`.
@@ -107,21 +108,24 @@ def parse_terms(text: str) -> tuple[dict[str, Any], Any]:
 
 
 def read_canonical(text: str) -> dict[str, Any]:
-    """Return the tables of a document.
+    """Parse a canonical text and return the tables of the document.
 
     Raises:
-        RefusalError: longer, deeper or of more values than a silo reads.
-        ConfigError: no JSON, another text than the canonical one, or no tables.
+        RefusalError: the text exceeds the limit of length, depth or number of values.
+        ConfigError: the text is not JSON, not canonical, or not an object.
     """
     if len(text) > LARGEST_EXPERIMENT:
         raise RefusalError(Code.EXPERIMENT_LENGTH, len(text))
     document = parse_json(text, _PLACE, ConfigError)
+    # Breadth first, one level per pass: at most _DEEPEST + 1 levels are expanded, so no recursion on hostile nesting.
     level, values = [document], 0
     for _ in range(_DEEPEST + 1):
         values += len(level)
         level = [inner for value in level for inner in _within(value)]
     if level or values > _MOST_VALUES:
         raise RefusalError(Code.EXPERIMENT_LENGTH, len(text))
+    # Equality with the re-encoded text rejects duplicate keys, blanks and alternative spellings of numbers: two texts
+    # of one experiment would have two digests.
     if not isinstance(document, dict) or _text(document) != text:
         raise ConfigError(f"{_PLACE}: not canonical JSON")
     return document
@@ -132,6 +136,7 @@ def _within(value: Any) -> list[Any]:
         return list(value.values())
     if isinstance(value, list):
         return value
+    # 2^53: larger integers have no exact float64 value, so parties could read different numbers from one text.
     if isinstance(value, int) and abs(value) >= _LARGEST_INTEGER:
         raise ConfigError(f"{_PLACE}: a whole number of 2^53 or more")
     return []

@@ -1,4 +1,7 @@
-"""The charter of a federation: what its founder hands to everybody who may join, and what all pin from then on."""
+"""Charter of a federation: constant facts that every party pins by their digest.
+
+The founder gives the charter to everybody who may join.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ CHARTER: Final = "charter.toml"
 
 _DIGITS: Final = Field(pattern=r"^[0-9a-f]{64}$")
 IN_DIGITS: Final = (AfterValidator(bytes.fromhex), PlainSerializer(bytes.hex))
-"""Bytes stand in a document in hexadecimal digits."""
+"""Pydantic annotations: bytes appear in a document as hexadecimal digits."""
 
 Digest = Annotated[str, _DIGITS, *IN_DIGITS]
 """32 bytes of a document."""
@@ -39,18 +42,18 @@ Key = Annotated[
     AfterValidator(_identity),
     PlainSerializer(lambda key: key.raw.hex()),
 ]
-"""A public identity of a document."""
+"""Public identity in a document."""
 
 
 class FoundingDocument(DocumentTable):
-    """A document of a federation's founding: its fields are those of what it is read as, and its version."""
+    """Base of a founder's TOML documents: the fields of the described object, and a version."""
 
     @classmethod
     def facts_of(cls, document: object, place: object) -> dict[str, Any]:
-        """Return the fields of a document.
+        """Validate a document and return its fields without the version.
 
         Raises:
-            ConfigError: no such document; names the key.
+            ConfigError: the document is invalid; names the key.
         """
         facts = dict(validate_document(cls, document, place))
         del facts["schema_version"]
@@ -58,7 +61,7 @@ class FoundingDocument(DocumentTable):
 
     @classmethod
     def text_of(cls, version: int, facts: dict[str, Any]) -> str:
-        """Return the document of some fields; :meth:`facts_of` reads it back."""
+        """Return the TOML document with these fields; :meth:`facts_of` reads it back."""
         made = cls.model_construct(**facts | {"schema_version": version})
         return tomlkit.dumps(made.model_dump(mode="json", exclude_defaults=True))
 
@@ -75,15 +78,15 @@ class _Document(FoundingDocument):
 
 @dataclass(frozen=True, kw_only=True)
 class Charter:
-    """What a federation is founded on; nothing of it changes while it lasts.
+    """Constant facts of a federation; no field changes during its lifetime.
 
     Attributes:
-        name: of the federation.
-        host: of the coordinator, as the silos reach it.
-        port: its one port.
-        founder: whose seal every membership carries.
-        authority: certificate of the one authority that parties trust, PEM.
-        data_schema: the public schema of all silos' tables, as its file has it.
+        name: name of the federation.
+        host: host name of the coordinator, as the silos reach it.
+        port: the single port of the coordinator.
+        founder: public identity of the founder, which signs every membership.
+        authority: certificate of the one authority that the parties trust, PEM.
+        data_schema: text of the public schema file of all silos' tables.
     """
 
     name: str
@@ -95,7 +98,7 @@ class Charter:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of all of it."""
+        """SHA-256 of the charter's document."""
         return hashlib.sha256(self.to_toml().encode()).digest()
 
     @property
@@ -105,7 +108,7 @@ class Charter:
 
     @property
     def schema_digest(self) -> bytes:
-        """SHA-256 of the schema's file."""
+        """SHA-256 of the schema file."""
         return hashlib.sha256(self.data_schema.encode()).digest()
 
     def to_toml(self) -> str:
@@ -113,18 +116,18 @@ class Charter:
         return _Document.text_of(1, vars(self))
 
     def check(self) -> None:
-        """Return if what is in it may be.
+        """Check that every field is valid.
 
         Raises:
-            ConfigError: it may not; names the key.
+            ConfigError: a field is invalid; names the key.
         """
         validate_document(_Document, tomlkit.parse(self.to_toml()).unwrap(), CHARTER)
 
     @classmethod
     def read(cls, path: Path) -> Charter:
-        """Read a charter.
+        """Read a charter file.
 
         Raises:
-            ConfigError: missing, no TOML, or no charter; names the file and the key.
+            ConfigError: the file is missing, not TOML, or not a charter; names the file and the key.
         """
         return cls(**_Document.facts_of(read_toml(path), path))

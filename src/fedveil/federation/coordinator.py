@@ -1,15 +1,16 @@
-"""The coordinator of a federation: writes letters, reads the answers, and never needs to know how they travel.
+"""The coordinator's state machine: it creates messages and reads answers, independently of the transport.
 
-    session:  Hello -> Here, Terms -> Join (-> steps of a protocol's setup)
-    round:    charge -> Task -> vectors, or steps of a protocol -> sum -> model -> release (checkpoint on disk)
+    session:  Hello -> Ready, Terms -> Join (-> steps of a protocol's setup)
+    round:    charge -> RoundTask -> vectors, or steps of a protocol -> sum -> model -> release (checkpoint on disk)
 
-:meth:`CoordinatorParty.messages` returns what still waits for an answer, so a carrier that lost something sends it
-again: silos repeat their answers. A restarted coordinator opens the run folder and begins another session; it goes on
-with the round that was not released, for the same users and from the same model, under the charge in the ledger.
+:meth:`CoordinatorParty.messages` returns all messages without an answer, so a transport that lost one sends it again:
+silos repeat their answers. A restarted coordinator opens the run folder and begins another session. It resumes the
+round that was not released, with the same users, the same model, and the existing charge.
 
-Where the protocol recovers, :meth:`CoordinatorParty.drop_missing` leaves silent silos behind. A round begun again
-then is another release: charged again, for users drawn anew. A silo that is heard again is in the next session. The
-run ends after ``MOST_ATTEMPTS`` such attempts at one round: a silo that dies in each would spend what all have left.
+If the protocol supports recovery, :meth:`CoordinatorParty.drop_missing` drops silent silos. A round that begins again
+is then a new release: it is charged again, and its users are sampled anew. A dropped silo that answers joins the next
+session. The run ends after ``MOST_ATTEMPTS`` attempts at one round: a silo that fails in each attempt would otherwise
+spend the budget of all users.
 """
 
 from __future__ import annotations
@@ -68,24 +69,24 @@ from fedveil.protocols.session_messages import (
 
 
 class CoordinatorParty(Generic[EndingT]):
-    """The coordinator's state machine for one run, or for one part of it.
+    """State machine of the coordinator for one run, or for one part of a run.
 
     Args:
-        rounds: what is played, as the run folder has it.
-        offered: the document that silos are sent.
-        record: what the parties sign of the run.
-        heads: the ends of the silos' ledgers, over all runs.
+        rounds: the rounds of the part, backed by the run folder.
+        offered: the document that the silos receive.
+        record: record of the parties' signatures.
+        heads: ledger heads of the silos, over all runs.
 
     Attributes:
-        run: 16 bytes that no other run has.
-        outcome: how the run ended, once it has.
-        refused: why a silo has ended it, if one has.
-        farewells: the last letters of a run that has ended: they free the silos for another one, and may be lost.
-        longest_answer: bytes that a letter of a silo may have.
+        run: 16 bytes, unique to the run.
+        outcome: how the run ended; None while it continues.
+        refused: code of the silo's refusal that ended the run; None if no silo refused.
+        farewells: last messages of an ended run. They free the silos for another run, and may be lost.
+        longest_answer: largest size of a silo's message in bytes.
 
     Raises:
-        ProtocolError: a letter of its protocol would be longer than any party reads.
-        RunFolderError: a damaged folder.
+        ProtocolError: a message of the protocol would be longer than any party reads.
+        RunFolderError: the folder is damaged.
     """
 
     def __init__(
@@ -119,16 +120,16 @@ class CoordinatorParty(Generic[EndingT]):
         return self.outcome is not None
 
     def close(self) -> None:
-        """Give the ledger back; closing twice is harmless."""
+        """Close the ledger; closing twice is harmless."""
         try:
             self._heads.keep()
         finally:
             self._rounds.close()
 
     def messages(self) -> list[tuple[int, bytes]]:
-        """Return the letters that still wait for an answer, as pairs of silo and bytes.
+        """Return the messages that wait for an answer, as pairs of silo and bytes.
 
-        Among them is the last one to every silo that was left behind: an answer to it shows that it is back.
+        They include the last message to every dropped silo: an answer shows that the silo has returned.
         """
         if self._exchange is None:
             return []
@@ -137,13 +138,13 @@ class CoordinatorParty(Generic[EndingT]):
 
     @property
     def awaited_silos(self) -> tuple[int, ...]:
-        """The silos without whose answers the run does not go on."""
+        """Silos whose answers the run needs before it proceeds."""
         return () if self._exchange is None else self._exchange.missing
 
     def drop_missing(self, silent: tuple[int, ...]) -> tuple[str, ...]:
-        """Go on without silos that are awaited, where the protocol allows it; return their names.
+        """Proceed without silent silos if the protocol allows it; return the names of the dropped silos.
 
-        Where too few would be left, but enough with those that are back meanwhile, the round is begun again with them.
+        If too few silos would remain, but the returned ones restore the quorum, the round begins again with these.
         """
         exchange, least = self._exchange, self._agreement.quorum
         if exchange is None or not silent:
@@ -159,15 +160,15 @@ class CoordinatorParty(Generic[EndingT]):
         return tuple(self._membership.silos[silo] for silo in silent)
 
     def receive(self, silo: int, data: bytes) -> ReplyKind:  # noqa: C901 - one case for each kind of message
-        """Read a silo's letter; return what it was. What belongs to an exchange that is over is passed over in silence.
+        """Read a message of a silo and return its kind; messages of a finished exchange are ignored.
 
         Args:
-            silo: who sent it, as the carrier says.
-            data: the letter.
+            silo: number of the sender, as reported by the carrier.
+            data: the encoded message.
 
         Raises:
-            ProtocolError: no letter of this silo, or one that says what it must not; nothing changes.
-            RunFolderError: the disk is full; the run goes on when the folder is opened again.
+            ProtocolError: the message is not from this silo, or its content is not allowed; nothing changes.
+            RunFolderError: the disk is full; the run continues when the folder is opened again.
         """
         if not 0 <= silo < len(self._membership.silos):
             raise ProtocolError(f"there are {len(self._membership.silos)} silos in the federation", silo=silo)
@@ -206,12 +207,13 @@ class CoordinatorParty(Generic[EndingT]):
         return ReplyKind.ANSWER
 
     def _end(self, silo: int, letter: SignedMessage) -> ReplyKind:
-        """Read that a silo refuses, which ends the run, or that it is there and in no session: one begins."""
+        """Read a refusal, which ends the run, or a `Ready`, after which a new session begins."""
         (part,), name = letter.parts, self._membership.silos[silo]
         if isinstance(part, Declined):
             self.refused = part.why.code
             self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
             return ReplyKind.ANSWER
+        # A Ready outside the Hello exchange means that the silo lost its session, for example by a restart.
         assert isinstance(part, Ready)
         if self._exchange is not None and self._exchange.hellos:
             if part.busy:  # the question stands, and is asked again
@@ -229,7 +231,7 @@ class CoordinatorParty(Generic[EndingT]):
         return ReplyKind.ANSWER
 
     def stop(self, reason: str) -> None:
-        """End the run with the model it has; the folder can be resumed."""
+        """End the run with its current model; the folder can be resumed."""
         self._exchange = None
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
         closing = self._rounds.closing()
@@ -240,10 +242,12 @@ class CoordinatorParty(Generic[EndingT]):
         self.farewells = [(silo, self._sealed(silo, parts)) for silo, parts in last.items()]
 
     def _proceed(self) -> None:
-        """Read the answers once all of an exchange are in."""
+        """Pass the answers on once all answers of the exchange have arrived."""
         exchange = self._exchange
         if exchange is None or exchange.missing:
             return
+        # Durable before any message that follows from these answers: a restarted coordinator must still know every
+        # head.
         self._heads.keep()
         try:
             exchange.then(dict(sorted(exchange.answers.items())))
@@ -251,7 +255,7 @@ class CoordinatorParty(Generic[EndingT]):
             self.stop(str(error))
 
     def _leave(self, silos: tuple[int, ...]) -> bool:
-        """Leave silos of the exchange behind, if the protocol can go on without them; return whether it can."""
+        """Drop silos of the exchange if a quorum remains; return whether it does."""
         exchange = self._exchange
         if exchange is None or not silos or len(exchange.messages) - len(silos) < self._agreement.quorum:
             return False
@@ -266,7 +270,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._send({silo: [Hello()] for silo in self._present}, self._offer, knocks=True)
 
     def _offer(self, answers: Answers) -> None:
-        """Propose the run to the silos that are there."""
+        """Propose the run to the silos that answered the `Hello`."""
         nonces = tuple((silo, single_message(parts, Ready, silo).nonce) for silo, parts in answers.items())
         terms = Terms(
             membership=self._membership.digest,
@@ -289,6 +293,8 @@ class CoordinatorParty(Generic[EndingT]):
         }
         opening: list[SessionMessage] = [] if phase is None else [phase]
         names = self._membership.silos
+        # Each silo receives the last head of its own ledger, so its terms differ; T (Terms.digest) does not cover the
+        # head.
         heads = {silo: self._heads.last(names[silo]) for silo in self._present}
         self._ahead = {silo: [replace(terms, head=head), *opening] for silo, head in heads.items()}
         if (stopped := self._stopped()) is not None:
@@ -297,21 +303,25 @@ class CoordinatorParty(Generic[EndingT]):
             self._ask(self._ahead, self._joined)
 
     def _stopped(self) -> str | None:
-        """Return why no round follows, "" where none is left; None if one does."""
+        """Return why no round follows ("" if none is left); None if one does."""
         rounds = self._rounds
         return rounds.stop_reason(self._agreement.repeatable) if rounds.has_rounds_left else ""
 
     @property
     def _present(self) -> tuple[int, ...]:
-        """The silos that were not left behind."""
+        """Silos that were not dropped."""
         return tuple(silo for silo in range(len(self._membership.silos)) if silo not in self._absent)
 
     def _joined(self, answers: Answers) -> None:
+        """Handle the silos' joins: prepare ledger heads and totals for the first round, and start the protocol's
+        setup.
+        """
         users = self._plan.n_users if self._plan.method.shows_counts else None
         self._ahead = opening_messages(answers, len(self._membership.silos), users)
         self._set_up(answers)
 
     def _set_up(self, answers: Answers) -> None:
+        """Play one setup exchange of the protocol, or begin the first round if the setup is complete."""
         outgoing = self._route(answers)
         if self._server.ready:
             self._begin_round(outgoing)
@@ -319,18 +329,22 @@ class CoordinatorParty(Generic[EndingT]):
             self._ask(by_silo(outgoing), self._set_up)
 
     def _begin_round(self, before: Outgoing) -> None:
-        """Begin the next round, if there is one; ``before`` is what silos must read first."""
+        """Begin the next round if one is left. ``before``: protocol messages that the silos must read first."""
         ahead, self._ahead = self._ahead, {}
         if (stopped := self._stopped()) is not None:
             self.stop(stopped)
             return
         rounds = self._rounds
+        # Charge before the first message of the round leaves: a crash in between leaves a charge without a message,
+        # never a message without a charge.
         draw, number = rounds.begin(self._agreement.repeatable), rounds.number
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
         start, kinds = rounds.start, self._plan.method.kinds
         told = {
             silo: [*draw.messages_for(silo, kinds, start), RoundTask(round=number)] for silo in self._present
         }
+        # T' = H(T | totals); X = H("fedveil/3/bound round" | S | A): see transcript_binding. The parts for one silo
+        # suffice, because only the parts that all silos receive alike enter A.
         self._agreed = with_totals(self._agreed, ahead.get(self._present[0], []))
         first = told[self._present[0]]
         self._asked = round_context(self._context, self._agreed, first)
@@ -341,6 +355,9 @@ class CoordinatorParty(Generic[EndingT]):
         self._ask({silo: [*before_task[silo], *parts] for silo, parts in told.items()}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
+        """Check the signatures over E of one exchange, route the protocol messages, and finish the round if none
+        follow.
+        """
         exchange, signatures = self._exchange, request_signatures(answers)
         assert exchange is not None
         context = exchange_context(self._asked, self._place)
@@ -353,6 +370,7 @@ class CoordinatorParty(Generic[EndingT]):
             self._ask({silo: [*shown, *parts] for silo, parts in by_silo(outgoing).items()}, self._collect)
             return
         part = "" if self._plan.phase is None else self._plan.phase.name
+        # The round's signatures are verified before its sum is released: a round without them is never released.
         self._record.see((part, self._rounds.number), (self._asked, self._told), answers, exchange.heads)
         if self._agreement.result_at_server:
             total = self._agreement.decode_sum(self._server.result())
@@ -367,6 +385,7 @@ class CoordinatorParty(Generic[EndingT]):
             self._begin_round([])
 
     def _ask(self, parts: dict[int, list[SessionMessage]], then: Callable[[Answers], None]) -> None:
+        """Send parts that the grammar of each silo's session expects."""
         for silo, content in parts.items():
             self._talks[silo].ask(content)
         self._send(parts, then)
@@ -374,6 +393,7 @@ class CoordinatorParty(Generic[EndingT]):
     def _send(
         self, parts: dict[int, list[SessionMessage]], then: Callable[[Answers], None], *, knocks: bool = False
     ) -> None:
+        """Sign one message per silo and start the next exchange."""
         self._number += 1
         letters = {silo: self._sealed(silo, content) for silo, content in sorted(parts.items())}
         self._exchange = Exchange(
@@ -391,7 +411,10 @@ class CoordinatorParty(Generic[EndingT]):
         ).seal(self._identity)
 
     def _route(self, answers: Answers) -> Outgoing:
-        """Hand the silos' messages to the protocol; return those that follow, without the silos that sent none."""
+        """Pass the silos' messages to the protocol; return its next messages.
+
+        If answers are missing and a quorum has answered, the protocol proceeds without the silent silos.
+        """
         outgoing = [
             follow
             for silo, parts in answers.items()

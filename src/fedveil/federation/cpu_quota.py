@@ -1,12 +1,12 @@
-"""How much a coordinator may have a silo do for nothing: seconds of a processor a day, and of a clock for a round.
+"""Limits on work without a charge: processor seconds a day, and seconds a round.
 
-Claim: whatever letters a coordinator signs, and however many, a silo spends no more than its policy's
-``uncharged_cpu_seconds`` of a processor in 24 hours, and one letter more, on those that lead to no charged round: on
-refusals, on answers outside a session, on sessions that charge none, and on rounds that are asked for again and cost no
-charge, until another one is charged. Rounds are bounded by the budget.
-Condition: the work is done in the thread that reads the letters; what linear algebra does in threads of its own is not
-counted. Enforced by :class:`CpuQuota` in
-:meth:`fedveil.federation.silo.SiloParty.receive`; ``tests/test_federation_limits.py`` spends it.
+Claim: regardless of the messages that a coordinator signs, a silo spends at most its policy's
+``uncharged_cpu_seconds`` of processor time in 24 hours, plus one message, on messages that lead to no charged round.
+These are refusals, answers outside a session, sessions without a charge, and repeated rounds that cost no charge,
+until another round is charged. The budget bounds the charged rounds.
+Condition: the work runs in the thread that reads the messages. Threads of linear algebra libraries are not counted.
+Enforced by :class:`CpuQuota` in :meth:`fedveil.federation.silo.SiloParty.receive`;
+``tests/test_federation_limits.py`` exhausts it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _DAY: Final = 86400.0
 
 
 Outcome = Literal["charged", "answered", "refused"]
-"""What came of a letter: a round was charged; its session goes on; nothing."""
+"""Effect of a message: a round was charged, the session continues, or nothing happened."""
 
 
 class CpuQuota:
-    """What letters without fruit have cost since a day began."""
+    """Counter of the processor seconds of one day that led to no charge."""
 
     def __init__(self) -> None:
         self._spent = self._unpaid = 0.0
@@ -34,13 +34,13 @@ class CpuQuota:
         self._since = time.monotonic()
 
     def check(self, limit: float) -> None:
-        """Return if a letter may be read.
+        """Check that a message may be read.
 
         Args:
-            limit: seconds of a processor, a day.
+            limit: processor seconds a day.
 
         Raises:
-            ProtocolError: nothing is left of the day.
+            ProtocolError: the limit of the day is reached.
         """
         if time.monotonic() - self._since >= _DAY:
             self._spent, self._since = 0.0, time.monotonic()
@@ -51,15 +51,17 @@ class CpuQuota:
             )
 
     def begin(self) -> None:
-        """Note that a session begins: what one before it cost that charged nothing is spent."""
+        """Begin a session: the open cost of an earlier session without a charge becomes spent."""
         self._spent, self._unpaid, self._paid = self._spent + self._unpaid, 0.0, False
 
     def begin_round(self) -> None:
-        """Note that a round is asked for: what was charged before was another, or is this one asked for again."""
+        """Begin a round: the charge of an earlier round does not cover this request, which may be a repeat."""
         self._paid = False
 
     def count(self, seconds: float, outcome: Outcome) -> None:
-        """Note what a letter cost and what came of it: a round that is charged costs nothing here."""
+        """Count the cost of a message; messages of a charged round are free, even before the charge."""
+        # "answered" is provisional (_unpaid): a charge later in the round clears it, and a new session makes it
+        # final.
         if outcome == "charged":
             self._unpaid, self._paid = 0.0, True
         elif outcome == "refused":
@@ -69,20 +71,20 @@ class CpuQuota:
 
 
 class Deadline:
-    """Ends the training of a round, or scoring, that takes too long; looked at between chunks, and every second within.
+    """Time limit of training or scoring; tested between chunks, and every second inside a chunk.
 
     Args:
-        seconds: from now.
+        seconds: limit from now.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
     def __call__(self, done: int, total: int) -> None:
-        """Return while there is time left.
+        """Check that time is left. The arguments are unused; they match the progress callback.
 
         Raises:
-            RefusalError: there is none; what was charged stays charged.
+            RefusalError: the time is over; a charge that was made stays.
         """
         if time.monotonic() >= self._until:
             raise RefusalError(Code.OVERTIME, self._seconds)

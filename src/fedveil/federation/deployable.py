@@ -1,4 +1,4 @@
-"""Which methods run between institutions: those whose silos each send one message a round."""
+"""Check whether a method can run between institutions, where each silo sends one message a round."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fedveil.stage import redefined
 
 
 def check_deployable(prepared: Prepared) -> None:
-    """Return if silos and coordinator of a federation know how to play an experiment's method.
+    """Check that the silos and the coordinator of a federation can run an experiment's method.
 
     Raises:
-        CompositionError: DP-SGD inside the silos, messages whose scale or number is private, silos that vanish in a
-            simulation, or clients that are no silos.
+        CompositionError: the method needs one of these: DP-SGD inside the silos, messages whose scale or number is
+            private, simulated dropout, or clients that are not silos.
     """
     method = prepared.method
     if method.contribution.per == "client":
@@ -56,7 +56,7 @@ def check_deployable(prepared: Prepared) -> None:
 
 
 def _check_clients(prepared: Prepared) -> None:
-    """Refuse clients that are no silos, and what a party cannot know of the others."""
+    """Refuse clients that are not silos, and settings that need facts about other silos' records."""
     method, population = prepared.method, prepared.population
     if population.n_users != population.n_silos:
         raise CompositionError(
@@ -80,10 +80,14 @@ def _check_clients(prepared: Prepared) -> None:
 
 
 def check_own_client(prepared: Prepared, number: int) -> None:
-    """Return if a silo's records are those of the one user it stands for, where clients contribute.
+    """Check that a silo holds the records of its own user only, where each client is one user.
+
+    Args:
+        prepared: the experiment as the silo holds it.
+        number: number of the silo, and of the user whose records it holds.
 
     Raises:
-        OwnRecordsError: another user's records are among them.
+        OwnRecordsError: the silo's table has a record of another user.
     """
     if prepared.method.contribution.per != "client":
         return

@@ -1,4 +1,4 @@
-"""What a party of a federation will not do, and why."""
+"""Refusals of a silo, and the mapping from errors to the refusals that the coordinator receives."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fedveil.protocols.refusals import Cause, Code, Refusal
 
 
 class RefusalError(FedveilError):
-    """A silo does not take part in what the coordinator asks.
+    """Refusal of a silo to do what the coordinator requests.
 
     Args:
-        code: why.
-        numbers: those that the code's sentence names; never private ones.
-        detail: what the silo's own log says instead of the sentence; it does not travel.
-        silo: the silo's name, where the coordinator tells of it.
+        code: the reason.
+        numbers: values for the sentence of the code; never private ones.
+        detail: text for the silo's own log, in place of the sentence. The coordinator does not receive it.
+        silo: name of the silo, if the coordinator reports the refusal.
 
     Attributes:
-        why: what travels.
+        why: the refusal that is sent to the coordinator: code and numbers.
     """
 
     exit_code = 3
@@ -32,14 +32,15 @@ class RefusalError(FedveilError):
 
     @property
     def cause(self) -> Cause:
-        """What kind of reason."""
+        """Category of the reason."""
         return self.why.code.cause
 
 
 def to_refusal(error: BaseException) -> Refusal:
-    """Return what a silo tells the coordinator of an error: nothing of its own files, and no word of its message.
+    """Map an error in a silo to the refusal that the coordinator receives.
 
-    An error of a class that is not listed here counts as one that may depend on private data.
+    The refusal holds neither text of the error nor facts of the silo's files: an error message may quote private
+    records. An error of an unlisted class maps to ``OWN_RECORDS``, because the error may depend on private data.
     """
     if isinstance(error, RefusalError):
         return error.why

@@ -1,4 +1,4 @@
-"""What is under way between coordinator and silos: the letters of one exchange, and those to silos left behind."""
+"""Exchanges of the coordinator: messages in flight to the silos, their answers, and the dropped silos."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from fedveil.protocols.session_messages import (
 )
 
 MOST_LEFT: Final = 100
-"""How many sessions a silo may leave between two rounds: its process may end at any time, but not for ever."""
+"""Most sessions that a silo may leave between two rounds; each restart of its process leaves one."""
 
 _FRAME_BYTES: Final = 1 << 16
-"""More than the terms of a run have beside its document, for all silos that a federation may have."""
+"""Upper bound in bytes on the terms of a run without the document, for the largest federation."""
 
 
 class ReplyKind(Enum):
-    """What a letter of a silo is to the coordinator: nothing that it waits for, a sign of life, or an answer.
+    """Meaning of a silo's message to the coordinator: nothing awaited, a keep-alive, or an answer.
 
-    The word of a silo that another run has it is nothing: who waits for it counts its own patience.
+    A `Ready` message that reports another run counts as NOTHING: the caller that waits applies its own timeout.
     """
 
     NOTHING = "nothing"
@@ -50,17 +50,21 @@ class ReplyKind(Enum):
 
 
 _ANSWER_BYTES: Final = 1 << 18
-"""More than a silo's letter has beside messages of the protocol, and counts; a head of every silo's ledger takes 96."""
+"""Upper bound in bytes on a silo's message without protocol messages and counts.
+
+The message holds a signed head of every silo's ledger, 96 bytes each.
+"""
 
 Answers = dict[int, tuple[SessionMessage, ...]]
-"""What every silo of an exchange has answered."""
+"""Answers of the silos in one exchange, by silo number."""
 
 
 def check_models_agree(answers: Answers) -> None:
-    """Return if every silo has the same next model.
+    """Check that every silo has the same next model.
 
     Raises:
-        ProtocolError: names a silo that has another than most, where more than half have one; else two that differ.
+        ProtocolError: names a silo that differs from the model of more than half of the silos. Without a majority,
+            names two silos that differ.
     """
     tags = {silo: single_message(parts, ModelStored, silo).tag for silo, parts in answers.items()}
     ((common, having),) = Counter(tags.values()).most_common(1)
@@ -78,15 +82,15 @@ def check_models_agree(answers: Answers) -> None:
 
 
 def opening_messages(answers: Answers, silos: int, users: int | None) -> dict[int, list[SessionMessage]]:
-    """Return what every silo is told ahead of the first round, of what all said when they joined.
+    """Return the messages to each silo ahead of the first round: peers' ledger heads, and user totals.
 
     Args:
-        answers: with which they joined.
-        silos: how many there are in the federation.
-        users: how many there are, where silos counted their records; else None.
+        answers: answers of the silos to the terms.
+        silos: number of silos in the federation.
+        users: number of users, if the silos counted their records; else None.
 
     Raises:
-        ProtocolError: names a silo that speaks of another number of silos or users, or of too many records.
+        ProtocolError: a silo reports another number of silos or users, or too many records; names the silo.
     """
     said = {silo: single_message(parts, Join, silo).heads for silo, parts in answers.items()}
     for silo, heads in said.items():
@@ -97,7 +101,7 @@ def opening_messages(answers: Answers, silos: int, users: int | None) -> dict[in
 
 
 def _totals(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
-    """Return how many records every user has over all silos."""
+    """Return the number of records of every user over all silos, (|U|,) int64."""
     counts = {silo: single_message(parts, UserCounts, silo).counts for silo, parts in answers.items()}
     for silo, own in counts.items():
         if len(own) != users:
@@ -110,7 +114,7 @@ def _totals(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
 
 
 def by_silo(outgoing: Outgoing) -> dict[int, list[SessionMessage]]:
-    """Return a protocol's messages as parts, by the silo that they go to."""
+    """Group a protocol's messages by their receiving silo, wrapped as session messages."""
     messages: dict[int, list[SessionMessage]] = {}
     for silo, message in outgoing:
         messages.setdefault(silo, []).append(ProtocolMessage(message=message))
@@ -118,17 +122,24 @@ def by_silo(outgoing: Outgoing) -> dict[int, list[SessionMessage]]:
 
 
 def check_lengths(agreement: ProtocolSpec[Any, Any], plan: SessionPlan, offered: str) -> None:
-    """Return if every letter of a session, beside a document that is offered, is one that a party reads.
+    """Check that every message of a session fits the limits that all parties apply.
+
+    Args:
+        agreement: the protocol.
+        plan: the session.
+        offered: the document that the terms carry.
 
     Raises:
-        ProtocolError: one would be too long.
+        ProtocolError: a message would be too long.
     """
+    # The terms open a session, so a silo reads them under the limit for messages outside any session.
     opening = len(offered.encode()) + len(b"" if plan.phase is None else plan.phase.encode())
     if opening + _FRAME_BYTES > LARGEST_OPENING:
         raise ProtocolError(
             f"a letter that begins this run would have {opening} bytes: fewer releases before it"
         )
     up, down = agreement.max_exchange_bytes
+    # The model travels as float32, 4 bytes a parameter, in the same message as the protocol's part.
     longest = max(up, down + 4 * plan.dimension)
     if longest > LARGEST_LETTER:
         raise ProtocolError(
@@ -138,23 +149,26 @@ def check_lengths(agreement: ProtocolSpec[Any, Any], plan: SessionPlan, offered:
 
 
 def longest_answer(agreement: ProtocolSpec[Any, Any], users: int) -> int:
-    """Return bytes that a silo's letter may have: messages of the protocol, a count per user, heads of all ledgers."""
+    """Return the largest size of a silo's message in bytes.
+
+    It sums the protocol messages, a count per user (4 bytes each), and the ledger heads of all silos.
+    """
     up, _ = agreement.max_exchange_bytes
     return min(LARGEST_LETTER, up + 4 * users + _ANSWER_BYTES)
 
 
 @dataclass(kw_only=True)
 class Exchange:
-    """One letter to each of some silos, and their answers.
+    """One message to each of some silos, and their answers.
 
     Attributes:
-        session: its name.
-        number: of the exchange in the session.
-        letters: by silo.
-        then: what follows once no answer is missing.
-        knocks: whether it asks the silos for nonces.
-        answers: those that have arrived.
-        heads: of their senders' ledgers, by name.
+        session: name of the session.
+        number: number of the exchange in the session.
+        messages: encoded messages, by silo.
+        then: function that receives the answers once all have arrived.
+        hellos: whether the exchange asks the silos for nonces.
+        answers: answers that have arrived.
+        heads: ledger heads of the senders, by silo name.
     """
 
     session: bytes
@@ -167,20 +181,21 @@ class Exchange:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The silos whose answers have not arrived."""
+        """Silos whose answers have not arrived."""
         return tuple(silo for silo in self.messages if silo not in self.answers)
 
     def awaits(self, silo: int, letter: SignedMessage) -> bool:
-        """Return whether a letter of a silo is an answer that is missing here."""
+        """Return whether a silo's message is an answer that this exchange lacks."""
         return (letter.session, letter.number) == (self.session, self.number) and silo in self.missing
 
     def check_head(self, silo: str, letter: SignedMessage) -> None:
-        """Return if a silo's answer shows the other silos the end of its ledger that it shows the coordinator.
+        """Check that a silo's answer shows other silos the same ledger head as the coordinator.
 
-        Otherwise they could refuse what the coordinator does not see, and be taken for those that lie.
+        Without this check a silo could show its peers a false head. Peers would then refuse, and the coordinator,
+        which does not see the head, would take the honest peers for the liars.
 
         Raises:
-            IntegrityError: it shows them another one; names it.
+            IntegrityError: the heads differ; names the silo.
         """
         shown = [part.signed[0] for part in letter.parts if isinstance(part, RequestSignature)]
         joined = (part.heads for part in letter.parts if isinstance(part, Join))
@@ -192,7 +207,10 @@ class Exchange:
 
 
 class DroppedSilos:
-    """The silos that were left behind. The last letter to each goes on being sent: an answer shows that it is back."""
+    """Silos that were dropped from the current session.
+
+    The coordinator keeps sending the last message to each. An answer shows that the silo has returned.
+    """
 
     def __init__(self) -> None:
         self._unanswered: dict[int, tuple[Exchange, bytes]] = {}
@@ -201,20 +219,20 @@ class DroppedSilos:
         self._leavings: Counter[int] = Counter()
 
     def __contains__(self, silo: object) -> bool:
-        """Return whether a silo was left behind, back or not."""
+        """Return whether a silo was dropped, whether it has returned or not."""
         return silo in self._unanswered
 
     def leave(self, silo: int, exchange: Exchange) -> None:
-        """Leave a silo of an exchange behind."""
+        """Drop a silo from an exchange."""
         self._unanswered[silo] = exchange, exchange.messages.pop(silo)
         self._silent.add(silo)
 
     def messages(self) -> list[tuple[int, bytes]]:
-        """Return the letters to those that have not been heard."""
+        """Return the messages to the dropped silos that have not answered."""
         return [(silo, self._unanswered[silo][1]) for silo in sorted(self._silent)]
 
     def note_answer(self, silo: int, letter: SignedMessage) -> None:
-        """Note that a silo has answered its last letter; one that refuses to go on stays away."""
+        """Note that a dropped silo has answered its last message; a silo that declines stays dropped."""
         exchange, _ = self._unanswered[silo]
         if silo in self._silent and (letter.session, letter.number) == (exchange.session, exchange.number):
             self._silent.discard(silo)
@@ -222,21 +240,21 @@ class DroppedSilos:
                 self._back.add(silo)
 
     def leaves_again(self, silo: int) -> bool:
-        """Note that a silo has left its session by itself; return whether it did so too often since the last round."""
+        """Count that a silo left its session; return whether it did so too often since the last round."""
         self._leavings[silo] += 1
         return self._leavings[silo] > MOST_LEFT
 
     def round_ended(self) -> None:
-        """Note that sessions bear fruit."""
+        """Reset the counts, because a session has completed a round."""
         self._leavings.clear()
 
     @property
     def n_returned(self) -> int:
-        """How many are back, so that the next session has them."""
+        """Number of silos that have returned and will join the next session."""
         return len(self._back)
 
     def readmit(self) -> None:
-        """Forget those that are back: they are asked again like all others."""
+        """Readmit the returned silos: the next session includes them."""
         for silo in self._back:
             del self._unanswered[silo]
         self._back.clear()

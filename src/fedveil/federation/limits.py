@@ -1,18 +1,21 @@
-"""The limits that every party puts on what it reads, before it knows what it is."""
+"""Size limits that every party applies to input before it parses the input."""
 
 from typing import Final
 
 LARGEST_LETTER: Final = 1 << 28
-"""Bytes of a letter beyond which it is refused unread; a limit of the party may be lower."""
+"""Largest signed message in bytes; a longer one is refused unread. A policy may set a lower limit."""
 
 LARGEST_OPENING: Final = 1 << 22
-"""Bytes of a letter that is of no session under way, and of what letters of one have beside model and protocol."""
+"""Largest message in bytes outside a current session.
+
+Also the allowance for a message of a session in addition to the model and the protocol's messages.
+"""
 
 BEGINNING: Final = 128
-"""Bytes of a letter by which it is judged before the rest is read; its header is shorter."""
+"""Bytes of a message that decide whether the rest is read. The header of a message is shorter."""
 
 LARGEST_EXPERIMENT: Final = 1 << 16
-"""Characters of an experiment beyond which a silo does not parse it."""
+"""Largest experiment document, in characters, that a silo parses."""
 
 LARGEST_STATEMENT: Final = 1 << 20
-"""Characters of a statement beyond which a silo does not read it, and signs nothing."""
+"""Largest privacy statement, in characters, that a silo reads and signs."""

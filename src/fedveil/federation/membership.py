@@ -1,4 +1,4 @@
-"""Who belongs to a federation: the silos and the coordinator by their public keys, and the schema they share."""
+"""Membership of a federation: public keys of silos and coordinator, and digest of the shared schema."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length
 
 _Date = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
 LONGEST_REASON: Final = 200
-"""Characters of what is told of a revocation."""
+"""Largest reason of a revocation, in characters."""
 _SEALED_AS: Final = b"fedveil/2/membership"
 
 
@@ -54,12 +54,12 @@ class _Document(FoundingDocument):
 
 @dataclass(frozen=True, kw_only=True)
 class Revoked:
-    """A key that belongs to nobody any more.
+    """A revoked public key.
 
     Attributes:
         identity: the public key.
-        since: the day, in UTC.
-        reason: as the founder wrote it.
+        since: the day of the revocation, in UTC.
+        reason: text of the founder.
     """
 
     identity: PublicIdentity
@@ -69,19 +69,19 @@ class Revoked:
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """The public facts that every party has before any run, the same for all.
+    """Public facts that every party has before any run; the same for all parties.
 
     Attributes:
         silos: names, in the order of the silos' numbers.
-        roster: the silos' public identities, in the same order.
-        coordinator: the coordinator's public identity.
-        schema_digest: SHA-256 of the schema's file.
-        nodes: the silos' public node keys (OpenSSH), in the same order; empty where no transport needs them.
-        serial: grows with every membership that the founder seals; 0: one that nobody sealed.
-        valid_until: the last day, in UTC.
+        roster: public identities of the silos, in the same order.
+        coordinator: public identity of the coordinator.
+        schema_digest: SHA-256 of the schema file.
+        nodes: public node keys of the silos (OpenSSH), in the same order; empty if no transport needs them.
+        serial: increases with every membership that the founder signs; 0: unsigned.
+        valid_until: the last day of validity, in UTC.
         charter: SHA-256 of the charter.
-        revoked: keys that were taken out.
-        seal: the founder's signature over :attr:`digest`; empty where nobody sealed it.
+        revoked: keys that were removed.
+        seal: signature of the founder over :attr:`digest`; empty if unsigned.
     """
 
     silos: tuple[str, ...]
@@ -96,7 +96,7 @@ class Membership:
     seal: bytes = b""
 
     def __post_init__(self) -> None:
-        """Refuse two members of one name, identity key or node key, and a member whose key was revoked."""
+        """Refuse duplicate names, identity keys and node keys, and members with a revoked key."""
         members, identities = (*self.silos, "the coordinator"), (*self.roster, self.coordinator)
         for what, theirs in (("name", self.silos), ("identity key", identities), ("node key", self.nodes)):
             owners: dict[object, str] = {}
@@ -111,7 +111,7 @@ class Membership:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of everything the members agree on."""
+        """SHA-256 of the document without the founder's signature."""
         return hashlib.sha256(replace(self, seal=b"").to_toml().encode()).digest()
 
     @property
@@ -120,25 +120,25 @@ class Membership:
         return in_groups(self.digest)
 
     def number(self, silo: str) -> int:
-        """Return a silo's number.
+        """Return the number of a silo.
 
         Raises:
-            ConfigError: no silo of this name.
+            ConfigError: no silo has this name.
         """
         if silo not in self.silos:
             raise ConfigError(f"no silo '{silo}' in the federation; there are: {', '.join(self.silos)}")
         return self.silos.index(silo)
 
     def with_signature(self, founder: IdentityKey) -> Membership:
-        """Return it with the founder's seal."""
+        """Return a copy that the founder has signed."""
         return replace(self, seal=founder.sign(_SEALED_AS + self.digest))
 
     def check(self, charter: Charter) -> None:
-        """Return if the charter's founder sealed it, and it is still valid.
+        """Check the founder's signature and the date.
 
         Raises:
-            IntegrityError: of another charter, or not sealed by its founder.
-            ConfigError: its last day is over.
+            IntegrityError: the membership belongs to another charter, or the founder did not sign it.
+            ConfigError: the last day of validity is past.
         """
         self.check_seal(charter)
         if self.valid_until < datetime.now(UTC).strftime("%Y-%m-%d"):
@@ -147,10 +147,10 @@ class Membership:
             )
 
     def check_seal(self, charter: Charter) -> None:
-        """Return if the charter's founder sealed it, whether its last day is over or not.
+        """Check the founder's signature, regardless of the date.
 
         Raises:
-            IntegrityError: of another charter, or not sealed by its founder.
+            IntegrityError: the membership belongs to another charter, or the founder did not sign it.
         """
         if self.charter != charter.digest or self.schema_digest != charter.schema_digest:
             raise IntegrityError("the membership is of another charter")
@@ -173,19 +173,19 @@ class Membership:
 
     @classmethod
     def read(cls, path: Path) -> Membership:
-        """Read a membership file; :meth:`check` says whether it is sealed.
+        """Read a membership file without checking its signature; :meth:`check` does that.
 
         Raises:
-            ConfigError: missing, no TOML, or not a membership; names the file and the key.
+            ConfigError: the file is missing, not TOML, or not a membership; names the file and the key.
         """
         return cls.parse(read_text(path, ConfigError), path)
 
     @classmethod
     def parse(cls, text: str, place: object) -> Membership:
-        """Return the membership of a document; ``place`` is what errors call it.
+        """Return the membership in a document; ``place`` is the document's name in errors.
 
         Raises:
-            ConfigError: no TOML, or not a membership; names the key.
+            ConfigError: the text is not TOML, or not a membership; names the key.
         """
         facts = _Document.facts_of(parse_toml(text, place, ConfigError), place)
         members = facts.pop("silos")

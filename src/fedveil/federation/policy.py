@@ -1,4 +1,4 @@
-"""A silo's own policy: what it takes part in, whatever the coordinator proposes."""
+"""Policy of a silo: the runs and releases that it takes part in, whatever the coordinator proposes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RELEASES: Final = (
     "preprocessing",
     "evaluation",
 )
-"""What a policy can allow to be released from a silo's records."""
+"""Names of the releases that a policy can allow from a silo's records."""
 
 _NOT_AGAINST: Final = {
     Role.READER: Code.NOT_AGAINST_READERS,
@@ -49,10 +49,12 @@ _NOT_AGAINST: Final = {
 
 
 def counted_sentence(policy: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a silo's ledger counts under a policy, and what it does not that a reader could expect; "": nothing.
+    """Return what a silo's ledger counts under a policy, and what it omits ("" if it omits nothing).
+
+    The second text names a party that a reader could expect to be counted.
 
     Args:
-        policy: its keys.
+        policy: its keys and values.
     """
     readers, coordinator = "what readers of the models learn", "what the coordinator learns"
     seen = readers if policy["trust_coordinator"] else coordinator
@@ -63,43 +65,43 @@ def counted_sentence(policy: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class Policy(DocumentTable):
-    """The limits a silo sets by itself; a missing key has the cautious default.
+    """Limits that a silo sets for itself; a missing key has the cautious default.
 
     Attributes:
-        epsilon: the most that the silo's users may spend over ALL runs.
-        delta: of epsilon.
-        accountant: that counts.
-        clip: the largest bound of a contribution, and of a part of one that is bounded by itself.
+        epsilon: limit of what the silo's users may spend over ALL runs.
+        delta: the delta at which epsilon is computed.
+        accountant: the accountant that computes epsilon.
+        clip: largest bound of a contribution, and of a part of a contribution that has a bound of its own.
         methods: methods that may run.
-        models: models that may be trained; a ``package.module:factory`` is code, and is loaded only if it is here.
-        losses: losses that may be minimised; the same holds.
-        packages: installed packages whose stages and methods may run; their code is loaded only if they are here. What
-            they guarantee is what they claim: name none that you have not read.
-        protections: what must hide the silo's message from the coordinator; any one of them.
-        releases: figures that may be counted, or estimated, from the silo's records: those of `fedveil stats` ("count",
+        models: models that may be trained. A ``package.module:factory`` is code; it is loaded only if listed here.
+        losses: losses that may be minimised; the same rule holds.
+        packages: installed third-party packages whose stages and methods may run. Their code is loaded only if listed
+            here. fedveil does not verify the guarantees that they claim: list no package that you have not read.
+        protections: accepted ways to hide the silo's message from the coordinator; any one of them suffices.
+        releases: figures that may be counted or estimated from the silo's records: those of `fedveil stats` ("count",
             "histogram", "survival", ...), "logistic-regression" and so on for `fedveil infer`.
-        columns: of the schema, that releases may read: what is counted, what groups and orders go by, targets; None:
-            all. Training reads the features of a model whatever stands here.
-        max_release_length: the most numbers of one release.
-        min_standard_error: people: releases whose noise is below that are refused, because precision is paid from
-            what the silo's users may spend; 0 refuses none.
-        by_silo: allow figures silo by silo, this one's among them.
-        trust_silos: do not count what another silo learns, and take part where nothing is guaranteed against it
-            (partial encryption whose encrypted part has no noise; weights by records in the open).
+        columns: columns of the schema that releases may read (counted values, groups, orders, targets); None: all.
+            Training reads the features of a model regardless of this key.
+        max_release_length: most numbers of one release.
+        min_standard_error: in people. A release with less noise is refused, because its precision spends the users'
+            budget; 0 refuses none.
+        by_silo: allow figures silo by silo, including this silo's own.
+        trust_silos: do not count what another silo learns. Allow runs without a guarantee against silos (partial
+            encryption without noise on the encrypted part; weights by records in the open).
         trust_coordinator: count what readers of the models learn, instead of what the coordinator sees.
-        disclose_counts: tell the coordinator how many records each user has, where weights need it, and all silos the
-            totals; it takes trust in both as well.
-        without_guarantee: take part in runs that guarantee nothing (tests, public data); epsilon then limits no run.
-        max_message_bytes: bytes of a letter beyond which it is refused unread.
-        max_rounds: of a run.
-        max_epochs: passes over the records in a round.
-        max_parameters: of a model.
-        round_seconds: how long the training of a round, scoring held-out records, or counting them in a release may
-            take; looked at every second between two steps (``trainer = "gram"``: between chunks of contributions), and
-            between chunks of records.
-        memory_mb: that the silo's process may take, where `fedveil silo serve` serves it.
-        uncharged_cpu_seconds: of a processor in 24 hours, for letters that lead to no charged round, and for rounds
-            that are asked for again and cost no charge; then none is read.
+        disclose_counts: if weights need it, send the number of records of each user to the coordinator, and the
+            totals to all silos. It also requires both kinds of trust.
+        without_guarantee: take part in runs without any guarantee (tests, public data); epsilon then limits no run.
+        max_message_bytes: largest message in bytes; a longer one is refused unread.
+        max_rounds: most rounds of a run.
+        max_epochs: most passes over the records in a round.
+        max_parameters: most parameters of a model.
+        round_seconds: longest time in seconds for the training of a round, for scoring held-out records, or for
+            counting records in a release. The limit is tested every second between two steps (``trainer = "gram"``:
+            between chunks of contributions), and between chunks of records.
+        memory_mb: memory limit of the silo's process in MB, under `fedveil silo serve`.
+        uncharged_cpu_seconds: processor seconds in 24 hours for messages that lead to no charged round, and for
+            repeated rounds that cost no charge. Beyond it the silo reads no message.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -161,27 +163,29 @@ class Policy(DocumentTable):
         """Read a policy file.
 
         Raises:
-            ConfigError: missing, no TOML, or not a policy; names the file and the key.
+            ConfigError: the file is missing, not TOML, or not a policy; names the file and the key.
         """
         return validate_document(cls, read_toml(path), path)
 
     @property
     def budget(self) -> Budget | None:
-        """What the silo's ledger may hold; None where runs without a guarantee are allowed."""
+        """Budget of the silo's ledger; None if runs without a guarantee are allowed."""
         if self.without_guarantee:
             return None
         return Budget(epsilon=self.epsilon, delta=self.delta, accountant=make_accountant(self.accountant))
 
     def check_packages(self, document: dict[str, Any], told: Any) -> None:
-        """Refuse members of packages that are not named, before the document is read: that would run their code.
+        """Refuse members of packages that the policy does not list, before the document is validated.
+
+        Validation of the document would import, and so run, their code.
 
         Args:
-            document: the experiment's.
-            told: versions of the packages that the coordinator composed it with, by name.
+            document: tables of the experiment.
+            told: package versions that the coordinator composed the document with, by name.
 
         Raises:
-            RefusalError: a package that is not named, a member that is not installed here, an ambiguous one, or another
-                version than the coordinator's.
+            RefusalError: a package is not listed, a member is not installed here or is ambiguous, or a version
+                differs from the coordinator's.
         """
         try:
             found = third_party(asked_for(document))
@@ -201,10 +205,11 @@ class Policy(DocumentTable):
             )
 
     def check_request(self, experiment: Experiment) -> None:
-        """Refuse what the experiment's document asks for, before any code it names is loaded.
+        """Refuse requests of an experiment that the policy excludes, before any code that it names is loaded.
 
         Raises:
-            RefusalError: a method, model, loss or protection that is not allowed, named, with those that are.
+            RefusalError: the method, model, loss or protection is not allowed, or rounds or epochs exceed a limit.
+                The error names the allowed ones.
         """
         self.check_open(experiment.protection.name, experiment.privacy.insecure_seed)
         for code, key, asked, allowed in (
@@ -219,20 +224,20 @@ class Policy(DocumentTable):
             raise RefusalError(Code.EPOCHS, experiment.local.epochs, self.max_epochs)
 
     def check_open(self, protection: str, seed: int | None) -> None:
-        """Refuse a protection that is not allowed, and noise from a known seed, whatever is played.
+        """Refuse a protection that is not allowed, and noise from a known seed; applies to runs of every kind.
 
         Raises:
-            RefusalError: says what is allowed.
+            RefusalError: names the allowed protections.
         """
         _check_named(Code.PROTECTION, "protection.name", protection, self.protections)
         if seed is not None and not self.without_guarantee:
             raise RefusalError(Code.KNOWN_SEED)
 
     def check_asked(self, asks: RequestScope) -> None:
-        """Refuse figures, columns and lengths of releases that are not allowed, before any noise is looked for.
+        """Refuse figures, columns and lengths of releases that are not allowed, before noise is calibrated.
 
         Raises:
-            RefusalError: names those that are.
+            RefusalError: names the allowed ones.
         """
         for figure in sorted(asks.figures):
             _check_named(Code.RELEASE, "releases", figure, self.releases)
@@ -243,14 +248,14 @@ class Policy(DocumentTable):
         self._check_length(asks.numbers)
 
     def check_release(self, numbers: int, std: float) -> None:
-        """Refuse a release that is too long, or more precise than this silo pays for.
+        """Refuse a release that is too long, or more precise than the policy allows.
 
         Args:
-            numbers: how many it has.
-            std: standard deviation of the noise on each, where a person counts 1.
+            numbers: length of the release.
+            std: standard deviation of the noise on each number, in people.
 
         Raises:
-            RefusalError: says which limit would be accepted.
+            RefusalError: names the limit.
         """
         self._check_length(numbers)
         if std < self.min_standard_error:
@@ -261,14 +266,14 @@ class Policy(DocumentTable):
             raise RefusalError(Code.DIMENSION, numbers, self.max_release_length)
 
     def check_method(self, method: Method, parameters: int) -> None:
-        """Refuse a method whose bound is looser than allowed, or whose weights need counts that stay here.
+        """Refuse a method with too large a bound, or with weights that disclose counts against the policy.
 
         Args:
-            method: at work.
-            parameters: of the model, which has no more of them than allowed.
+            method: the method of the run.
+            parameters: number of parameters of the model.
 
         Raises:
-            RefusalError: says which limit would be accepted.
+            RefusalError: names the limit.
         """
         if parameters > self.max_parameters:
             raise RefusalError(Code.LARGE_MODEL, parameters, self.max_parameters)
@@ -282,12 +287,13 @@ class Policy(DocumentTable):
             raise RefusalError(Code.DISCLOSES_COUNTS)
 
     def event(self, guarantee: Guarantee) -> Event:
-        """Return what one round is charged as in the silo's own ledger: what it costs against each who is not trusted.
+        """Return the event of one round for the silo's own ledger: the cost against every untrusted party.
 
-        A coordinator may see less than the silos do, and nothing at all where everything is encrypted.
+        A dominating event over the roles is charged. No role alone suffices: a coordinator may see less than the
+        silos do, and nothing at all if everything is encrypted.
 
         Raises:
-            RefusalError: the method guarantees nothing against a party that counts.
+            RefusalError: the method guarantees nothing against a party that the policy counts.
         """
         counted = Role.READER if self.trust_coordinator else Role.SERVER
         asked = (counted,) if self.trust_silos else (counted, Role.SILO)
@@ -300,7 +306,7 @@ class Policy(DocumentTable):
 
 
 def _exists(check: Callable[..., object], *asked: Any) -> None:
-    """Refuse a name that nothing has, by what looks it up; no code is loaded."""
+    """Refuse an unknown name through its lookup function; no code is loaded."""
     try:
         check(*asked)
     except ConfigError as error:
@@ -308,7 +314,7 @@ def _exists(check: Callable[..., object], *asked: Any) -> None:
 
 
 def _check_named(code: Code, key: str, asked: str | None, allowed: Sequence[str]) -> None:
-    """Refuse a name that is not among those that are allowed."""
+    """Refuse a name that is not in the allowed list."""
     if asked not in allowed:
         named = ", ".join(allowed) or "none"
         raise RefusalError(code, detail=f"{key} = {sanitize(str(asked))!r}; this silo allows: {named}")

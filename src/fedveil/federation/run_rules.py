@@ -1,5 +1,7 @@
-"""What whoever has a run's terms alone can tell: how many silos a round needs, what another charge of it means, and
-which round of which part a charge is of, and where a part stands.
+"""Rules that follow from a run's signed terms alone.
+
+They give the quorum of a round, whether a repeated round is a new release, and the position of each ledger charge and
+of each part in the run.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ _PLACE: Final = "the experiment of the terms"
 
 @dataclass(frozen=True, kw_only=True)
 class RunRules:
-    """What the protection of a run asks of its silos.
+    """Facts of a run that its protection and its document fix.
 
     Attributes:
-        name: of the run in its coordinator's ledger.
-        least: silos without which no round ends.
-        repeats: whether a round that is asked for again is the same release: its coordinator charges it once.
+        name: name of the run in its coordinator's ledger.
+        quorum: fewest silos that a round needs.
+        repeats: whether a repeated round is the same release, so that its coordinator charges it once.
         trains: whether the run has rounds of training; else it is a document of releases.
-        averages: whether the run's model is an average, and not the one that its last round ended with.
+        averages: whether the run's model is an average of models rather than the model of the last round.
     """
 
     name: str
@@ -41,33 +43,39 @@ class RunRules:
     @classmethod
     @lru_cache(maxsize=8)
     def from_terms(cls, experiment: str, silos: int) -> RunRules:
-        """Return what an experiment asks for; it is read once, for every line of a record asks.
+        """Derive the rules from an experiment's text; cached, because every line of a record needs them.
 
         Args:
-            experiment: the text of the terms.
+            experiment: text of the terms.
             silos: |S|.
 
         Raises:
-            IntegrityError: it is no experiment.
+            IntegrityError: the text is not an experiment.
         """
         with reading(_PLACE, IntegrityError):
             document = _parsed(experiment)
             protection, name = document["protection"], str(document["name"])
             missing = int(protection.get("max_dropouts", 0))
+            # A new release: with recovery the repeated round may sum other silos, and private sampling samples users
+            # anew in each session.
             anew = protection.get("on_dropout") == "recover" or protection.get("private_sampling", False)
             averages = (document.get("server") or {}).get("average") is not None
         least = max(1, silos - missing)
         return cls(name=name, quorum=least, repeats=not anew, trains="rounds" in document, averages=averages)
 
     def required_charges(self, charged: Iterable[RoundPlace]) -> Counter[RoundPlace]:
-        """Return how often a coordinator has charged each round at least, if a silo has charged these."""
+        """Return the fewest charges of each round in the coordinator's ledger, given the charges of one silo.
+
+        If rounds repeat, the silo may charge a round again after its own crash while the coordinator charges once.
+        Otherwise the coordinator charges before every charge of a silo.
+        """
         return Counter(set(charged) if self.repeats else charged)
 
     def place(self, entry: Entry) -> RoundPlace:
-        """Return which round of which part a charge of the run's own ledger is of.
+        """Return the part and the round of a charge in the run's own ledger.
 
         Raises:
-            IntegrityError: of none.
+            IntegrityError: the charge belongs to another run.
         """
         run, _, part = entry.run.partition("/")
         if run != self.name:
@@ -77,15 +85,15 @@ class RunRules:
         return ("", entry.round) if self.trains else (str(entry.round), 1)
 
     def position_error(self, part: str, before: Collection[str], asked: str, ended: str | None) -> str | None:
-        """Return what is wrong with where a part stands, or with the model that it evaluates.
+        """Return the fault in the position of a part, or in the model that it evaluates; None if correct.
 
-        An average of models, and a model that the silos alone have, is in no line: it is held against nothing.
+        The record holds neither averaged models nor models that only the silos have, so no check applies to these.
 
         Args:
-            part: its name.
-            before: what the names of the parts of the lines before it begin with, up to a slash.
-            asked: digest of the model that the silos were shown.
-            ended: that of the model which the last round of training ended with; None: there was none.
+            part: name of the part.
+            before: first components (up to a slash) of the part names in earlier lines.
+            asked: digest of the model that the silos received.
+            ended: digest of the model of the last training round; None if none was played.
         """
         kind = part.partition("/")[0]
         if kind == "" and "eval" in before:
@@ -98,10 +106,12 @@ class RunRules:
 
 
 def without_trainer(experiment: str) -> dict[str, Any]:
-    """Return an experiment without its trainer, of which "auto" was asked and one was chosen from public facts.
+    """Return the tables of an experiment without its trainer.
+
+    The coordinator may replace "auto" by a trainer, chosen from public facts. Texts are compared without it.
 
     Raises:
-        IntegrityError: it is none.
+        IntegrityError: the text is not an experiment.
     """
     with reading(_PLACE, IntegrityError):
         document = _parsed(experiment)
@@ -110,10 +120,12 @@ def without_trainer(experiment: str) -> dict[str, Any]:
 
 
 def is_batch_independent_run(experiment: str) -> bool:
-    """Return whether an experiment computes each contribution by itself: then its statement has nothing of batches.
+    """Return whether an experiment's trainer computes each contribution by itself.
+
+    The statement of a batch-independent run says nothing about batches.
 
     Raises:
-        IntegrityError: it is none.
+        IntegrityError: the text is not an experiment.
     """
     with reading(_PLACE, IntegrityError):
         return is_batch_independent(str((_parsed(experiment).get("trainer") or {}).get("name")))

@@ -1,14 +1,14 @@
-"""How a session gets its name: from nonces of both sides, so that no letter of another session is one of it.
+"""Session names from nonces of both sides, so that no message of one session is valid in another.
 
     coordinator                                        silo
     Hello, under a nonce of its own            ->
-                                               <-      Here(nonce)
+                                               <-      Ready(nonce)
     Terms, with the nonces of all silos asked  ->      joins, if its own nonce is among them; draws another nonce
 
-Claim: whatever letters of earlier sessions and runs come, and whenever, they change nothing at a silo and end nothing
-at the coordinator: not after a restart of either, and with no counter that would have to survive one. Conditions: both
-sides draw 16 random bytes. Enforced by :func:`session_name`, which both compute, and :meth:`SessionAdmission.admits`.
-``tests/test_federation_sessions.py`` mixes every letter of earlier runs into others.
+Claim: messages of earlier sessions and runs, in any order and at any time, change nothing at a silo and end nothing
+at the coordinator. This holds across restarts of either side, without a persisted counter. Conditions: both sides
+draw 16 random bytes. Enforced by :func:`session_name`, which both sides compute, and :meth:`SessionAdmission.admits`.
+``tests/test_federation_sessions.py`` mixes every message of earlier runs into others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fedveil.crypto.key_agreement import RUN_BYTES
 from fedveil.protocols.session_messages import NONCE_BYTES, Nonces, Ready, Terms
 
 LEASE_SECONDS: Final = 600.0
-"""For how long a silo that has begun a round is kept for its run, after the last letter of it."""
+"""Seconds for which a silo stays reserved for a run with rounds in progress, after its last message."""
 
 
 def new_nonce() -> bytes:
-    """Return 16 bytes that nobody has seen."""
+    """Return 16 new random bytes."""
     return os.urandom(NONCE_BYTES)
 
 
@@ -35,24 +35,24 @@ def session_name(run: bytes, opened: bytes, nonces: Nonces) -> bytes:
 
     Args:
         run: 16 bytes, the run.
-        opened: the coordinator's nonce.
-        nonces: those of the silos that are asked, by their numbers.
+        opened: nonce of the coordinator.
+        nonces: nonces of the silos that were asked, with their numbers.
     """
     asked = b"".join(silo.to_bytes(2, "big") + nonce for silo, nonce in nonces)
     return hashlib.sha256(b"fedveil/3/session name" + run + opened + asked).digest()[:NONCE_BYTES]
 
 
 def session_run(session: bytes, agreed: bytes) -> bytes:
-    """Return the 16 bytes that stand for a session in a protocol, on what was proposed
-    (:func:`~.transcript_binding.terms_context`).
+    """Return the 16 bytes that identify a session inside a protocol, derived from the proposed terms.
 
-    Silos that were told other terms name another session: no key of one is taken by another, and no masks cancel.
+    The terms enter as T (:func:`~.transcript_binding.terms_context`). Silos that received different terms derive
+    different identifiers: no silo accepts the other's keys, and their masks do not cancel.
     """
     return hashlib.sha256(b"fedveil/3/session" + session + agreed).digest()[:RUN_BYTES]
 
 
 class SessionAdmission:
-    """What a silo says to who is not of its session, and whom it lets begin one."""
+    """Replies of a silo to messages outside its session, and its decision to begin one."""
 
     def __init__(self) -> None:
         self._nonce = new_nonce()
@@ -60,19 +60,22 @@ class SessionAdmission:
         self._until = 0.0
 
     def ready_message(self, run: bytes) -> Ready:
-        """Return the word that the silo is there, for a run: its nonce, and for how long another run has it."""
+        """Return the `Ready` reply for a run: the silo's nonce, and its reservation for another run in seconds."""
         left = 0.0 if run == self._run else self._until - time.monotonic()
         return Ready(nonce=self._nonce, busy=max(0, round(left)))
 
     def admits(self, silo: int, run: bytes, session: bytes, terms: Terms) -> bool:
-        """Return whether terms begin a session: they bring the silo's present nonce, and no other run has it."""
+        """Return whether terms begin a session.
+
+        The terms must name the silo's current nonce, and no other run may reserve the silo.
+        """
         named = session_name(run, terms.opened, terms.nonces) == session
         return named and dict(terms.nonces).get(silo) == self._nonce and not self.ready_message(run).busy
 
     def admit(self) -> None:
-        """Use the nonce up: a session has begun under it."""
+        """Replace the nonce after a session has begun under it."""
         self._nonce = new_nonce()
 
     def keep(self, run: bytes, *, busy: bool) -> None:
-        """Note a letter of the session: in the middle of its rounds (``busy``) the silo is the run's for a while."""
+        """Note a message of the session; while rounds are in progress (``busy``), reserve the silo for the run."""
         self._run, self._until = run, time.monotonic() + LEASE_SECONDS if busy else 0.0

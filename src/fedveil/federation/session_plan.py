@@ -1,7 +1,7 @@
-"""What a session plays, as all its parties know it, and what a coordinator keeps of it.
+"""Plan of one session, known to all its parties, and the interface of the coordinator's rounds.
 
-A run is rounds of training, releases of statistics, or both in a row; every part of it has sessions of its own, of one
-kind: rounds of one method, under one agreement. So neither the coordinator nor a silo asks what is played.
+A run consists of rounds of training, releases of statistics, or both in sequence. Every part has its own sessions of
+one kind: rounds of one method under one protocol. Coordinator and silo therefore run the same code for every part.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from fedveil.randomness import PrivacyRandomness
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SessionPlan:
-    """What a session plays, as all its parties know it.
+    """Content of a session, as all its parties know it.
 
     Attributes:
-        method: the composition.
-        agreed: what the parties agree on; a silo's has its own counts.
-        rounds: how many there are.
+        method: the composition of stages.
+        protocol_spec: public parameters of the protocol; a silo's contains its own counts.
+        rounds: number of rounds.
         n_users: |U|.
-        dimension: parameters of the model that silos are sent; 0 where a release reads none.
+        dimension: number of parameters of the model that the silos receive; 0 for a release without a model.
         privacy: the party's own source of noise.
-        phase: which part of a run it is; None: all of one that trains and does nothing else.
+        phase: the part of the run; None: the run is training without releases.
     """
 
     method: Method
@@ -51,54 +51,54 @@ class SessionPlan:
     phase: RunPart | None = None
 
     def sends(self) -> tuple[Sent, ...]:
-        """Return every message of a session, and who reads it.
+        """Return every message of a session with its receivers.
 
-        What a phase tells of earlier releases is what their own guarantees are about.
+        The `RunPart` counts as sent to silos. The guarantees of earlier releases cover the released numbers in it.
         """
         return (*self.method.sends(), *(() if self.phase is None else (Sent(RunPart, Role.SILO),)))
 
 
 MODEL: Final = "model"
 UNIT: Final = "unit"
-"""The names of a round's model, and of the unit of its messages, in what a silo keeps of the round."""
+"""Names, in a silo's record of a round, of the round's model and of the unit of its messages."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundStartState:
-    """What silos are told that a round begins with: all of it follows what was released before.
+    """State at the start of a round, as sent to the silos; computed from earlier releases only.
 
     Attributes:
-        model: (d,) the model; of no parameters where a release reads none.
-        clip: C_t; None where the clip does not move.
+        model: (d,) float32 model; d = 0 for a release without a model.
+        clip: C_t; None if the clip is constant.
     """
 
     model: Float32[np.ndarray, " d"]
     clip: float | None = None
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return what a silo keeps of it: the model, and the unit of the messages."""
+        """Return the tensors that a silo persists: the model, and the unit of the messages."""
         return {MODEL: self.model, UNIT: np.array([1.0 if self.clip is None else self.clip])}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampleDraw:
-    """Who takes part in an attempt at a round.
+    """Sample of the users in one attempt at a round.
 
     Attributes:
-        users: (|U|,) who does; None where everybody does, or where nobody knows.
-        commitment: SHA-256 of a random number and of the users: an attempt that is asked for again is the same.
+        users: (|U|,) the sampled users; None if all users take part, or if no party knows the sample.
+        commitment: SHA-256 of a random number and the sample. It shows that a repeated attempt has the same sample.
     """
 
     users: Bool[np.ndarray, " users"] | None = None
     commitment: bytes = b""
 
     def messages_for(self, silo: int, kinds: frozenset[type], start: RoundStartState) -> list[SessionMessage]:
-        """Return what a silo is told ahead of its task: who takes part, as far as it is told, and the start.
+        """Return the messages to a silo ahead of its task: sample (as far as disclosed), clip and model.
 
         Args:
-            silo: the silo.
-            kinds: what the method sends.
-            start: of the round.
+            silo: number of the silo.
+            kinds: kinds of messages that the method sends.
+            start: state at the start of the round.
         """
         found: dict[type[SessionMessage], Callable[[], SessionMessage]] = {}
         if (users := self.users) is not None:
@@ -121,7 +121,7 @@ class Ending(Protocol):
 
     @property
     def stopped(self) -> str | None:
-        """Why it ended early; None if it did not."""
+        """Reason of an early end; None if the part is complete."""
         ...
 
 
@@ -129,56 +129,59 @@ EndingT = TypeVar("EndingT", bound=Ending, covariant=True)
 
 
 class CoordinatorRounds(Protocol[EndingT]):
-    """The rounds of a session as the coordinator's folder has them: charged, drawn and released, in this order."""
+    """Rounds of a session in the coordinator's run folder: charged, sampled and released, in this order."""
 
     @property
     def plan(self) -> SessionPlan:
-        """What is played."""
+        """Plan of the session."""
         ...
 
     @property
     def number(self) -> int:
-        """The round to play, from 1."""
+        """Number of the next round, from 1."""
         ...
 
     @property
     def has_rounds_left(self) -> bool:
-        """Whether there is a round to play."""
+        """Whether a round remains."""
         ...
 
     @property
     def start(self) -> RoundStartState:
-        """What silos are told that the round begins with."""
+        """State at the start of the next round, as sent to the silos."""
         ...
 
     def stop_reason(self, repeats: bool) -> str | None:
-        """Return why an attempt at the round may not begin, None if it may.
+        """Return why an attempt at the round may not begin; None if it may.
 
         Args:
-            repeats: whether an attempt that is asked for again is the same release; else it costs another charge.
+            repeats: whether a repeated attempt is the same release; else it costs another charge.
         """
         ...
 
     def begin(self, repeats: bool) -> SampleDraw:
-        """Charge an attempt at the round where it is due, and draw who takes part."""
+        """Charge an attempt at the round if a charge is due, and sample the users."""
         ...
 
     def release(self, total: Float64[np.ndarray, " d"], summed: int) -> None:
-        """Put on the disk what follows from a sum of so many silos: then, and not before, it counts as released."""
+        """Persist the result of a sum over ``summed`` silos.
+
+        The round counts as released after this call, and not before.
+        """
         ...
 
     def pass_on(self, summed: int) -> None:
-        """Put on the disk that a round has ended whose model the silos alone have."""
+        """Persist the end of a round whose model only the silos have."""
         ...
 
     def closing(self) -> list[SessionMessage]:
-        """Return what silos are asked to sign once it is concluded; nothing where the run can go on."""
+        """Return the messages that the silos sign once the part is concluded; empty if the run continues."""
         ...
 
     def conclude(self, reason: str | None, *, has_model: bool) -> EndingT:
-        """Write what is left behind, and close."""
+        """Write the final files of the part, and close."""
         ...
 
     def close(self) -> None:
-        """Give the ledger back; closing twice is harmless."""
+        """Close the ledger; closing twice is harmless."""
         ...

@@ -1,11 +1,12 @@
-"""What travels between coordinator and silo: a signed letter with an address, a number, and one or more parts.
+"""Signed messages between coordinator and silo: address, exchange number, and one or more parts.
 
-    magic "FVL" | version 3 | run (16) | session (16) | number (4) | sender (2) | recipient (2) | head (32) | count (2)
-    | count times: kind (1), length (8), body | Ed25519 signature (64)
+    magic "FVL" | version 3 | run (16) | session (16) | number (4) | sender (2) | recipient (2) | head (32) | count
+    (2) | count times: kind (1), length (8), body | Ed25519 signature (64)
 
-Everything that can travel together travels in one letter, because a carrier may take seconds for each. A silo answers
-each letter with one letter of the same session and number. The signature is the sender's over all before it: neither
-the carrier nor another party can make a letter, change one, or send one as somebody else.
+Numbers in parentheses are bytes. One message carries everything that can travel together, because a transport may
+need seconds for each message. A silo answers each message with one message of the same session and number. The sender
+signs all bytes before the signature. Neither the carrier nor another party can forge a message, change it, or send it
+under another party's name.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ _SIGNED_AS: Final = b"fedveil/1/letter"
 
 @dataclass(frozen=True, kw_only=True)
 class SignedMessage:
-    """A letter, opened.
+    """A signed message, decoded.
 
     Attributes:
-        run: 16 bytes that no other run has.
-        session: 16 bytes that name it (:mod:`~fedveil.federation.session_admission`); of a knock, the coordinator's
-            nonce.
-        number: of the exchange within the session, from 0.
+        run: 16 bytes, unique to the run.
+        session: 16 bytes, the session name (:mod:`~fedveil.federation.session_admission`); in a `Hello`, the nonce of
+            the coordinator.
+        number: number of the exchange within the session, from 0.
         sender: a silo's number, or SERVER.
         recipient: a silo's number, or SERVER.
-        parts: what it says.
-        head: the end of the sender's ledger (:mod:`~fedveil.federation.ledger_heads`); zeros from the coordinator,
-            whose ledger is the run's own.
+        parts: the session messages that it carries.
+        head: ledger head of the sender (:mod:`~fedveil.federation.ledger_heads`); zeros from the coordinator, whose
+            ledger belongs to the run.
     """
 
     run: bytes
@@ -54,7 +55,7 @@ class SignedMessage:
     head: bytes = NONE
 
     def seal(self, key: IdentityKey) -> bytes:
-        """Return the bytes to carry, signed by the sender."""
+        """Encode the message and sign it with the sender's key."""
         head = _HEADER.pack(
             _MAGIC,
             _VERSION,
@@ -73,7 +74,7 @@ class SignedMessage:
         return content + key.sign(_SIGNED_AS + content)
 
     def answer(self, *parts: SessionMessage) -> SignedMessage:
-        """Return the letter that answers this one."""
+        """Return the reply to this message: same session and number, sender and recipient exchanged."""
         return SignedMessage(
             run=self.run,
             session=self.session,
@@ -87,24 +88,26 @@ class SignedMessage:
     def open(
         cls, data: bytes, *, sender: int, identity: PublicIdentity, recipient: int, largest: int
     ) -> SignedMessage:
-        """Return the letter of received bytes.
+        """Verify received bytes and decode the message.
 
         Args:
-            data: what the carrier brought.
-            sender: who sent it, as the carrier says.
-            identity: the sender's public identity.
-            recipient: who reads it.
-            largest: bytes beyond which it is refused unread.
+            data: the received bytes.
+            sender: number of the sender, as reported by the carrier.
+            identity: public identity of the sender.
+            recipient: number of the reader.
+            largest: limit in bytes; a longer message is refused unread.
 
         Raises:
-            ProtocolError: too long, no letter or one of another version, of somebody else, to somebody else, a
-                signature that is not the sender's, or a part that is damaged or of an unknown kind.
+            ProtocolError: the data are too long, not a message, of another version, from or to another party, not
+                signed by the sender, or contain a part that is damaged or of an unknown kind.
         """
         silo = None if sender == SERVER else sender
         if len(data) > largest:
             raise ProtocolError(f"a letter of {len(data)} bytes is above the limit of {largest}", silo=silo)
         if len(data) < _HEADER.size + SIGNATURE_BYTES:
             raise ProtocolError(f"a letter has at least {_HEADER.size + SIGNATURE_BYTES} bytes", silo=silo)
+        # The signature covers a domain string, which is not sent: a signature from another context never verifies
+        # here.
         signed = b"".join((_SIGNED_AS, memoryview(data)[:-SIGNATURE_BYTES]))
         magic, version, run, session, number, said, to, head, count = _HEADER.unpack_from(data)
         if magic != _MAGIC:
@@ -121,6 +124,7 @@ class SignedMessage:
         except CryptoError as error:
             raise ProtocolError(f"a letter is not signed by its sender: {error}", silo=silo) from None
         try:
+            # Parts are parsed only after the signature holds: bytes of an unknown party never reach a decoder.
             parts = _parts(Reader(signed, len(_SIGNED_AS) + _HEADER.size), count)
         except ProtocolError as error:
             raise ProtocolError(error.reason, silo=silo) from None
@@ -128,7 +132,7 @@ class SignedMessage:
 
 
 def session_in(header: bytes) -> tuple[bytes, bytes]:
-    """Return the run and the session that a letter's beginning names; nothing of it is checked yet."""
+    """Return the run and the session in a message's header, unverified; empty bytes if it is too short."""
     if len(header) < _HEADER.size:
         return b"", b""
     _, _, run, session, *_ = _HEADER.unpack_from(header)

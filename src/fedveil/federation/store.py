@@ -1,7 +1,8 @@
-"""What a silo keeps of a run on its disk, so that a restart repeats what it gave instead of making something else.
+"""Persisted answers of a silo, so that a restart repeats a contribution instead of creating another.
 
-What it gives to a round is written and fsynced before anything of it leaves. Asked for the same round again, the silo
-gives the same, under new masks or another seal: the coordinator learns nothing new, and nothing is charged twice.
+The silo writes and fsyncs its contribution to a round before any of it leaves. When the coordinator asks for the same
+round again, the silo sends the same contribution, under new masks or another seal. The coordinator learns nothing
+new, and the ledger is charged once.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _DIGEST_BYTES: Final = 32
 
 @dataclass(frozen=True)
 class ModelStore:
-    """Where a silo keeps the last model of one run, for the run's owners to fetch.
+    """File of the last model of one run, for the silo's owner to fetch.
 
     Attributes:
-        folder: of all runs.
+        folder: folder of the models of all runs.
         run: 16 bytes, the run.
     """
 
@@ -45,7 +46,7 @@ class ModelStore:
         """Replace the model, atomically and durably.
 
         Raises:
-            RunFolderError: the disk is full, say.
+            RunFolderError: the file cannot be written, for example because the disk is full.
         """
         path = self.folder / f"{self.run.hex()}.safetensors"
         with writing(path, RunFolderError):
@@ -65,18 +66,18 @@ def _none() -> Tensors:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundRecord:
-    """The last round that a silo has given something to.
+    """Record of the last round to which a silo has contributed.
 
     Attributes:
-        round: its number.
-        request: SHA-256 of what was asked: the experiment, all users' totals, the model, who takes part.
-        binding: SHA-256 of what else the contribution belongs to, as its protocol says.
-        head: of the silo's ledger when the round was charged.
-        given: what the silo gives to the round, as its protocol packs it; not empty from before anything leaves.
-        before: where a silo itself has to know how rounds began, which is where the silos alone have the models and
-            where messages have parts of earlier rounds: ``model`` (d,) float32, and whatever the next round needs.
-        after: what it ended with; empty until the sum has arrived.
-        refused: whether the silo refused what the round's sum decrypted to; it gives nothing more to the run.
+        round: number of the round.
+        request: SHA-256 of the request: terms, all users' totals, model, participants.
+        binding: SHA-256 of the further context of the contribution, as its protocol defines it.
+        head: head of the silo's ledger when the round was charged.
+        given: the silo's contribution, packed by its protocol; non-empty before anything leaves.
+        before: state at the start of the round: ``model`` (d,) float32, and the data that the next round needs. Empty
+            unless the silos alone have the models, or messages contain parts of earlier rounds.
+        after: state at the end of the round; empty until the sum has arrived.
+        refused: whether the silo refused the decrypted sum of the round. It then contributes nothing more to the run.
     """
 
     round: int
@@ -89,9 +90,10 @@ class RoundRecord:
     refused: bool = False
 
     def encode(self) -> bytes:
-        """Return the bytes to keep, which end with their digest."""
+        """Encode the record; the last 32 bytes are its SHA-256."""
         writer = (
             Writer()
+            # The head stands first, so that RecordStore.heads reads it without loading tensors.
             .fixed_bytes(_MAGIC, len(_MAGIC))
             .fixed_bytes(self.head, _DIGEST_BYTES)
             .number(self.round, 4)
@@ -107,10 +109,10 @@ class RoundRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> RoundRecord:
-        """Return the record of :meth:`encode`.
+        """Decode a record of :meth:`encode`.
 
         Raises:
-            RunFolderError: damaged, or of another version.
+            RunFolderError: the data are damaged, or of another version.
         """
         body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if len(body) < len(_MAGIC) or hashlib.sha256(body).digest() != digest:
@@ -142,12 +144,12 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class RecordStore:
-    """One file per run in a folder that only the silo reads."""
+    """Records of a silo's runs: one file per run, in a folder that only the silo reads."""
 
     folder: Path
 
     def read(self, run: bytes) -> RoundRecord | None:
-        """Return the last record of a run, None before the first.
+        """Return the last record of a run; None before the first.
 
         Raises:
             RunFolderError: the file is damaged.
@@ -165,14 +167,14 @@ class RecordStore:
         """Replace the record of a run, atomically and durably.
 
         Raises:
-            RunFolderError: the disk is full, say; nothing may be sent.
+            RunFolderError: the file cannot be written, for example because the disk is full; nothing may be sent.
         """
         path = self._path(run)
         with writing(path, RunFolderError, "; nothing was sent"):
             self._replace(path, record.encode())
 
     def heads(self) -> Iterator[str]:
-        """Return the ledger's head at the charge of every record that this version wrote, in hexadecimal."""
+        """Yield the ledger head of every record of this version, in hexadecimal."""
         for path in sorted(self.folder.glob("*.answer")):
             check_file(path, RunFolderError)
             with reading(path, RunFolderError), open(path, "rb") as stream:
@@ -181,7 +183,7 @@ class RecordStore:
                 yield start[len(_MAGIC) :].hex()
 
     def secret(self, run: bytes) -> bytes:
-        """Return 32 random bytes that stay the same for a run, made and kept when they are first asked for.
+        """Return 32 random bytes that are constant for a run; created and persisted on the first call.
 
         Raises:
             RunFolderError: the file is damaged, or cannot be written.
@@ -199,6 +201,7 @@ class RecordStore:
     def _replace(self, path: Path, content: bytes) -> None:
         if not self.folder.is_dir():
             self.folder.mkdir(mode=0o700)
+            # Without the parent's fsync, a power loss could remove the new folder together with the fsynced file.
             sync_folder(self.folder.parent)
         replace_file(path, content, mode=0o600)
 
