@@ -50,8 +50,7 @@ class AdaptiveClip(ScalingBound):
     :class:`~fedveil.privacy.bounds.Clip`: a row with a NaN or an infinity is the zero update; its mark says "longer".
 
     Args:
-        start: C_1, in the unit of the updates. If it is too low, this costs little; if it is too high, it costs
-            noise.
+        start: C_1, in the unit of the updates. A low start costs little, a high start costs noise.
         quantile: gamma, the target share of the weight of non-zero updates with norm at most C_t.
         share: kappa, the largest mark relative to an update of norm 1; the noise grows by sqrt(1 + kappa^2 m^2).
         least: lower limit of C_t.

@@ -28,9 +28,10 @@ _T = TypeVar("_T")
 class Role(Flag):
     """Parties of a round; a union of roles is a coalition that pools its knowledge.
 
-    READER: a reader of the models. SERVER: the party that adds up the messages, and its host. SILO: a sender of
-    messages
-        (a silo, or a client if clients contribute). As many silos collude as the shares of the noise are sized for.
+    READER: a reader of the models.
+    SERVER: the party that adds up the messages, and its host.
+    SILO: a sender of messages: a silo, or a client if clients contribute. The role stands for as many colluding
+        senders as the shares of the noise are sized for.
     """
 
     READER = auto()

@@ -308,8 +308,7 @@ class Ledger:
                         f"{path}, line {entry.index + 1}: charges one {entry.unit} under "
                         f"{entry.adjacency.value}, but this ledger was opened for one {unit} under {adjacency.value}"
                     )
-            # The repair comes after all checks: a damaged ledger, or that of another unit, is left unchanged as
-            # evidence.
+            # The repair comes after all checks: a damaged ledger, or that of another unit, is left unchanged.
             self.recovered = _repair(self._file, content, complete)
         except OSError as error:
             self.close()

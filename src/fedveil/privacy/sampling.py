@@ -236,7 +236,6 @@ class UniformClients(Sampler):
         while True:
             words = source.uint64(n)
             # On a tie, `words <= smallest[m - 1]` would select more than m. P(tie) is about n / 2^64 per attempt.
-            # attempt.
             smallest = np.partition(words, (self.sample - 1, self.sample))
             if smallest[self.sample - 1] < smallest[self.sample]:
                 return np.asarray(words <= smallest[self.sample - 1])
