@@ -1,4 +1,4 @@
-"""The coordinator's state machine: it creates messages and reads answers, independently of the transport.
+"""State machine of the coordinator: creates messages and reads answers, whatever the transport.
 
     session:  Hello -> Ready, Terms -> Join (-> steps of a protocol's setup)
     round:    charge -> RoundTask -> vectors, or steps of a protocol -> sum -> model -> release (checkpoint on disk)
@@ -313,9 +313,7 @@ class CoordinatorParty(Generic[EndingT]):
         return tuple(silo for silo in range(len(self._membership.silos)) if silo not in self._absent)
 
     def _joined(self, answers: Answers) -> None:
-        """Handle the silos' joins: prepare ledger heads and totals for the first round, and start the protocol's
-        setup.
-        """
+        """Prepare ledger heads and totals for the first round, and start the protocol's setup."""
         users = self._plan.n_users if self._plan.method.shows_counts else None
         self._ahead = opening_messages(answers, len(self._membership.silos), users)
         self._set_up(answers)
@@ -355,9 +353,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._ask({silo: [*before_task[silo], *parts] for silo, parts in told.items()}, self._collect)
 
     def _collect(self, answers: Answers) -> None:
-        """Check the signatures over E of one exchange, route the protocol messages, and finish the round if none
-        follow.
-        """
+        """Check the signatures over E and route the protocol messages; finish the round if none follow."""
         exchange, signatures = self._exchange, request_signatures(answers)
         assert exchange is not None
         context = exchange_context(self._asked, self._place)

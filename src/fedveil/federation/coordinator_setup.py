@@ -1,6 +1,7 @@
-"""Opens a run as its coordinator: from its folder, new or interrupted, to the party that plays it.
+"""Constructors of a coordinator for training or for a release, from a new or interrupted run folder.
 
-What fails on the way gives the run's ledger back: the process goes on, and shall open the folder again.
+Every constructor closes the run's ledger if a later step fails: the process continues, and must be able to open the
+folder again.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from fedveil.run.training_run import Outcome
 
 
 def open_run_record(folder: RunFolder, membership: Membership, identity: IdentityKey) -> RunRecord:
-    """Return the record of a coordinator's run.
+    """Open the signature record of a coordinator's run.
 
     Args:
-        folder: the run folder, new or of a run that was interrupted.
+        folder: the run folder, new or of an interrupted run.
         membership: the federation.
-        identity: the coordinator's long-term key.
+        identity: long-term key of the coordinator.
 
     Raises:
-        RunFolderError: a damaged folder.
+        RunFolderError: the folder is damaged.
     """
     return RunRecord(folder, identify(folder), membership, identity)
 
@@ -45,18 +46,18 @@ def open_run_record(folder: RunFolder, membership: Membership, identity: Identit
 def open_training(
     prepared: Prepared, record: RunRecord, heads: SeenHeads, observer: Observer
 ) -> CoordinatorParty[Outcome]:
-    """Return the coordinator of an experiment's training.
+    """Create the coordinator of an experiment's training.
 
     Args:
-        prepared: the experiment; its population is the coordinator's own share: a public test table.
-        record: of the run.
-        heads: the ends of the silos' ledgers, over all runs.
-        observer: who is told how the run goes on.
+        prepared: the experiment, over the coordinator's own population (a public test table).
+        record: record of the run.
+        heads: ledger heads of the silos, over all runs.
+        observer: receives the progress of the run.
 
     Raises:
-        CompositionError: a method that does not run between institutions.
-        ProtocolError: a letter of its protocol would be longer than any party reads.
-        RunFolderError: a damaged folder, or another process at work in it.
+        CompositionError: the method does not run between institutions.
+        ProtocolError: a message of the protocol would be longer than any party reads.
+        RunFolderError: the folder is damaged, or another process works in it.
     """
     check_deployable(prepared)
     phase = phase_of_training(prepared, record.folder)
@@ -72,17 +73,17 @@ def open_training(
 def open_release(
     due: DueRelease[EndingT], document: Experiment | TableDocument, record: RunRecord, heads: SeenHeads
 ) -> CoordinatorParty[EndingT]:
-    """Return the coordinator of a release.
+    """Create the coordinator of a release.
 
     Args:
         due: the release.
-        document: that asks for it.
-        record: of the run.
-        heads: the ends of the silos' ledgers, over all runs.
+        document: the document that requests the release.
+        record: record of the run.
+        heads: ledger heads of the silos, over all runs.
 
     Raises:
-        ProtocolError: a letter of its protocol would be longer than any party reads.
-        RunFolderError: another process at work in the folder.
+        ProtocolError: a message of the protocol would be longer than any party reads.
+        RunFolderError: another process works in the folder.
     """
     with ExitStack() as opened:
         ledger = opened.enter_context(Ledger(record.folder / "ledger.jsonl", unit=UNIT))

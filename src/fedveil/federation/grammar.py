@@ -1,19 +1,22 @@
-"""Which letters a session of a run has: for every state the one shape of each side's letter, and no other.
+"""Grammar of a session: for every state, the one allowed shape of each side's message.
 
-    session = knock, opening, setup exchanges of the protection, rounds, over; or knock, closing
-    round   = task -> answer, exchanges of the protection: each shows first that all were asked the same, and where
-              their ledgers ended when they answered; the last answer of a round ends with the silo's signature of it
+    session = Hello, opening, setup exchanges of the protection, rounds, Goodbye; or Hello, closing
+    round   = task -> answer, then exchanges of the protection
 
-Claim: whatever a party that signs its letters sends, and whenever, a silo and the coordinator read a part only where
-the experiment's method has a use for it: totals where weights are by records and silos tell their counts, once a
-session; a commitment to drawn users under private weighting alone; and so on. Enforced by :class:`Conversation`, which
-both sides keep for every session: a letter is matched **whole** before any part of it takes effect, and a letter of
-another shape changes nothing. ``tests/test_federation_grammar.py`` sends every kind, alone and in pairs, in every
+Each exchange after the first of a round begins with the silos' signatures. They show that all silos received the same
+request, and where their ledgers ended when they answered. The last answer of a round ends with the silo's signature
+of the round.
+
+Claim: whatever a signing party sends, and at any time, a silo and the coordinator read a part only if the
+experiment's method uses it. Examples: totals are read once a session, if weights are by records and silos disclose
+their counts. A commitment to sampled users is read under private weighting alone. Enforced by :class:`Conversation`,
+which both sides keep for every session. A message is matched **whole** before any part of it takes effect. A message
+of another shape changes nothing. ``tests/test_federation_grammar.py`` sends every kind, alone and in pairs, in every
 state.
 
 The shapes come from the stages' own declarations: the protocol's :class:`~fedveil.protocols.exchanges.Exchanges`,
-and what the method lists of its messages (:meth:`~fedveil.methods.method.Method.sends`). A kind that the method does
-not list is neither taken nor sent, whatever a protocol declares: the statement is a fold over that list.
+and the method's list of its messages (:meth:`~fedveil.methods.method.Method.sends`). A kind outside that list is
+neither accepted nor sent, even if a protocol declares it, because the statement is computed from that list.
 """
 
 from __future__ import annotations
@@ -54,34 +57,36 @@ from fedveil.protocols.session_messages import (
 )
 
 OPENINGS: Final[tuple[Shape, Shape]] = ((Terms,), (Terms, RunPart))
-"""The letters that propose a run, or a part of one that is more than training."""
+"""Shapes of the messages that propose a run, or a part of a run with releases."""
 
 CLOSINGS: Final[tuple[Shape, ...]] = tuple((*opening, Finalize, Goodbye) for opening in OPENINGS)
-"""The letters that show what a run states which has nothing left to play: no silo joins it, and each may sign."""
+"""Shapes of the messages that show a complete run's statement: no silo joins, each may sign."""
 
 ENDINGS: Final[tuple[Shape, ...]] = ((Declined,), (Ready,))
-"""What a silo may answer to any letter; the session is over then."""
+"""Shapes of a silo's answers that end the session; allowed at any time."""
 
 SIGNS: Final[tuple[Shape, ...]] = ((InProgress,),)
-"""What a silo may say until its answer is ready: it changes nothing."""
+"""Shapes of a silo's keep-alive before its answer is ready; it changes no state."""
 
 OUTSIDE: Final[tuple[Shape, ...]] = ((Hello,), (Goodbye,), (Finalize, Goodbye))
-"""What the coordinator may say at any time: the question for a nonce, and that the session is over, with or without
-what the run states."""
+"""Shapes that the coordinator may send at any time.
+
+`Hello` requests a nonce. `Goodbye` ends the session, with or without the statement to sign.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grammar:
-    """The letters between the coordinator and one silo, for one session of a run.
+    """Shapes of the messages between the coordinator and one silo, for one session of a run.
 
     Attributes:
-        opening: the run is proposed, the silo joins.
-        totals: whether the silo is told all users' totals before its first round.
-        task: a task, and what stands before it in its letter: who takes part, the clip where it moves, the model.
-        protocol: the exchanges of the protection.
-        rounds: how many the run has.
-        to_silo: the kinds that the method lists for a silo.
-        to_server: those for the server.
+        opening: the exchange in which the run is proposed and the silo joins.
+        totals: whether the silo receives all users' totals before its first round.
+        task: the task and the parts before it in its message: sample, clip if it varies, model.
+        protocol: exchanges of the protection.
+        rounds: number of rounds of the run.
+        to_silo: kinds that the method lists for a silo.
+        to_server: kinds that the method lists for the server.
     """
 
     opening: ExchangeStep
@@ -94,7 +99,7 @@ class Grammar:
 
     @classmethod
     def from_plan(cls, plan: SessionPlan, exchanges: Exchanges) -> Grammar:
-        """Return the letters of a session with a silo, between which and the server these messages pass."""
+        """Derive the grammar of a session from its plan and from the protocol's exchanges with one silo."""
         method = plan.method
         to_silo, to_server = (
             frozenset(one.kind for one in plan.sends() if one.to & role) for role in (Role.SILO, Role.SERVER)
@@ -117,10 +122,10 @@ class Grammar:
         )
 
     def round(self, number: int, *, first: bool) -> tuple[ExchangeStep, ...]:
-        """Return the exchanges of a round, which may be the first of its session.
+        """Return the exchanges of a round. ``first``: the round is the first of its session.
 
         Raises:
-            RefusalError: the run has no such round.
+            RefusalError: the run has no round of this number.
         """
         if not 1 <= number <= self.rounds:
             raise RefusalError(Code.NO_SUCH_ROUND, self.rounds)
@@ -130,7 +135,7 @@ class Grammar:
         answer, following = self.protocol.played(number)
         steps = ExchangeStep((*before, *self.protocol.begin, *self.task), answer), *following
         return tuple(
-            ExchangeStep(  # what all were asked, and where their ledgers end, is shown to all before the next exchange
+            ExchangeStep(  # signed requests and ledger heads, shown to all silos before the next exchange
                 (*((RequestSignatures,) if place else ()), *step.requests),
                 (*step.replies, Attestation if step is steps[-1] else RequestSignature),
             )
@@ -139,10 +144,10 @@ class Grammar:
 
 
 class Conversation:
-    """What coordinator and silo have said in a session, as far as it decides what may be said next.
+    """State of a session: the part of its history that decides which message may come next.
 
     Args:
-        grammar: of the session.
+        grammar: grammar of the session.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -152,10 +157,10 @@ class Conversation:
         self._asked: tuple[ExchangeStep, ...] = ()
 
     def ask(self, parts: Sequence[SessionMessage]) -> None:
-        """Take a letter of the coordinator; until it is answered, another one may stand in its place.
+        """Accept a message of the coordinator; until it is answered, another message may replace it.
 
         Raises:
-            RefusalError: another shape than the one that is due, or a round that the run lacks; nothing changes.
+            RefusalError: the shape is not the expected one, or the run lacks the round; nothing changes.
         """
         ahead = self._ahead or self._round(parts)
         if _shape(parts) != ahead[0].requests or not _listed(parts, self._grammar.to_silo):
@@ -164,36 +169,38 @@ class Conversation:
         self._next = next((part.round for part in parts if isinstance(part, RoundTask)), self._next)
 
     def answer(self, parts: Sequence[SessionMessage]) -> None:
-        """Take the silo's answer to the letter before it, and go on.
+        """Accept the silo's answer to the last message, and advance.
 
         Raises:
-            RefusalError: another shape than the one that is due; nothing changes.
+            RefusalError: the shape is not the expected one; nothing changes.
         """
         due = self._asked and _shape(parts) == self._asked[0].replies
         if not due or not _listed(parts, self._grammar.to_server):
             raise RefusalError(Code.SHAPE)
+        # ask() leaves _ahead empty at the start of a round: the exchanges of the round enter _ahead with the first
+        # answer.
         self._rounds += not self._ahead
         self._number = self._next
         self._ahead, self._asked = self._asked[1:], ()
 
     @property
     def begins(self) -> bool:
-        """Whether the letter that was taken last begins a round."""
+        """Whether the last accepted message begins a round."""
         return bool(self._asked) and not self._ahead
 
     @property
     def signs(self) -> bool:
-        """Whether the answer to the letter that was taken last ends with a signature of what it asks."""
+        """Whether the answer to the last accepted message ends with a signature of the request."""
         return bool(self._asked) and RequestSignature in self._asked[0].replies
 
     @property
     def attests(self) -> bool:
-        """Whether the answer to the letter that was taken last ends a round, and so with a signature of it."""
+        """Whether the answer to the last accepted message ends a round, and so with a signature of the round."""
         return bool(self._asked) and Attestation in self._asked[0].replies
 
     @property
     def underway(self) -> bool:
-        """Whether rounds have begun, and the last one of the run has not ended."""
+        """Whether rounds have begun, and the last round of the run has not ended."""
         return bool(self._rounds) and (bool(self._ahead) or self._number < self._grammar.rounds)
 
     def _round(self, parts: Sequence[SessionMessage]) -> tuple[ExchangeStep, ...]:
@@ -211,15 +218,15 @@ def _shape(parts: Sequence[SessionMessage]) -> Shape:
 
 
 def _listed(parts: Sequence[SessionMessage], kinds: frozenset[Kind]) -> bool:
-    """Return whether a method lists what a letter is made of, and a relay if there is one."""
+    """Return whether the method lists every part of a message, including the relay of a protocol message."""
     return kinds.issuperset(_shape(parts)) and kinds.issuperset(type(part) for part in parts)
 
 
 def is_proposal(parts: Sequence[SessionMessage]) -> bool:
-    """Return whether a letter proposes a run, or its end; what else it may be is then for its grammar to say.
+    """Return whether a message proposes a run, or its end; the grammar judges all other messages.
 
     Raises:
-        RefusalError: it does so among parts that no proposal has.
+        RefusalError: the message contains `Terms` in a shape that no proposal has.
     """
     if not any(isinstance(part, Terms) for part in parts):
         return False
@@ -229,16 +236,19 @@ def is_proposal(parts: Sequence[SessionMessage]) -> bool:
 
 
 def ends_session(parts: Sequence[SessionMessage]) -> bool:
-    """Return whether a silo's answer ends its session: a refusal, or that it is in none; and nothing beside it."""
+    """Return whether a silo's answer ends its session: exactly a refusal, or exactly a `Ready`."""
     return tuple(type(part) for part in parts) in ENDINGS
 
 
 def is_in_progress(parts: Sequence[SessionMessage]) -> bool:
-    """Return whether a silo says that it is at work, and nothing beside it: the answer comes when it is asked again."""
+    """Return whether a silo's message is exactly a keep-alive.
+
+    The answer comes when the coordinator sends the request again.
+    """
     return tuple(type(part) for part in parts) in SIGNS
 
 
 def out_of_session_kind(parts: Sequence[SessionMessage]) -> Kind | None:
-    """Return the kind of a letter of the coordinator that stands outside the grammar of a session, None for others."""
+    """Return the kind of a coordinator's message outside the session grammar; None for other messages."""
     kinds = tuple(type(part) for part in parts)
     return kinds[0] if kinds in OUTSIDE else None

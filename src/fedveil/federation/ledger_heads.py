@@ -1,28 +1,33 @@
-"""The ends of the silos' ledgers as others have heard of them, so that no ledger goes back unnoticed.
+"""Ledger heads known to other parties: they reveal a silo ledger that went back to an earlier state.
 
-A head is the digest of a ledger's last line: 32 random-looking bytes, for every line holds the digest of a line with a
-random number. It tells that a ledger has grown, and nothing of how much, for what, or for whom. Every silo signs its
-own with each letter; the coordinator notes it when the letter arrives, and tells the last to the silo with the next
-terms. When silos join, each signs for this session the head of its own ledger, and for every peer the last head that it
-has heard of it; the coordinator hands on to each what concerns it, ahead of the first round. In every exchange of a
-round but the last each silo signs its head with what it was asked, and all hear it ahead of the next
-(:mod:`~fedveil.federation.transcript_binding`).
+A head is the digest of a ledger's last line. Its 32 bytes look random, because the chain of digests includes a line
+with a random number. A head reveals that a ledger has grown, but not by how much, for which run, or for which users.
 
-Claim: a silo whose ledger went back (restored, or a copy of it used elsewhere) takes part in no round of a session in
-which somebody who heard a later head speaks, though the coordinator forgets or hides what it knows: peers' words are
-signed for the session, which the nonces of all name, so none can be replayed, changed or, but for those that the
-protocol can do without, left out. A coordinator that was itself restored is no reason to refuse: what it says of peers
-is never taken for theirs.
+Flow of heads:
 
-Conditions: as many silos as a round needs follow the protocol, and the coordinator, if it follows it, or one of those
-silos, has heard a later head; a round that needs one silo alone hears no peer. Under every protection silos hear of a
-round's charges before its sum can open: of all whose vectors it is over. What partial encryption leaves in clear the
-coordinator has by then. In the open they hear heads only when a session begins. Of what was charged since then the
-coordinator alone can tell, and nobody notices if it goes back together with the silo, or lies. What silos have heard is
-kept without its signatures: it is no evidence for an auditor.
+1. Every silo signs its own head with each message. The coordinator notes the head on arrival, and returns the last
+one
+   to the silo with the next terms.
+2. When silos join, each signs for this session the head of its own ledger, and the last known head of every peer. The
+   coordinator relays to each silo the heads that concern it, ahead of the first round.
+3. In every exchange of a round but the last, each silo signs its head with the request. All silos receive these heads
+   ahead of the next exchange (:mod:`~fedveil.federation.transcript_binding`).
 
-Enforced by :func:`check_heads` before a round is charged, and by :class:`SeenHeads` at every letter; what the
-coordinator heard is on its disk before it sends anything that follows from a letter.
+Claim: a silo whose ledger went back (restored, or a copy used elsewhere) takes part in no round of a session in which
+a party with knowledge of a later head speaks, even if the coordinator forgets or hides its own knowledge. The peers'
+heads are signed for the session, whose name covers all nonces. So they cannot be replayed or changed; they can be
+left out only for silos that the protocol does not need. A restored coordinator causes no refusal: its own knowledge
+of peers is never taken for theirs.
+
+Conditions: as many silos as a round needs follow the protocol. One of these silos, or a coordinator that follows the
+protocol, knows a later head. A round that needs a single silo checks no peer. Under every protection, silos receive
+the heads after a round's charges before its sum can open: the heads of all silos whose vectors are summed. By then
+the coordinator already has the clear part under partial encryption. Without a protection, silos receive heads only at
+the start of a session. Only the coordinator knows of later charges; nobody notices if it goes back together with the
+silo, or lies. Not claimed: evidence for an auditor, because known heads are stored without their signatures.
+
+Enforced by :func:`check_heads` before a round is charged, and by :class:`SeenHeads` at every message. The coordinator
+persists the heads of a message before it sends anything that follows from the message.
 ``tests/test_federation_ledger.py`` restores silos and coordinators, and lies.
 """
 
@@ -44,29 +49,37 @@ from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import LedgerHeads, SignedHead
 
 HEADS: Final = "heads.jsonl"
-"""The file: of a coordinator in its folder, of a silo in its state folder."""
+"""File of known heads: in the folder of a coordinator, and in the state folder of a silo."""
 
 NONE: Final = bytes(32)
-"""The head of a ledger without lines, or of one that nobody has heard of."""
+"""Head of a ledger without lines, or of a ledger whose head is unknown."""
 
 _SIGNED_AS: Final = b"fedveil/3/head"
 _KEPT: Final = 1000
-"""How many heads of one silo are remembered."""
+"""Number of stored heads per silo."""
 
 
 def sign_heads(identity: IdentityKey, session: bytes, heads: Sequence[bytes]) -> tuple[SignedHead, ...]:
-    """Return heads of all silos' ledgers, in the silos' order, each signed for one session.
+    """Sign the ledger heads of all silos for one session, in the order of the silos.
 
     Args:
-        identity: of who has heard them.
-        session: its name.
-        heads: zeros where none was heard.
+        identity: key of the silo that knows the heads.
+        session: name of the session.
+        heads: 32 bytes each; zeros if unknown.
     """
     return tuple((head, identity.sign(_statement(session, silo, head))) for silo, head in enumerate(heads))
 
 
 def heads_for(reader: int, said: Mapping[int, Sequence[SignedHead]]) -> LedgerHeads:
-    """Return what a silo is told, of what all silos said when they joined."""
+    """Select the heads that one silo receives, from the heads that all silos signed when they joined.
+
+    Args:
+        reader: number of the receiving silo.
+        said: signed heads of all ledgers, by the number of the signing silo.
+
+    Returns:
+        For each other silo: its signed head of the reader's ledger, and its signed head of its own ledger.
+    """
     return LedgerHeads(
         silos=tuple((silo, (heads[reader], heads[silo])) for silo, heads in said.items() if silo != reader)
     )
@@ -75,17 +88,20 @@ def heads_for(reader: int, said: Mapping[int, Sequence[SignedHead]]) -> LedgerHe
 def check_heads(
     told: LedgerHeads, *, session: bytes, reader: int, roster: Roster, least: int
 ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return the heads that others have heard of the reader's ledger, and those of their own, by their numbers.
+    """Verify relayed heads: what peers know of the reader's ledger, and the heads of their own ledgers.
 
     Args:
-        told: to the reader.
-        session: its name.
-        reader: a silo's number.
+        told: the relayed heads.
+        session: name of the session.
+        reader: number of the reading silo.
         roster: identities of the silos.
-        least: how many others must speak.
+        least: fewest other silos that must be present.
+
+    Returns:
+        Two mappings by silo number: known heads of the reader's ledger, and heads of the peers' ledgers.
 
     Raises:
-        RefusalError: one did not sign what is said, or too few speak.
+        RefusalError: a signature does not hold, or too few silos are present.
     """
     for silo, (heard, own) in told.silos:
         known = silo < len(roster) and silo != reader
@@ -113,17 +129,17 @@ def _signed(by: PublicIdentity, session: bytes, silo: int, said: SignedHead) -> 
 
 
 class SeenHeads:
-    """The heads that were heard of every silo of a federation, in the order in which they were heard, on disk.
+    """Persisted heads of every silo of a federation, in their order of arrival.
 
-    Each is a line of its own, so that to note one costs the same whatever was noted before. Of every silo the last 1000
-    are held; once more than half of the lines are older, the file is written anew without them.
+    Each head is one line, so that the cost of a new head does not depend on the history. The last 1000 of each silo
+    are kept. When more than half of the lines are older, the file is rewritten without them.
 
     Args:
-        path: the file, which may have those of other federations too.
+        path: the file, which may also hold heads of other federations.
         charter: SHA-256 of the federation's charter.
 
     Raises:
-        RunFolderError: it is damaged, or of an earlier release.
+        RunFolderError: the file is damaged, or of an earlier release.
     """
 
     def __init__(self, path: Path, charter: bytes) -> None:
@@ -146,15 +162,15 @@ class SeenHeads:
         self._lines, self._whole = len(lines), not torn
 
     def last(self, silo: str) -> bytes:
-        """Return the last head that was heard of a silo; zeros if none was."""
+        """Return the last known head of a silo; zeros if unknown."""
         seen = self._all.get((self._charter, silo))
         return bytes.fromhex(seen[-1]) if seen else NONE
 
     def hear(self, heads: dict[str, bytes]) -> None:
-        """Note heads, so that the end of this process forgets none; zeros are passed over.
+        """Note new heads, so that they survive a crash of the process; zeros are skipped.
 
         Raises:
-            IntegrityError: one was heard before another of the same silo: its ledger has gone back. Nothing is noted.
+            IntegrityError: a head equals one before the silo's last: its ledger went back. Nothing is noted.
             RunFolderError: the disk is full.
         """
         new = [(silo, head.hex()) for silo, head in heads.items() if head not in (NONE, self.last(silo))]
@@ -166,14 +182,14 @@ class SeenHeads:
                 )
         if new:
             self._write(new)
-        for silo, head in new:  # only now: what could not be written is heard again
+        for silo, head in new:  # after the write: an unwritten head must count as new next time
             self._note(self._charter, silo, head)
 
     def keep(self) -> None:
-        """Have all that was heard on the disk, whatever becomes of this host.
+        """Fsync the noted heads, so that they survive a crash of the host.
 
         Raises:
-            RunFolderError: it cannot be.
+            RunFolderError: the fsync fails.
         """
         if self._durable:
             return
@@ -187,10 +203,15 @@ class SeenHeads:
         del seen[:-_KEPT]
 
     def _write(self, new: Sequence[tuple[str, str]]) -> None:
-        """Add lines; or write all anew, the first time, after a write that failed, and when most are too old."""
+        """Append lines, or rewrite the file.
+
+        The file is rewritten on the first write, after a failed write, and when most lines are too old.
+        """
         held = sum(map(len, self._all.values()))
         with writing(self._path, RunFolderError):
             if self._whole and self._lines <= 2 * held and self._path.exists():
+                # _whole stays False if the append fails: a torn line may stand at the end, so the next write replaces
+                # the file.
                 self._whole = self._durable = False  # until all is written
                 append_file(self._path, b"".join(_line(self._charter, *one) for one in new), flush=False)
                 self._lines += len(new)

@@ -1,8 +1,9 @@
-"""What the terms of a run propose, read and judged by a silo: under its policy, and from its own records.
+"""Review of proposed terms by a silo, under its policy and against its own records.
 
-    text ─► canonical JSON ─► packages the policy names ─► a document of one kind ─► policy ─► what the silo would do
+    text ─► canonical JSON ─► packages in the policy ─► a document of one kind ─► policy ─► task of the silo
 
-Everything is refused from the document and the policy, but records that are not those of whom the method needs.
+All refusals derive from the document and the policy, with one exception: the silo's records may not be those of the
+users that the method needs.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ from fedveil.validation import validate_document
 def review_proposal(
     text: str, phase: RunPart | None, policy: Policy, share: LocalPopulation, number: int
 ) -> SiloTask:
-    """Return what a silo would do in a session.
+    """Check proposed terms and return the silo's task in the session.
 
     Args:
-        text: the document that is proposed.
-        phase: which part of it; None: all of it, where it is training alone.
-        policy: the silo's.
-        share: the population as it holds it.
-        number: the silo's own.
+        text: the proposed document.
+        phase: the part of the run; None: the run is training without releases.
+        policy: the silo's policy.
+        share: the silo's population.
+        number: number of the silo.
 
     Raises:
-        RefusalError: what the policy does not allow, or what does not fit what was released before.
-        ConfigError: a document that makes no sense.
-        OwnRecordsError: records that are not those of whom the method needs.
+        RefusalError: the policy excludes a request, or the part does not fit the earlier releases.
+        ConfigError: the document is invalid.
+        OwnRecordsError: the records are not those of the users that the method needs.
     """
     document, packages = parse_terms(text)
+    # Before any parsing by name: parsing a document loads the packages that it names, and so runs their code.
     policy.check_packages(document, packages)
     try:
         kind = kind_in(document)
@@ -69,10 +71,10 @@ def _trained(experiment: Experiment, policy: Policy, share: LocalPopulation, num
 
 
 def _checked(experiment: Experiment, policy: Policy, share: LocalPopulation, number: int) -> Prepared:
-    """Return an experiment as the silo holds it, whose method its policy allows; every part of a run begins so.
+    """Prepare an experiment over the silo's population and check it; common to every part of a run.
 
     Raises:
-        MainSilosError: the silo's file of main silos is not the one of the run.
+        MainSilosError: the silo's file of main silos differs from the run's file.
     """
     prepared = prepare(_own(experiment), FixedPopulation(share, of=share.declared))
     policy.check_method(prepared.method, prepared.task.dimension)
@@ -83,7 +85,7 @@ def _checked(experiment: Experiment, policy: Policy, share: LocalPopulation, num
 
 
 def _part(experiment: Experiment, phase: RunPart | None, policy: Policy, share: LocalPopulation) -> SiloTask:
-    """Return a silo's work in a part of a run that has releases beside its rounds."""
+    """Return a silo's task in one part of a run with releases in addition to its rounds."""
     if phase is None:
         raise RefusalError(Code.SHAPE)
     if share.table is None:
@@ -93,7 +95,7 @@ def _part(experiment: Experiment, phase: RunPart | None, policy: Policy, share: 
 
 
 def _tested(experiment: Experiment, policy: Policy, table: PartyTable) -> Prepared:
-    """Return an experiment over a silo's own table, of which records are held out if their metrics are released."""
+    """Prepare an experiment over a silo's table; records are held out if the run releases their metrics."""
     own, tested = experiment.data.table, None
     assert own is not None, "Experiment asks for it"
     if experiment.evaluation is not None:
@@ -124,10 +126,10 @@ _ORIGIN: Final = "the coordinator's document"
 
 
 def _own(experiment: Experiment) -> Experiment:
-    """Return the experiment without what concerns the coordinator alone, or names files: none is read here.
+    """Return the experiment without the coordinator's own settings and file names.
 
-    All else of the model stays, so that what is signed is what is trained; and the server's step: under partial
-    encryption the silos make it.
+    A silo reads no file that a document names. All other model settings stay, so that the signed experiment is the
+    trained one. The server's step stays too: under partial encryption the silos make it.
     """
     coordinators = {"metrics": None, "initial": None, "initial_layers": None}
     return experiment.model_copy(

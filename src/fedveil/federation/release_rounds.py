@@ -1,4 +1,4 @@
-"""A release as the coordinator's folder has it: one round, charged, summed and written down, in this order."""
+"""One release in the coordinator's run folder: a round, charged, summed and persisted, in this order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedveil.statistics.stored import NoisySum, NoisySums
 
 
 def no_model() -> Float32[np.ndarray, " d"]:
-    """Return the model that silos are sent for a release that reads none: of no parameters."""
+    """Return the model that silos receive for a release without a model: (0,) float32."""
     return np.zeros(0, dtype=np.float32)
 
 
@@ -32,19 +32,20 @@ class DueRelease(Generic[EndingT]):
     """A release that a run's folder lacks.
 
     Attributes:
-        release: what is released.
-        phase: what silos are told of it, and of those before it.
-        run, round: what the ledger calls it.
-        event: what the ledger is charged with.
-        privacy: where keys come from.
-        keep: puts its sum on the disk: then, and not before, it counts as released.
-        conclude: writes what is left behind; it is told why there is no sum, or None.
-        model: (d,) of which it is; of none, for a release that reads none.
-        trained: complete rounds of training before it.
-        made: whether its sum is on the disk: its session plays no round then, and has the end of the run signed.
-        charges: where the run ends with this release, how often a ledger was charged for rounds of training; None: it
-            goes on.
-        refusal: why a ledger may not be charged with it, None if it may; None: no budget but its own bounds it.
+        release: the release.
+        phase: its name, and the numbers of the releases before it, as sent to the silos.
+        run, round: names of the release in the ledger.
+        event: the event charged to the ledger.
+        privacy: source of randomness for keys.
+        keep: function that persists the sum. The release counts as released after the call, and not before.
+        conclude: function that writes the final files; receives the reason for a missing sum, or None.
+        model: (d,) float32 model that the release evaluates; d = 0 for a release without a model.
+        trained: number of complete training rounds before the release.
+        made: whether the sum is persisted. Its session then plays no round, and collects signatures of the run's end.
+        charges: if the run ends with this release: counts the ledger's charges for training rounds. None: the run
+            continues.
+        refusal: returns why a ledger may not be charged, or None if it may. None: only the release's own bounds
+            apply.
     """
 
     release: Release
@@ -62,24 +63,24 @@ class DueRelease(Generic[EndingT]):
     refusal: Callable[[Ledger], str | None] | None = None
 
     def is_charged_in(self, ledger: Ledger) -> bool:
-        """Return whether a ledger was charged with it."""
+        """Return whether a ledger contains the charge of the release."""
         return any((entry.run, entry.round) == (self.run, self.round) for entry in ledger.entries)
 
     def plan(self) -> SessionPlan:
-        """Return what its session plays."""
+        """Return the plan of the release's session."""
         return release_plan(self.release, empty_groups(), self.privacy, self.phase, len(self.model))
 
 
 class ReleaseRounds(Generic[EndingT]):
-    """One release, as one round.
+    """One release, played as a session with one round.
 
     Args:
         due: the release.
-        ledger: of the run folder; it is closed here.
-        record: what the parties sign of every round.
+        ledger: ledger of the run folder; closed here.
+        record: record of the parties' signatures.
 
     Raises:
-        RunFolderError: the record lacks a round that was played before.
+        RunFolderError: the record lacks an earlier round.
     """
 
     def __init__(self, due: DueRelease[EndingT], ledger: Ledger, record: RunRecord) -> None:
@@ -87,17 +88,19 @@ class ReleaseRounds(Generic[EndingT]):
         self.plan, self.start, self.number = due.plan(), RoundStartState(model=due.model), 1
         self.has_rounds_left = not due.made
         self._closing: list[SessionMessage] = []
+        # Lines of the record = finished rounds + earlier releases + this one if made; a further line is of an
+        # unreleased round.
         record.mend(due.trained + len(due.phase.released) + due.made)
 
     def close(self) -> None:
-        """Give the ledger back; closing twice is harmless."""
+        """Close the ledger; closing twice is harmless."""
         self._ledger.close()
 
     def stop_reason(self, repeats: bool) -> str | None:
-        """Return why the release may not be asked for, None if it may.
+        """Return why the release may not be requested; None if it may.
 
-        Where an attempt that is asked for again is another release, it would cost another epsilon: what a release may
-        spend is declared.
+        If a repeated attempt is another release, it would cost another epsilon, and the document declares the epsilon
+        of each release. Such a release is not requested again.
         """
         if not self._due.is_charged_in(self._ledger):
             return None if self._due.refusal is None else self._due.refusal(self._ledger)
@@ -109,29 +112,31 @@ class ReleaseRounds(Generic[EndingT]):
         )
 
     def begin(self, repeats: bool) -> SampleDraw:
-        """Charge the release where it is not charged yet; everybody takes part."""
+        """Charge the release if it is not charged yet; all users take part."""
         due = self._due
         if not due.is_charged_in(self._ledger):
             self._ledger.charge(run=due.run, round=due.round, attempt=0, event=due.event)
         return EVERYBODY
 
     def release(self, total: Float64[np.ndarray, " d"], summed: int) -> None:
-        """Put the sum on the disk."""
+        """Persist the sum."""
         made = NoisySum(total, self._due.release.std(summed))
+        # The record first: a line without its sum is removed by mend() on the next start; a sum without its line
+        # could not be verified.
         self._record.add(digest_of_release((made.std, made.vector)), self._ledger.head.digest)
         self._due.keep(made)
         self.has_rounds_left = False
 
     def pass_on(self, summed: int) -> None:
-        """Never: the coordinator has every sum."""
+        """Never called: the coordinator has every sum."""
         raise AssertionError("statistics are released to the coordinator")
 
     def closing(self) -> list[SessionMessage]:
-        """Return what silos are asked to sign once it is concluded; nothing where the run goes on."""
+        """Return the messages that the silos sign at the end of the run; empty if the run continues."""
         return self._closing
 
     def conclude(self, reason: str | None, *, has_model: bool) -> EndingT:
-        """Write what is left behind, and give the ledger back."""
+        """Write the final files, and close the ledger."""
         due = self._due
         found = due.conclude(reason, self._ledger)
         if due.charges is not None and not self.has_rounds_left:
@@ -141,5 +146,5 @@ class ReleaseRounds(Generic[EndingT]):
 
 
 def phase_of(name: str, made: NoisySums) -> RunPart:
-    """Return what silos are told of a part of a run, and of the releases before it."""
+    """Return the `RunPart` of a part of a run: its name, and the numbers of the releases before it."""
     return RunPart(name=name, released=tuple((one.std, one.vector) for one in made))

@@ -1,20 +1,20 @@
-"""Which answers a silo had kept, and so may have sent: beside its ledger, and not where the answers themselves are.
+"""Marks of the answers that a silo persisted and so may have sent, stored apart from the answers.
 
-Claim: a silo draws no second sum of a round for want of the answer that it had kept of it. Where ``answers`` was lost
-or put back from an old copy, what others gave to that round would be summed a second time, uncharged to their users;
-so the run is refused. A round that was charged and of which nothing was kept (a crash between the two) was never sent:
-it is drawn again, and charged again.
+Claim: a silo computes no second contribution to a round because its persisted answer is missing. If the folder
+``answers`` was lost or restored from an old copy, a new contribution would put the other silos' vectors of that round
+into a second sum, uncharged to their users. So the silo refuses the run. A round that was charged without a persisted
+answer (a crash between the two) was never sent: it is computed and charged again.
 
-Conditions: the disk keeps what was fsynced, and ``kept`` is not put back together with ``answers``: who restores both
-and the ledger to one moment makes the silo forget; that, other parties' words on the ledger show
-(:mod:`~fedveil.federation.ledger_heads`). Rounds that an earlier release answered have no mark until they are repeated.
+Conditions: the disk keeps what was fsynced, and ``kept`` is not restored together with ``answers``. Restoring both
+and the ledger to one moment makes the silo forget. The ledger heads that other parties know detect that
+(:mod:`~fedveil.federation.ledger_heads`). Rounds answered by an earlier release of fedveil have no mark until they
+are repeated.
 
-Enforced by :meth:`ReplayMarks.append`, one line and one fsync after an answer is kept and before any of it leaves,
-and by :meth:`ReplayMark.fits`, before anything is charged. A mark tells of an answer its ledger line and its length.
-An answer is given :data:`~fedveil.protocols.protocol.MOST_REPEATS` times at most: what masks and ciphertexts show
-beside the sum, a line of the statement counts for so many
-(:meth:`~fedveil.methods.private_weighting.PrivateWeighting.distance`). Tests:
-``tests/test_federation_replay_guard.py``.
+Enforced by :meth:`ReplayMarks.append`, with one line and one fsync after an answer is persisted and before any of it
+leaves, and by :meth:`ReplayMark.fits`, before anything is charged. A mark holds the digest of the answer's ledger
+line and the answer's length. An answer is sent :data:`~fedveil.protocols.protocol.MOST_REPEATS` times at most. Masks
+and ciphertexts of a repeat reveal something besides the sum, and a line of the statement covers that many repeats
+(:meth:`~fedveil.methods.private_weighting.PrivateWeighting.distance`). Tests: ``tests/test_federation_kept.py``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from fedveil.files import LARGEST_FILE, append_file, read_content, replace_file,
 from fedveil.privacy.ledger import Ledger
 
 KEPT: Final = "kept"
-"""In a silo's state folder: a file for every part of a run, with a line for every time that an answer may be sent."""
+"""Folder in the state folder: one file per part of a run, one line per permission to send an answer."""
 
 _LINE: Final = re.compile(rb"([0-9a-f]{64}) (0|[1-9][0-9]{0,14})")
 
 
 @dataclass(frozen=True)
 class ReplayMark:
-    """An answer that was kept.
+    """Mark of a persisted answer.
 
     Attributes:
-        head: the digest of the ledger's line that charged it, in hexadecimal.
-        length: of the answer, in bytes: it grows where an answer is given in two steps.
+        head: digest of the ledger line that charged the answer, in hexadecimal.
+        length: length of the answer in bytes; it grows if a contribution is made in two steps.
     """
 
     head: str
@@ -49,23 +49,23 @@ class ReplayMark:
 
     @classmethod
     def from_record(cls, record: RoundRecord) -> ReplayMark:
-        """Return the mark of what is kept of a round."""
+        """Return the mark of a round's record."""
         return cls(record.head.hex(), len(record.given))
 
     @property
     def line(self) -> bytes:
-        """The mark as it is written."""
+        """The mark as a line of the file."""
         return f"{self.head} {self.length}\n".encode()
 
     def fits(self, record: RoundRecord | None, ledger: Ledger) -> bool:
-        """Whether what is kept now is the answer of this mark, or one that was charged, or completed, later.
+        """Return whether a record is the answer of this mark, or was charged or completed later.
 
-        A later one has no mark yet where the silo was killed between keeping an answer and marking it. Of a mark that
-        the ledger does not have, which went back too, no answer is later.
+        A later answer has no mark yet if the silo was killed between persisting and marking. If the ledger lacks the
+        line of this mark, the ledger was restored too; then no answer counts as later.
 
         Args:
-            record: what is kept; None: nothing.
-            ledger: that charged both.
+            record: the persisted record; None: no record.
+            ledger: the ledger that charged both.
         """
         if record is None:
             return False
@@ -77,10 +77,10 @@ class ReplayMark:
 
 @dataclass(frozen=True)
 class ReplayMarks:
-    """One file per part of a run, in a folder that only the silo reads.
+    """Marks of a silo: one file per part of a run, in a folder that only the silo reads.
 
     Attributes:
-        folder: the folder; made when it is first needed.
+        folder: the folder; created on first use.
     """
 
     folder: Path
@@ -88,31 +88,31 @@ class ReplayMarks:
     def last(self, place: bytes) -> ReplayMark | None:
         """Return the last mark of a part of a run; None before the first.
 
-        A last line without its end was not yet durable, so nothing had been sent.
+        An unterminated last line was not yet durable, so nothing had been sent.
 
         Args:
             place: 16 bytes, the part of the run.
 
         Raises:
             IntegrityError: the file is damaged.
-            RunFolderError: it cannot be read.
+            RunFolderError: the file cannot be read.
         """
         return _last(self._path(place), self._content(place))
 
     def append(self, place: bytes, mark: ReplayMark, *, most: int) -> bool:
-        """Write a mark, and return once it is on disk: a line for every time that the answer may be sent.
+        """Append a mark and fsync it: one line for each time that the answer may be sent.
 
         Args:
             place: 16 bytes, the part of the run.
-            mark: of an answer that is on disk.
-            most: how often it may be sent.
+            mark: mark of a persisted answer.
+            most: limit on the number of times.
 
         Returns:
-            Whether it may be sent: False, and nothing is written, where it was marked ``most`` times.
+            Whether the answer may be sent. False, with nothing written, after ``most`` marks.
 
         Raises:
             IntegrityError: the file is damaged.
-            RunFolderError: the disk is full, say; nothing may be sent.
+            RunFolderError: the file cannot be written, for example because the disk is full; nothing may be sent.
         """
         path, content = self._path(place), self._content(place)
         _last(path, content)
@@ -126,6 +126,7 @@ class ReplayMarks:
             if not self.folder.is_dir():
                 self.folder.mkdir(mode=0o700)
                 sync_folder(self.folder.parent)
+            # A torn last line is cut off: it was never durable, and appending to it would damage the new line.
             replace_file(path, content[: content.rfind(b"\n") + 1] + line, mode=0o600)
         return True
 

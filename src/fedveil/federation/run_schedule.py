@@ -1,11 +1,11 @@
-"""The parts of a run that its folder lacks, in their order, as their coordinator plays them.
+"""Order of a run's parts, and the next part that the coordinator's run folder lacks.
 
     releases:    1 ─► 2 ─► ...
     experiment:  prep/1 ─► prep/2 ─► rounds of training ─► eval/1 ─► eval/2
 
-Every part writes what it ended with into the run folder, and the next is found there: a run that was cut off anywhere
-goes on from its folder alone. The end of a run is signed by the silos in a session of its last part: where a signature
-is missing, that part has another session (``again``), in which no round is played.
+Every part writes its result into the run folder, and the next part is derived from the folder. A run that was
+interrupted at any point therefore resumes from its folder alone. The silos sign the end of a run in a session of the
+last part. If a signature is missing, that part has another session (``again``), in which no round is played.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PartEnding:
 
     Attributes:
         folder: the run folder.
-        stopped: why it ended early; None if it did not.
+        stopped: reason of an early end; None if the part is complete.
     """
 
     folder: Path
@@ -50,10 +50,10 @@ class PartEnding:
 def next_document_release(
     prepared: PreparedReleases, folder: RunFolder, *, again: bool = False
 ) -> DueRelease[PartEnding] | None:
-    """Return the next release of a document; if all are made None, or the last one ``again``.
+    """Return the next release of a document; if all are made, None, or the last one for ``again``.
 
     Raises:
-        RunFolderError: a damaged folder.
+        RunFolderError: the folder is damaged.
     """
     made = prepared.read(folder)
     whole = len(made) == prepared.count
@@ -82,10 +82,10 @@ def next_document_release(
 
 
 def preprocessing_releases(folder: RunFolder) -> NoisySums:
-    """Return the releases of a run's preprocessing that are made.
+    """Return the finished releases of a run's preprocessing.
 
     Raises:
-        RunFolderError: a damaged one.
+        RunFolderError: a release is damaged.
     """
     settle_schema(folder)
     found = read_preprocessed(folder.path)
@@ -93,15 +93,15 @@ def preprocessing_releases(folder: RunFolder) -> NoisySums:
 
 
 def phase_of_training(prepared: Prepared, folder: RunFolder) -> RunPart | None:
-    """Return what silos are told of the rounds of training; None where there is nothing but them."""
+    """Return the `RunPart` of the training rounds; None if the run has no releases."""
     return phase_of("", preprocessing_releases(folder)) if prepared.side_releases else None
 
 
 def next_preprocessing_release(prepared: Prepared, folder: RunFolder) -> DueRelease[PartEnding] | None:
-    """Return the next release of the preprocessing that is asked for; None where all are made.
+    """Return the next release of the requested preprocessing; None if all are made.
 
     Raises:
-        RunFolderError: a damaged folder.
+        RunFolderError: the folder is damaged.
     """
     planned, experiment = prepared.preprocessing, prepared.experiment
     made = preprocessing_releases(folder)
@@ -123,10 +123,12 @@ def next_preprocessing_release(prepared: Prepared, folder: RunFolder) -> DueRele
 
 
 def _refusal(prepared: Prepared, folder: RunFolder, ledger: Ledger, name: str, *, trains: bool) -> str | None:
-    """Return why the budget does not allow to charge a release beside the rounds; None if it does.
+    """Return why the budget forbids to charge a release in addition to the rounds; None if it allows it.
 
-    A coordinator charges each of them once: silos repeat a release that is asked for again, or it is not asked for.
+    The coordinator charges each side release once: either the silos repeat a release, or the coordinator does not
+    request it again.
     """
+    # A run whose releases spend the whole budget could never train: one more round must still fit.
     round_repeatable = prepared.protocol_spec.repeatable if trains else None
     needed = release_over_budget(prepared, folder, ledger, repeatable=True, round_repeatable=round_repeatable)
     if needed is None:
@@ -137,10 +139,10 @@ def _refusal(prepared: Prepared, folder: RunFolder, ledger: Ledger, name: str, *
 
 
 def evaluating(folder: RunFolder) -> NoisySums:
-    """Return the releases of an evaluation that is not whole yet.
+    """Return the releases of an unfinished evaluation.
 
     Raises:
-        RunFolderError: a damaged file.
+        RunFolderError: the file is damaged.
     """
     path = folder / EVALUATING
     if not path.exists():
@@ -151,12 +153,13 @@ def evaluating(folder: RunFolder) -> NoisySums:
 
 
 def has_trained(prepared: Prepared, folder: RunFolder) -> bool:
-    """Whether the rounds of a run have ended that is evaluated after them: at the last, or where the budget ends.
+    """Return whether the training rounds of a run with an evaluation have ended.
 
-    A run that is not evaluated is concluded again whenever it is opened.
+    They end at the last round, or where the budget does. A run without an evaluation gives False: it is concluded
+    again whenever its folder is opened.
 
     Raises:
-        RunFolderError: a damaged folder.
+        RunFolderError: the folder is damaged.
     """
     if prepared.evaluation is None:
         return False
@@ -169,6 +172,7 @@ def has_trained(prepared: Prepared, folder: RunFolder) -> bool:
     with Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
         charges = read_spent_budget(ledger, prepared.experiment.name, ()).charges
         beside = reserved_releases(prepared, folder, ledger, repeatable=True)
+    # The next round costs a charge, unless a repeatable round was charged already and not released.
     due = charges == checkpoint.round or not prepared.protocol_spec.repeatable
     return over_budget(prepared, number, charges + due, beside) is not None
 
@@ -176,12 +180,12 @@ def has_trained(prepared: Prepared, folder: RunFolder) -> bool:
 def next_evaluation_release(
     prepared: Prepared, folder: RunFolder, *, again: bool = False
 ) -> DueRelease[Outcome] | None:
-    """Return the next release of the evaluation that is asked for; if all are made None, or the last one ``again``.
+    """Return the next release of the evaluation; if all are made, None, or the last one for ``again``.
 
-    The rounds have ended.
+    Precondition: the training rounds have ended.
 
     Raises:
-        RunFolderError: a damaged folder.
+        RunFolderError: the folder is damaged.
     """
     evaluation, experiment = prepared.evaluation, prepared.experiment
     whole = (folder / FILE).exists()
@@ -217,7 +221,7 @@ def next_evaluation_release(
 def _keep(
     evaluation: Evaluation, prepared: Prepared, folder: RunFolder, round_number: int, made: NoisySums
 ) -> None:
-    """Put releases of an evaluation on the disk; all of them are the evaluation."""
+    """Persist the releases of an evaluation: as the evaluation if complete, else as intermediate file."""
     if len(made) == len(evaluation.releases):
         folder.write_json(
             FILE, evaluation.combine_releases(prepared.experiment.name, round_number, made).to_json()

@@ -60,7 +60,7 @@ class SessionAdmission:
         self._until = 0.0
 
     def ready_message(self, run: bytes) -> Ready:
-        """Return the `Ready` reply for a run: the silo's nonce, and its reservation for another run in seconds."""
+        """Return the `Ready` reply for a run: the nonce, and the seconds for which another run has the silo."""
         left = 0.0 if run == self._run else self._until - time.monotonic()
         return Ready(nonce=self._nonce, busy=max(0, round(left)))
 
@@ -77,5 +77,5 @@ class SessionAdmission:
         self._nonce = new_nonce()
 
     def keep(self, run: bytes, *, busy: bool) -> None:
-        """Note a message of the session; while rounds are in progress (``busy``), reserve the silo for the run."""
+        """Note a message of the session; if rounds are in progress (``busy``), reserve the silo for the run."""
         self._run, self._until = run, time.monotonic() + LEASE_SECONDS if busy else 0.0

@@ -1,12 +1,12 @@
-"""A silo of a federation: reads the coordinator's letters, answers each with one, and keeps its own counsel.
+"""State machine of a silo: reads the coordinator's messages and answers each with one message.
 
-    Terms        -> Join or Declined   its policy, its users' budget over all runs, the experiment
-    Finalize      -> Attestation            the run's statement, computed again and signed
-    Task, ProtocolMessage  -> ProtocolMessage               charged and kept durably before anything leaves
-    other        -> Here                whatever is not of its session (:mod:`~.session_admission`): it changes nothing
+    Terms                        -> Join or Declined     checks policy, users' budget over all runs, experiment
+    Finalize                     -> Attestation          computes the run's statement again, and signs it
+    RoundTask, ProtocolMessage   -> ProtocolMessage      charges and persists before anything leaves
+    other                        -> Ready                outside its session (:mod:`~.session_admission`): no change
 
-A request that comes twice is answered twice alike. Another request for a round that was answered is refused, and so is
-a round that does not follow the last one.
+A repeated request gets the same answer. The silo refuses another request for an answered round, and a round that does
+not follow the last one.
 """
 
 from __future__ import annotations
@@ -62,19 +62,21 @@ from fedveil.sanitize import quiet_log
 _log = quiet_log("fedveil.silo")
 
 MODELS: Final = "models"
-"""In its state folder: the last model of each run whose models the coordinator does not have."""
+"""Folder in the state folder: the last model of each run whose models the coordinator does not have."""
 
 TERMS: Final = "terms"
-"""In its state folder: the signed letters that proposed what was charged."""
+"""Folder in the state folder: the signed messages with the terms of all charges."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What a silo's own files say now: read before every session, so a revocation or a stricter policy holds from then.
+    """Membership and policy in the silo's files, read before every session.
+
+    A revocation or a stricter policy therefore applies from the next session.
 
     Attributes:
-        membership: the federation, as its founder sealed it.
-        policy: what the silo takes part in.
+        membership: the federation, signed by its founder.
+        policy: the silo's policy.
     """
 
     membership: Membership
@@ -83,14 +85,14 @@ class Standing:
 
 @dataclass
 class _Exchange:
-    """The last letter that a session has answered: it is answered alike when it comes again.
+    """The last answered message of a session; a repetition gets the same answer.
 
     Attributes:
         run: the run.
-        session: its name.
-        number: of the exchange.
-        request: digest of the letter.
-        reply: its answer.
+        session: name of the session.
+        number: number of the exchange.
+        request: digest of the message.
+        reply: the answer.
     """
 
     run: bytes
@@ -101,14 +103,14 @@ class _Exchange:
 
 
 class SiloParty:
-    """One silo's state machine.
+    """State machine of one silo.
 
     Args:
-        standing: reads membership and policy, at once and before every session.
-        number: the silo's own.
-        identity: its long-term key.
-        share: the population as it holds it: its own records, and the public facts of the federation.
-        state: a folder that survives restarts: the ledger, and the last answer of each run.
+        standing: reads membership and policy; called at once and before every session.
+        number: number of the silo.
+        identity: long-term key of the silo.
+        share: population with the silo's own records and the public facts of the federation.
+        state: persistent folder with the ledger and the last answer of each run.
 
     Raises:
         RunFolderError: the ledger is damaged, or another process serves this silo.
@@ -146,19 +148,19 @@ class SiloParty:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the ledger back."""
+        """Close the ledger."""
         self.close()
 
     def close(self) -> None:
-        """Give the ledger back; closing twice is harmless."""
+        """Close the ledger; closing twice is harmless."""
         self._ledger.close()
 
     def receive(self, data: bytes) -> bytes:
-        """Read a letter of the coordinator; return the letter that answers it.
+        """Read a message of the coordinator and return the answer.
 
         Raises:
-            ProtocolError: no letter of the coordinator to this silo, or too many before it led to nothing; it gets no
-                answer and nothing changes.
+            ProtocolError: the message is not from the coordinator to this silo, or the day's quota of uncharged work
+                is spent. The message gets no answer, and nothing changes.
         """
         self._allowance.check(self._policy.uncharged_cpu_seconds)
         began, charges, self._outcome = time.thread_time(), self._ledger.charges, "refused"
@@ -169,20 +171,20 @@ class SiloParty:
             self._allowance.count(time.thread_time() - began, outcome)
 
     def in_progress_message(self, data: bytes) -> bytes:
-        """Return the word that the silo is at work, on this letter or on another; it may be asked while it is.
+        """Return a keep-alive that answers a message; may be called while :meth:`receive` runs.
 
-        It says nothing of how far the work is: steps would count records.
+        It reports no progress: the number of steps would reveal the number of records.
 
         Raises:
-            ProtocolError: no letter of the coordinator to this silo.
+            ProtocolError: the message is not from the coordinator to this silo.
         """
         return self._open(data).answer(InProgress()).seal(self._identity)
 
     def longest(self, beginning: bytes) -> int:
-        """Return how many bytes a letter that begins so may have; it is judged before the rest is read or believed.
+        """Return the size limit in bytes of a message with this beginning, before the rest is read.
 
         Args:
-            beginning: its first :data:`~.limits.BEGINNING` bytes, or more.
+            beginning: the first :data:`~.limits.BEGINNING` bytes, or more; unverified.
         """
         session, last = self._session, self._last
         known = session is not None and last is not None and session_in(beginning) == (last.run, last.session)
@@ -214,7 +216,7 @@ class SiloParty:
             return self._seal(letter, _refused(error))
 
     def _answer(self, letter: SignedMessage, data: bytes) -> bytes:
-        """Return the letter that answers another one, or raise: then nothing has changed."""
+        """Return the answer to a message, or raise without a change of state."""
         last, session, kind = self._last, self._session, out_of_session_kind(letter.parts)
         if is_proposal(letter.parts):
             return self._join(letter, data)
@@ -239,7 +241,8 @@ class SiloParty:
             session.talk.answer(answers)
             self._over, self._outcome = False, "answered"
         except (Exception, SystemExit) as error:
-            # whatever it is: unanswered, the round would be asked for and charged again
+            # Any error: without an answer, the coordinator would request the round again, and it would be charged
+            # again.
             answers = [_refused(error)]
         return self._reply(letter, data, answers)
 
@@ -247,7 +250,7 @@ class SiloParty:
         return self._seal(letter, self._reception.ready_message(letter.run))
 
     def _reply(self, letter: SignedMessage, data: bytes, answers: Sequence[SessionMessage]) -> bytes:
-        """Note the answer to an exchange, and return it."""
+        """Store the answer to an exchange for repetitions, and return it."""
         assert self._session is not None
         self._reception.keep(letter.run, busy=self._session.talk.underway and not self._over)
         reply, digest = self._seal(letter, *answers), hashlib.sha256(data).digest()
@@ -257,6 +260,7 @@ class SiloParty:
     # --- joining a run ---------------------------------------------------------------------------------------
 
     def _join(self, letter: SignedMessage, data: bytes) -> bytes:
+        """Check the terms of a session and answer with a `Join`, or sign the end of the run."""
         terms = single_message(letter.parts, Terms, SERVER)
         phase = next((part for part in letter.parts if isinstance(part, RunPart)), None)
         if not self._reception.admits(self._number, letter.run, letter.session, terms):
@@ -301,6 +305,8 @@ class SiloParty:
         session.talk.ask(letter.parts)
         answers = session.join()
         session.talk.answer(answers)
+        # The terms are on disk before the session exists: every later charge names their digest, and an auditor reads
+        # them.
         self._keep_terms(terms, data)
         self._reception.admit()
         self._allowance.begin()
@@ -308,10 +314,10 @@ class SiloParty:
         return self._reply(letter, data, answers)
 
     def _check_budget(self, books: SiloState, work: SiloTask) -> None:
-        """Refuse a run that does not all fit what the users have left, before the first of it is charged.
+        """Refuse a run whose whole cost exceeds the remaining budget, before its first charge.
 
-        Later each round must fit by itself: an attempt that was charged twice ends the run where the budget does, and
-        not when the next session begins.
+        Later, each round must fit by itself. A round that is charged twice therefore ends the run where the budget
+        ends, not at the start of the next session.
         """
         budget = self._policy.budget
         if budget is None or books.has_earlier_charges:
@@ -320,7 +326,7 @@ class SiloParty:
             raise RefusalError(Code.RUN_BUDGET, work.rounds, budget.epsilon, budget.delta)
 
     def _stand(self) -> None:
-        """Read membership and policy again; without them, or under another membership, nothing is joined."""
+        """Read membership and policy again; refuse if they cannot be read or the membership has changed."""
         try:
             now = self._standing()
         except FedveilError as error:
@@ -341,7 +347,10 @@ class SiloParty:
         )
 
     def _keep_terms(self, terms: Terms, data: bytes) -> None:
-        """Keep what the coordinator asked for, signed, before a charge can name it; one that none has named goes."""
+        """Persist the coordinator's signed terms before a charge can name them.
+
+        Terms that no charge names are deleted when the next terms arrive.
+        """
         path, unpaid = self._state / TERMS / f"{terms.digest.hex()}.letter", self._unpaid
         with writing(path, RunFolderError):
             if unpaid is not None and unpaid != path and not self._ledger.names(unpaid.stem):
@@ -352,11 +361,12 @@ class SiloParty:
                 self._unpaid = path
 
     def _check_one_experiment(self, run: bytes, terms: Terms) -> None:
-        """Refuse to go on with a run of which anything was charged under another experiment.
+        """Refuse to continue a run that was charged under another experiment.
 
-        Its rounds were charged, and are stated at its end, as those of one. A membership that was renewed makes other
-        terms of the same experiment, and so the letters are read. Of trainers, which bound nothing, one matters: who
-        computes each contribution alone states nothing of batches, so no round may have been trained in some.
+        The run's rounds are charged, and stated at its end, as rounds of one experiment. A renewed membership gives
+        other terms for the same experiment, so the experiments in the messages are compared. Trainers do not affect a
+        bound, with one exception. The statement of a batch-independent run says nothing about batches, so no round of
+        it may have been trained in batches.
         """
         now, trained = terms.experiment, self._ledger.training_terms(run.hex())
         for one in self._ledger.charged_terms(run.hex()) - {terms.digest.hex()}:
@@ -366,8 +376,9 @@ class SiloParty:
                 raise RefusalError(Code.OTHER_EXPERIMENT)
 
     def _experiment(self, terms: str) -> str:
-        """Return the experiment of a letter that proposed what was charged."""
+        """Return the experiment of the stored terms with this digest."""
         data = read_content(self._state / TERMS / f"{terms}.letter", RunFolderError, largest=LARGEST_OPENING)
+        # A coordinator whose key was revoked since may have signed the terms.
         known = (self._membership.coordinator, *(one.identity for one in self._membership.revoked))
         for identity in known:
             with suppress(ProtocolError):
@@ -382,7 +393,7 @@ class SiloParty:
 
 
 def _refused(error: Exception | SystemExit) -> Declined:
-    """Return what is told of an error, and leave the whole of it in the silo's own log."""
+    """Return the refusal for an error, and write the full error to the silo's own log."""
     why = to_refusal(error)
     _log.warning("refused (%s): %s", why.code.name, error, exc_info=not isinstance(error, FedveilError))
     return Declined(why=why)

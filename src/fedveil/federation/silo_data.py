@@ -1,4 +1,4 @@
-"""What one party of a federation holds of its data: a silo its own records, the coordinator a public test table."""
+"""Data of one party of a federation: a silo's own records, or the coordinator's public test table."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedveil.run.config.declared_tables import DeclaredTables
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class LocalPopulation(Population):
-    """A population of which this process has the records of one party alone.
+    """Population in which this process has the records of one party only.
 
-    All else (|U|, the silos' names, task, classes) is that of the whole federation.
+    All other facts (|U|, the silos' names, task, classes) describe the whole federation.
 
     Attributes:
-        table: where its records come from, for what reads them otherwise than training does; None: from nowhere.
+        table: source of the records, for readers other than training; None if the records have no table.
     """
 
     complete: ClassVar[bool] = False
@@ -36,20 +36,20 @@ class LocalPopulation(Population):
 
     @property
     def declared(self) -> DeclaredTables | None:
-        """What is declared of all parties' tables; None where there are none."""
+        """Declared facts of all parties' tables; None if the records have no table."""
         return None if self.table is None else self.table.declared
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartyTable:
-    """The table of one party: what is declared of all, and the party's own file.
+    """Table of one party: the declared facts of all tables, and the party's own file.
 
     Attributes:
-        declared: what is declared of all tables.
-        silo: the silo's number; None: the coordinator, which has no records.
-        path: the silo's own file, or the coordinator's public test table; None: it has none.
-        users: all users' ids, in the order of their numbers; None: ids are numbers from 0.
-        main_silos: of all users, where the silo has a file of them.
+        declared: declared facts of all tables.
+        silo: number of the silo; None: the coordinator, which has no records.
+        path: the silo's own file, or the coordinator's public test table; None: no file.
+        users: ids of all users, in the order of their numbers; None: ids are numbers from 0.
+        main_silos: main silo of every user; None if the silo has no file of them.
     """
 
     declared: DeclaredTables
@@ -59,18 +59,18 @@ class PartyTable:
     main_silos: MainSilos | None = None
 
     def with_refined_schema(self, schema: Schema, clip: float | None) -> PartyTable:
-        """Return the same table under a schema, and beside a clip, that follow from releases."""
+        """Return the table under a refined schema and clip, both computed from releases."""
         return replace(self, declared=self.declared.with_refined_schema(schema, clip))
 
     def columns(self, wanted: Sequence[str], schema: Schema | None = None) -> ColumnTable:
-        """Return columns of the silo's own records.
+        """Read columns of the silo's own records.
 
         Args:
-            wanted: their names.
-            schema: what they are; None: as declared.
+            wanted: names of the columns.
+            schema: schema of the columns; None: the declared one.
 
         Raises:
-            DataError: a file that cannot be read or lacks a column.
+            DataError: a file cannot be read, or lacks a column.
         """
         silos = self.declared.silos
         assert self.silo is not None, "the coordinator has no records"
@@ -79,15 +79,15 @@ class PartyTable:
         return read_own_columns(schema, self.path, wanted, silo=self.silo, silo_names=silos, users=self.users)
 
     def share(self, tested: HoldoutSpec | None = None) -> LocalPopulation:
-        """Return what the party holds: a silo its records, the coordinator the public test table, if there is one.
+        """Load the party's population: a silo's records, or the coordinator's public test table, if any.
 
-        The coordinator evaluates models on it; from the shapes alone it is derived what a model looks like.
+        The coordinator evaluates models on its table. The shape of a model follows from the schema alone.
 
         Args:
             tested: which of a silo's records are held out; None: none.
 
         Raises:
-            DataError: a table that does not fit the schema; named by file, record and column.
+            DataError: a table does not fit the schema; names file, record and column.
         """
         schema, silos = self.declared.schema, self.declared.silos
         if self.silo is None:
@@ -131,11 +131,11 @@ class PartyTable:
 
 @dataclass(frozen=True)
 class HoldoutSpec:
-    """Which records are held out for testing.
+    """Selection of the records held out for testing.
 
     Attributes:
-        share: the probability of each.
-        seed: of the choice.
+        share: probability of each record.
+        seed: seed of the selection.
     """
 
     share: float
@@ -143,7 +143,7 @@ class HoldoutSpec:
 
 
 def _nothing(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
-    """Return no record, in the shapes of a schema's features and targets."""
+    """Return empty features and targets in the shapes of a schema."""
     features = np.zeros((0, schema.width), dtype=np.float32)
     if isinstance(schema.target, Label):
         return features, np.zeros(0, dtype=np.int64)
@@ -159,23 +159,23 @@ def load_silo_population(
     users: Path | None,
     main_silos: Path | None = None,
 ) -> LocalPopulation:
-    """Read what a silo holds.
+    """Read a silo's table, user list and main silos.
 
     Args:
         schema: the public schema.
         table: the silo's own file.
         membership: the federation.
-        silo: the silo's number.
-        users: the list of all users' ids that the schema names; None: it names none. Known to the silos alone.
-        main_silos: a file of all users' main silos; None: no run asks for it.
+        silo: number of the silo.
+        users: list of all users' ids, if the schema names one; else None. Known to the silos only.
+        main_silos: file of all users' main silos; None: no run needs it.
 
     Raises:
-        DataError: a table that does not fit the schema; named by file, record and column. Another list of users than
-            the schema names.
+        DataError: a table does not fit the schema (names file, record and column), or the list of users is not the
+            one that the schema names.
 
     Guarantees:
-        With the same schema, which all members sealed, every silo has the same list, byte for byte, or none: an id has
-        one number in all silos, so that no user is two.
+        Silos with the same schema, which the founder's signature covers, have the same list byte for byte, or none.
+        So an id has one number in all silos, and no person counts as two users.
     """
     listed = _listed(schema, users)
     declared = DeclaredTables(schema=schema, silos=membership.silos)
@@ -187,7 +187,7 @@ def load_silo_population(
 
 
 def _listed(schema: Schema, path: Path | None) -> tuple[str, ...] | None:
-    """Return all users' ids, in the order of their numbers; None: ids are numbers."""
+    """Return all users' ids, in the order of their numbers; None if ids are numbers."""
     if path is None and schema.users is not None:
         raise DataError(
             f"silo.toml: the schema names a list of users (sha256 {schema.users}); name that file (users)"
@@ -204,5 +204,5 @@ def _listed(schema: Schema, path: Path | None) -> tuple[str, ...] | None:
 
 
 def load_public_test_table(schema: Schema, test: Path | None, membership: Membership) -> PartyTable:
-    """Return the coordinator's table: a public test table, which is never trained on, or none."""
+    """Return the coordinator's table: a public test table, never used for training, or none."""
     return PartyTable(declared=DeclaredTables(schema=schema, silos=membership.silos), path=test)

@@ -1,22 +1,24 @@
-"""A silo's ledger over all runs, and what beside it shows that nothing of it is missing.
+"""A silo's ledger over all runs, and the files next to it that detect missing lines.
 
-Claim: a ledger that was deleted, cut, or replaced by an earlier copy of itself is refused when the silo starts, as long
-as ``head`` or one answer of a later time is there; and one that was replaced together with both, or copied and used
-twice, is refused in the next session in which the coordinator, or a peer that the round needs, has heard a later head.
+Claim: a ledger that was deleted, truncated, or replaced by an earlier copy is refused when the silo starts, as long
+as ``head`` or one answer of a later time exists. A ledger that was replaced together with both, or copied and used
+twice, is refused in the next session in which the coordinator, or a peer that the round needs, knows a later head.
 
-Conditions: somebody keeps a later head. Who replaces a ledger, ``head``, all answers, and what the others keep, is not
-noticed; nor are charges of which no other silo has heard yet, where the coordinator goes back with it, or lies: silos
-hear heads when a session begins, and in rounds under a protection before their sum can open (by then the coordinator
-has what partial encryption leaves in clear). A membership with a smaller serial number than one under which the silo
-was served in the same federation is refused, as long as the ledger is the last one. A silo that leaves a federation
-takes its ledger to another; who is in two at once has two ledgers, and neither counts the other's charges.
+Conditions: some party keeps a later head. Replacing a ledger, ``head``, all answers, and the heads of the other
+parties is not detected. Nor are charges unknown to every other silo detected if the coordinator goes back too, or
+lies. Silos receive heads when a session begins, and under a protection in rounds before their sum can open (by then
+the coordinator has the clear part under partial encryption). A membership with a smaller serial number than an
+earlier one of the same federation is refused, as long as the ledger is the last one. A silo that leaves a federation
+takes its ledger to another. A silo in two federations at once has two ledgers, and neither counts the other's
+charges.
 
-Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head at its charge in every
-answer (:class:`~fedveil.federation.store.RoundRecord`); the coordinator's and the peers' words
-(:mod:`~fedveil.federation.ledger_heads`). A line ``opened`` with a random number is written at every start, so that two
-processes on copies make heads that do not contain one another; a line ``membership`` has the charter's digest and the
-serial number, where that is larger than before. Tests: ``tests/test_federation_ledger.py`` deletes, cuts, restores from
-every earlier moment, copies and uses both; ``tests/test_migration.py`` takes a ledger to another federation.
+Enforced by: ``head``, the digest of the last line, replaced durably after every line; the head in every answer at the
+time of its charge (:class:`~fedveil.federation.store.RoundRecord`); the heads known to the coordinator and the peers
+(:mod:`~fedveil.federation.ledger_heads`). Every start writes a line ``opened`` with a random number, so that two
+processes on copies of one ledger have heads that the other copy does not contain. A line ``membership`` holds the
+charter's digest and the serial number whenever that increases. Tests: ``tests/test_federation_ledger.py`` deletes,
+truncates, restores from every earlier moment, copies and uses both; ``tests/test_moving.py`` takes a ledger to
+another federation.
 """
 
 from __future__ import annotations
@@ -37,28 +39,28 @@ from fedveil.privacy.ledger import Budget, Entry, Ledger, NoteKind, Origin
 from fedveil.protocols.refusals import Code
 
 LEDGER: Final = "ledger.jsonl"
-"""A silo's ledger over all runs, in its state folder."""
+"""File in the silo's state folder: the ledger over all runs."""
 
 HEAD: Final = "head"
-"""In its state folder: the digest of the ledger's last line, in hexadecimal."""
+"""File in the silo's state folder: digest of the ledger's last line, in hexadecimal."""
 
 UNIT: Final = "user"
 
 
 class SiloLedger:
-    """A silo's ledger, open; it is refused where anything beside it remembers more than it has.
+    """An open ledger of a silo; refused if another file of the silo knows a head that the ledger lacks.
 
     Args:
         state: the silo's state folder.
-        policy: what the silo takes part in; the ledger gets it, where it is another than before.
-        answers: what the silo gave to its runs.
-        charter: SHA-256 of the charter of the federation in which the silo is served.
-        serial: of its membership; the ledger gets it, where it is larger than before in this federation.
+        policy: the silo's policy; written to the ledger if it has changed.
+        answers: the silo's persisted answers.
+        charter: SHA-256 of the charter of the silo's federation.
+        serial: serial number of the membership; written to the ledger if it has increased in this federation.
 
     Raises:
-        IntegrityError: the ledger is missing, was cut, or was replaced by an older one; another lies within; or the
-            membership is older than one under which the silo was served.
-        RunFolderError: it is damaged, or another process serves this silo.
+        IntegrityError: the ledger is missing, truncated, or replaced by an older one; the state folder contains
+            another state folder; or the membership is older than an earlier one.
+        RunFolderError: the ledger is damaged, or another process serves this silo.
     """
 
     def __init__(
@@ -94,12 +96,12 @@ class SiloLedger:
 
     @property
     def ledger(self) -> Ledger:
-        """All charges, to be read."""
+        """The ledger with all charges, for reading."""
         return self._ledger
 
     @property
     def charges(self) -> int:
-        """How many rounds were charged."""
+        """Number of charged rounds."""
         return len(self._ledger.entries)
 
     @property
@@ -108,48 +110,48 @@ class SiloLedger:
         return bytes.fromhex(self._ledger.head.digest)
 
     def _serial(self, charter: bytes) -> int:
-        """Return the largest serial number under which the silo was served in the federation of a charter."""
+        """Return the largest serial number noted for the federation of a charter; 0 if none."""
         with reading(self._ledger.path, RunFolderError):
             served = (note.text.split() for note in self._ledger.notes if note.kind == "membership")
             return max((int(serial) for known, serial in served if known == charter.hex()), default=0)
 
     def names(self, terms: str) -> bool:
-        """Return whether a charge was made under some terms, SHA-256 in hexadecimal."""
+        """Return whether a charge was made under some terms, given as SHA-256 in hexadecimal."""
         return any(one.origin is not None and one.origin.terms == terms for one in self._ledger.entries)
 
     def charged_terms(self, run: str) -> set[str]:
-        """Return the terms, SHA-256 in hexadecimal, under which parts of a run were charged; "" where none is told."""
+        """Return the terms of all charges of a run, as SHA-256 in hexadecimal; "" for charges without terms."""
         return _terms(one for one in self._ledger.entries if one.run.partition("/")[0] == run)
 
     def training_terms(self, run: str) -> set[str]:
-        """Return those of them under which rounds of training were charged."""
+        """Return the terms of the charges for training rounds of a run."""
         return _terms(one for one in self._ledger.entries if one.run == run)
 
     def charge(
         self, *, run: str, round: int, attempt: int, event: Event, budget: Budget | None, origin: Origin
     ) -> None:
-        """Charge as :meth:`Ledger.charge`, and return once the new head is on disk too."""
+        """Charge as :meth:`Ledger.charge`, and return once the new head is persisted too."""
         self._ledger.charge(run=run, round=round, attempt=attempt, event=event, budget=budget, origin=origin)
         self._write_head()
 
     def end_record(self, run: str) -> str | None:
-        """Return the last line of the record, its digest in hexadecimal, with which the silo has signed a run's end.
+        """Return the digest of the record's last line that the silo signed at a run's end; None if not signed.
 
         Args:
-            run: its 16 bytes in hexadecimal.
+            run: 16 bytes of the run, in hexadecimal.
 
         Raises:
-            IntegrityError: a note of an end is none of this version's.
+            IntegrityError: a note of an end has another format.
         """
         with reading(self._ledger.path, IntegrityError):
             ends = (note.text.split() for note in self._ledger.notes if note.kind == "ended")
             return next((line for ended, line in ends if ended == run), None)
 
     def end(self, run: str, line: str) -> None:
-        """Note that the silo signs the end of a run, durably: no round of it is charged from here on.
+        """Note durably that the silo signs the end of a run: no round of the run is charged afterwards.
 
         Raises:
-            RefusalError: it has signed another end.
+            RefusalError: the silo has signed another end.
         """
         known = self.end_record(run)
         if known not in (None, line):
@@ -158,19 +160,19 @@ class SiloLedger:
             self._note("ended", f"{run} {line}")
 
     def require(self, head: bytes) -> None:
-        """Return if the ledger has ended with this head at some time; all zeros are the head before the first line.
+        """Check that the ledger contains a head; all zeros are the head before the first line.
 
         Raises:
-            IntegrityError: it has not: somebody has heard of charges that are missing here.
+            IntegrityError: the head is missing: another party knows charges that this ledger lacks.
         """
         if not self._ledger.contains(head.hex()):
             raise _refused(self._ledger, head.hex())
 
     def reopen(self, policy: Policy) -> None:
-        """Open the ledger again, for a charge that failed closed it, under a policy that may be another than before.
+        """Open the ledger again under the current policy; a failed charge has closed it.
 
         Raises:
-            IntegrityError: another file was put in its place: it lacks what this process has charged.
+            IntegrityError: the file was replaced: it lacks charges of this process.
         """
         self._ledger.close()
         known, found = self._ledger.head.digest, Ledger(self._state / LEDGER, unit=UNIT)
@@ -181,11 +183,11 @@ class SiloLedger:
         self._note_policy(policy)
 
     def close(self) -> None:
-        """Give the ledger back; closing twice is harmless."""
+        """Close the ledger; closing twice is harmless."""
         self._ledger.close()
 
     def _note_policy(self, policy: Policy) -> None:
-        """Write the policy down that holds from now on, where it is another than the last."""
+        """Write the current policy to the ledger if it differs from the last one."""
         text = policy.model_dump_json()
         self.policy_digest = hashlib.sha256(text.encode()).hexdigest()
         if text not in [note.text for note in self._ledger.notes if note.kind == "policy"][-1:]:
@@ -200,21 +202,21 @@ class SiloLedger:
 
 
 def adopt(state: Path, reason: str, more: tuple[str, ...] = ()) -> int:
-    """Have a silo go on with a ledger that misses lines: an answer for them is written to it, with the reason.
+    """Accept a ledger with missing lines: write a note with the reason and the missing heads.
 
-    What the missing charges cost is not in the ledger any more, and nothing puts it back: epsilon over all runs is
-    then more than what the ledger says. Who adopts answers for that; every later export shows it.
+    Not claimed: the cost of the missing charges. Epsilon over all runs is then larger than the ledger shows. The
+    operator who adopts the ledger takes responsibility; every later export shows the note.
 
     Args:
         state: the silo's state folder; the silo must not be served.
-        reason: what happened, for an auditor.
-        more: heads that others have told of and that are missing here, 64 hexadecimal digits each.
+        reason: explanation for an auditor.
+        more: further missing heads, reported by other parties; 64 hexadecimal digits each.
 
     Returns:
-        How many missing heads are answered for.
+        Number of missing heads that the note names.
 
     Raises:
-        RunFolderError: the ledger is damaged, or in use; or nothing is missing.
+        RunFolderError: the ledger is damaged or in use, or nothing is missing.
     """
     with Ledger(state / LEDGER, unit=UNIT) as ledger:
         answers = RecordStore(state / "answers")
@@ -230,7 +232,7 @@ def adopt(state: Path, reason: str, more: tuple[str, ...] = ()) -> int:
 
 
 def _missing(state: Path, ledger: Ledger, answers: RecordStore) -> list[str]:
-    """Return the heads that something beside a ledger remembers and that it does not contain."""
+    """Return the heads that other files remember and the ledger does not contain."""
     known = list(answers.heads())
     if (state / HEAD).exists():
         text = read_content(state / HEAD, IntegrityError, largest=64).decode(errors="replace")
@@ -238,7 +240,7 @@ def _missing(state: Path, ledger: Ledger, answers: RecordStore) -> list[str]:
             raise IntegrityError(f"{state / HEAD}: damaged; restore it, or adopt the ledger as it is")
         known.append(text)
     elif ledger.notes:
-        known.append(_UNKNOWN)  # it was there before the first note was written
+        known.append(_UNKNOWN)  # the head file is written before the first note, so it was deleted
     return [head for head in known if not ledger.contains(head)]
 
 
@@ -247,7 +249,7 @@ def _terms(entries: Iterable[Entry]) -> set[str]:
 
 
 _UNKNOWN: Final = "f" * 64
-"""Stands for a head that was deleted."""
+"""Placeholder for a head that was deleted."""
 
 
 def _write_head(state: Path, ledger: Ledger) -> None:

@@ -1,4 +1,4 @@
-"""Where a silo writes down what it spends and gives, and what it has heard of others' ledgers."""
+"""Persisted state of a silo in one run: ledger, contributions, replay marks, and peers' ledger heads."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from fedveil.protocols.session_messages import LedgerHeads, SignedHead
 
 @dataclass(frozen=True, kw_only=True)
 class SiloState:
-    """Where a silo writes down what it spends and gives in one run.
+    """State of a silo for one part of a run.
 
     Attributes:
         run: 16 bytes, the run.
-        part: the part of it that the session plays; empty for rounds of training.
+        part: name of the part that the session plays; empty for rounds of training.
         silos: names of all silos.
-        ledger: the silo's over all runs.
-        origin: who asks for the run, and under what.
-        budget: what the ledger may hold; None: anything.
-        heads: what it has heard of the other silos' ledgers.
-        records: what it gave to the last round of each run.
-        marks: which answers it had kept.
-        models: the last model of the run, where the silos alone have it.
+        ledger: the silo's ledger over all runs.
+        origin: the terms of the run and the coordinator that proposed them, for the ledger.
+        budget: limit of the ledger; None: unlimited.
+        heads: last known ledger heads of the other silos.
+        records: the silo's contribution to the last round of each run.
+        marks: marks of the persisted contributions.
+        models: the last model of the run, if only the silos have it.
     """
 
     run: bytes
@@ -50,33 +50,33 @@ class SiloState:
 
     @property
     def name(self) -> str:
-        """What the ledger calls the run: what the coordinator calls it may repeat."""
+        """Name of the part in the ledger, from the run's 16 bytes: the coordinator's own name may repeat."""
         return f"{self.run.hex()}/{self.part}" if self.part else self.run.hex()
 
     @property
     def place(self) -> bytes:
-        """16 bytes that name the part of the run, where a silo keeps what it gave to it."""
+        """16 bytes that identify the part of the run among the persisted contributions."""
         return hashlib.sha256(self.run + self.part.encode()).digest()[:RUN_BYTES] if self.part else self.run
 
     @property
     def has_earlier_charges(self) -> bool:
-        """Whether a round of any part of the run was charged before."""
+        """Whether any part of the run was charged before."""
         return bool(self.charged_places())
 
     def charged_places(self) -> list[RoundPlace]:
-        """Return the rounds of all parts of the run that were charged; one that was charged twice is there twice."""
+        """Return the charged rounds of all parts of the run, with repetitions."""
         named = [(*entry.run.partition("/"), entry.round) for entry in self.ledger.ledger.entries]
         return [(part, number) for run, _, part, number in named if run == self.run.hex()]
 
     def charged_rounds(self) -> list[int]:
-        """Return the rounds of the part that were charged; one that was charged twice is there twice."""
+        """Return the charged rounds of the part, with repetitions."""
         return [entry.round for entry in self.ledger.ledger.entries if entry.run == self.name]
 
     def last(self) -> RoundRecord | None:
-        """Return what the silo keeps of the last round of the part; None before the first.
+        """Return the record of the last round of the part; None before the first.
 
         Raises:
-            RefusalError: it had kept, and so may have sent, a later answer, which is not there any more.
+            RefusalError: a later answer was persisted, and so may have been sent, but is missing.
             RunFolderError: the files are damaged, or cannot be read.
         """
         last, mark = self.records.read(self.place), self.marks.last(self.place)
@@ -90,38 +90,39 @@ class SiloState:
         return last
 
     def mark(self, record: RoundRecord) -> None:
-        """Note that what the silo gives to a round is on its disk; only then may any of it leave.
+        """Write the mark of a persisted contribution; only then may any of it leave.
 
         Raises:
-            RefusalError: it was given as often as one charge allows.
-            RunFolderError: the disk is full, say; nothing may be sent.
+            RefusalError: the contribution was sent as often as one charge allows.
+            RunFolderError: the mark cannot be written, for example because the disk is full; nothing may be sent.
         """
         if not self.marks.append(self.place, ReplayMark.from_record(record), most=MOST_REPEATS):
             raise RefusalError(Code.REPEATED, record.round, MOST_REPEATS)
 
     def sign_heads(self, session: bytes, place: ClientContext) -> tuple[SignedHead, ...]:
-        """Return the heads of all silos' ledgers as they were heard, and this one's own, signed for a session.
+        """Return the last known ledger heads of all silos, and the silo's own, signed for a session.
 
         Args:
-            session: its name.
-            place: the silo's.
+            session: name of the session.
+            place: the silo's identity and number.
         """
         heads = [self.heads.last(name) for name in self.silos]
         heads[place.number] = self.ledger.head
         return sign_heads(place.identity, session, heads)
 
     def check_heads(self, told: LedgerHeads, session: bytes, place: ClientContext, *, least: int) -> None:
-        """Hold what other silos have heard of this silo's ledger against it, and note the heads of theirs.
+        """Check the heads that other silos know of this ledger, and note the heads of their ledgers.
 
         Args:
-            told: by the coordinator.
-            session: its name.
-            place: the silo's.
-            least: how many others must speak.
+            told: heads relayed by the coordinator.
+            session: name of the session.
+            place: the silo's identity and number.
+            least: fewest other silos whose heads must be present.
 
         Raises:
-            IntegrityError: another silo's ledger has gone back.
-            RefusalError: this silo's has, and which says so first; or one did not sign what is said, or too few speak.
+            IntegrityError: another silo's ledger went back to an earlier state.
+            RefusalError: this silo's own ledger went back; names the first silo that knows a later head. Or a
+                signature does not hold, or too few silos are present.
         """
         own, peers = check_heads(told, session=session, reader=place.number, roster=place.roster, least=least)
         for silo, head in own.items():
@@ -133,10 +134,10 @@ class SiloState:
         self.note(peers)
 
     def note(self, peers: Mapping[int, bytes]) -> None:
-        """Note where other silos' ledgers end, by their numbers.
+        """Note other silos' ledger heads, by silo number.
 
         Raises:
-            IntegrityError: one has gone back.
+            IntegrityError: a ledger went back to an earlier state.
         """
         self.heads.hear({self.silos[silo]: head for silo, head in peers.items()})
         self.heads.keep()

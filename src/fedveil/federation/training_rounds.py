@@ -1,4 +1,4 @@
-"""The rounds of a coordinator's run, as its folder has them: charged, drawn and released, durably and in this order."""
+"""Training rounds in the coordinator's run folder: durably charged, sampled, released, in this order."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from fedveil.run.training_run import Outcome, conclude, last_checkpoint, row_of
 from fedveil.training.server.optimizers import State
 
 STATE: Final = "federation.json"
-"""In the run folder: the 16 bytes of the run."""
+"""File in the run folder with the 16 bytes of the run."""
 
 _DRAWN: Final = "checkpoint/participants.json"
 _SALT_BYTES: Final = 32
 
 
 def identify(folder: RunFolder) -> bytes:
-    """Return the 16 bytes of a run, from its folder or new.
+    """Return the 16 bytes of a run from its folder; create them if the folder is new.
 
     Raises:
-        RunFolderError: what the folder says is damaged.
+        RunFolderError: the file is damaged.
     """
     path = folder / STATE
     if not path.exists():
@@ -60,17 +60,17 @@ def identify(folder: RunFolder) -> bytes:
 
 
 class TrainingRounds:
-    """The rounds of training of a run.
+    """Training rounds of a run.
 
     Args:
         prepared: the experiment.
-        folder: the run folder, new or of a run that was interrupted.
-        observer: who is told how the run goes on.
-        record: what the parties sign of every round.
-        phase: what silos are told of the part of the run that this is; None: it is all of it.
+        folder: the run folder, new or of an interrupted run.
+        observer: receives the progress of the run.
+        record: record of the parties' signatures.
+        phase: the part of the run, as sent to the silos; None: the run is training without releases.
 
     Raises:
-        RunFolderError: a damaged folder, or another process at work in it.
+        RunFolderError: the folder is damaged, or another process works in it.
     """
 
     def __init__(
@@ -98,29 +98,29 @@ class TrainingRounds:
 
     @property
     def number(self) -> int:
-        """The round to play, from 1."""
+        """Number of the next round, from 1."""
         return self.checkpoint.round + 1
 
     @property
     def start(self) -> RoundStartState:
-        """The model and the clip that the round begins with."""
+        """Model and clip at the start of the round."""
         last = self.checkpoint
         return RoundStartState(model=last.model.cpu().numpy(), clip=self._prepared.method.clip_at(last.state))
 
     @property
     def has_rounds_left(self) -> bool:
-        """Whether there is a round to play."""
+        """Whether a round remains."""
         return self.number <= self._prepared.experiment.rounds
 
     def close(self) -> None:
-        """Give the ledger back; closing twice is harmless."""
+        """Close the ledger; closing twice is harmless."""
         self._ledger.close()
 
     def stop_reason(self, repeats: bool) -> str | None:
-        """Return why an attempt at the round may not begin, None if it may.
+        """Return why an attempt at the round may not begin; None if it may.
 
         Args:
-            repeats: whether an attempt that is asked for again is the same release; else it costs another charge.
+            repeats: whether a repeated attempt is the same release; else it costs another charge.
         """
         prepared, number = self._prepared, self.number
         beside = reserved_releases(prepared, self._folder, self._ledger, repeatable=True)
@@ -133,7 +133,7 @@ class TrainingRounds:
         return reason
 
     def begin(self, repeats: bool) -> SampleDraw:
-        """Charge an attempt at the round where it is due, and draw who takes part."""
+        """Charge an attempt at the round if a charge is due, and sample the users."""
         prepared, number, charged = self._prepared, self.number, self._charged()
         due = self._due(repeats)
         self._attempts += 1
@@ -141,6 +141,8 @@ class TrainingRounds:
         if due:
             event = prepared.guarantee.event_at_round(prepared.guarantee.event, number, again=charged > 0)
             self._ledger.charge(run=prepared.experiment.name, round=number, attempt=charged, event=event)
+        # A charge amplified by sampling holds for one sample only: each further charge samples anew, a repeat keeps
+        # the sample.
         self._draw = self._drawn(number, 0 if repeats else charged)
         return self._draw
 
@@ -151,7 +153,10 @@ class TrainingRounds:
         return not self._charged() or not repeats
 
     def _drawn(self, number: int, attempt: int) -> SampleDraw:
-        """Return who takes part, drawn once and kept: an attempt that is asked for again is the same."""
+        """Return the persisted sample of the attempt; draw and persist it if it is new.
+
+        A repeated attempt has the same sample. Otherwise one charge would pay for two samples.
+        """
         path, method, users = self._folder / _DRAWN, self._prepared.method, self._prepared.population.n_users
         if method.protection.draws_blindly or not method.draws:
             return EVERYBODY
@@ -163,6 +168,8 @@ class TrainingRounds:
                 drawn = draw_users(method, users, self.plan.privacy, number, attempt)
                 if drawn is None:
                     return EVERYBODY
+                # The salt hides the sample behind its commitment: without it, a silo could test guesses at the
+                # sample.
                 bits, salt = np.packbits(drawn).tobytes().hex(), os.urandom(_SALT_BYTES).hex()
                 document = {"round": number, "attempt": attempt, "drawn": bits, "salt": salt}
                 self._folder.write_json(_DRAWN, document)
@@ -173,10 +180,14 @@ class TrainingRounds:
             return SampleDraw(users=drawn, commitment=hashlib.sha256(salted + packed).digest())
 
     def release(self, total: Float64[np.ndarray, " d"], summed: int) -> None:
-        """Turn a sum into the next model and put it on the disk: then, and not before, it counts as released.
+        """Compute the next model from a sum and persist it; the round counts as released only then.
+
+        Args:
+            total: (d,) float64 noisy sum.
+            summed: number of silos in the sum.
 
         Raises:
-            ModelError: a sum or a model that is not finite.
+            ModelError: the sum or the model is not finite.
         """
         prepared, number, setting = self._prepared, self.number, self._prepared.setting
         drawn = setting.n_users if self._draw.users is None else int(self._draw.users.sum())
@@ -190,7 +201,7 @@ class TrainingRounds:
         self._complete(model, state, evaluate(prepared, released) if due else None, summed, moved)
 
     def pass_on(self, summed: int) -> None:
-        """Put on the disk that a round has ended whose model the silos alone have."""
+        """Persist the end of a round whose model only the silos have."""
         self._complete(self.checkpoint.model, self.checkpoint.state, None, summed)
 
     def _complete(
@@ -209,6 +220,9 @@ class TrainingRounds:
         row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
         checkpoint = Checkpoint(round=number, model=model, state=state, row=row, ledger=self._ledger.head)
         after = hashlib.sha256(model.cpu().numpy().astype("<f4").tobytes()).digest()
+        # Order for a crash: signed line, then checkpoint. A line without its checkpoint is removed by mend() on the
+        # next start, and the round is played again. The reverse order could leave a released round without
+        # signatures.
         self._record.add(after, checkpoint.ledger.digest)
         self._folder.write_checkpoint(checkpoint)
         self.checkpoint, self._attempts = checkpoint, 0
@@ -216,22 +230,22 @@ class TrainingRounds:
         self._observer.on_round_end(row)
 
     def conclude(self, reason: str | None, *, has_model: bool) -> Outcome:
-        """Write what the run leaves behind, and give the ledger back."""
+        """Write the final files of the run, and close the ledger."""
         found = conclude(
             self._prepared, self._folder, self.checkpoint, self._ledger, reason, has_model=has_model
         )
         if self._prepared.evaluation is None and (
             self._spent or not self.has_rounds_left
-        ):  # else the run can go on
+        ):  # else the run can be resumed
             self._closing = self._record.close(found.rounds, self.charges)
         self._ledger.close()
         return found
 
     def closing(self) -> list[SessionMessage]:
-        """Return what silos are asked to sign of what the run states."""
+        """Return the messages with the run's statement that the silos sign."""
         return self._closing
 
     @property
     def charges(self) -> int:
-        """How often rounds of the run were charged."""
+        """Number of charges for training rounds in the run's ledger."""
         return read_spent_budget(self._ledger, self._prepared.experiment.name, ()).charges

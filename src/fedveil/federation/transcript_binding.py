@@ -1,24 +1,24 @@
-"""What the keys and signatures of a session are bound to: all that its silos were told, so that a lie opens no sum.
+"""Hash contexts that bind a session's keys and signatures to the requests that its silos received.
 
     T = H(membership | experiment)                          the same in every session of a run (Terms.digest);
-        H(T | which part of the run, what was released)     where a session plays a part (Phase)
+        H(T | which part of the run, what was released)     if a session plays a part (RunPart)
     S = H("fedveil/3/bound session" | session | T)          the setup: run, both sides' nonces, the silos asked
-    A = H("fedveil/3/asked" | T' | model, clip, users, round)  T' = T, or H(T | totals) where silos were sent them
+    A = H("fedveil/3/asked" | T' | model, clip, users, round)  T' = T, or H(T | totals) if silos received totals
     X = H("fedveil/3/bound round" | S | A)                  a round
     E = H("fedveil/3/bound exchange" | X | place)           an exchange of the round, from 0
 
-H is SHA-256 and every part is preceded by its kind and length. What a client is told of itself alone is no part of A.
-A protocol adds the cohort that begins a round (:meth:`fedveil.protocols.parties.Party._bound`).
+H is SHA-256. The kind and the length precede every part of a message in A. A excludes data sent to one silo only. A
+protocol adds the cohort that begins a round (:meth:`fedveil.protocols.parties.Party._bound`).
 
-Claim: if the coordinator tells one silo, or some, another experiment, membership, model, clip, draw, commitment,
-round or totals than others, no sum of their vectors opens: under masks, with recovery, private weighting, encryption;
-where the round has a second exchange, no own mask, share or opened sum leaves a silo, and a silo that was told
-something else is named. What was charged stays charged. And where it has one, all whose vectors are summed have shown
-the others, before the last exchange, where their ledgers ended once they had given them. Conditions: at least two silos
-follow the protocol. Enforced by :meth:`ClientProtocol.bind` before a message of the round is read, by
-:func:`check_request_signatures`, and by :meth:`ClientProtocol.survivors`. Broken in
-``tests/test_federation_transcript_binding.py``. Not bound: the blocks of encrypted weights, in which a coordinator of
-private weighting can lie (docs/deployment.md says so).
+Claim: suppose the coordinator sends one silo, or some, another experiment, membership, model, clip, sample,
+commitment, round or totals than others. Then no sum of their vectors opens: under masks, with recovery, private
+weighting, and encryption. If the round has a second exchange, no self-mask, share or opened sum leaves a silo, and
+the error names a silo that received another request. Charges that were made stay. If the round has a second exchange,
+all silos whose vectors are summed have shown the others, before the last exchange, the heads of their ledgers after
+their contribution. Conditions: at least two silos follow the protocol. Enforced by :meth:`ClientProtocol.bind` before
+a message of the round is read, by :func:`check_request_signatures`, and by :meth:`ClientProtocol.survivors`. Attacked
+in ``tests/test_federation_binding.py``. Not claimed: binding of the blocks of encrypted weights, in which a
+coordinator of private weighting can lie (docs/deployment.md says so).
 """
 
 from __future__ import annotations
@@ -48,27 +48,28 @@ from fedveil.protocols.session_messages import (
 )
 from fedveil.protocols.wire import Writer
 
+# The parts that all silos receive alike; SampledFlag is for one silo only.
 _OF_ALL: Final = (SamplingCommitment, SampledUsers, RoundClip, GlobalModel, RoundTask)
 _SIGNED_AS: Final = b"fedveil/3/asked of all"
 
 
 def terms_context(terms: Terms, phase: RunPart | None) -> bytes:
-    """Return T of a letter that proposes a run, or a part of one."""
+    """Return T of the terms, or of the terms and the part of the run."""
     return terms.digest if phase is None else hashlib.sha256(terms.digest + phase.encode()).digest()
 
 
 def session_context(session: bytes, agreed: bytes) -> bytes:
-    """Return S.
+    """Return S, the context of a session.
 
     Args:
-        session: its name.
+        session: name of the session.
         agreed: T.
     """
     return hashlib.sha256(b"fedveil/3/bound session" + session + agreed).digest()
 
 
 def with_totals(agreed: bytes, parts: Iterable[SessionMessage]) -> bytes:
-    """Return T' after a letter: T bound to the totals in it, if there are any."""
+    """Return T' after a message: T bound to the totals in the message, or T unchanged without totals."""
     for part in parts:
         if isinstance(part, UserTotals):
             agreed = hashlib.sha256(agreed + part.encode()).digest()
@@ -76,14 +77,15 @@ def with_totals(agreed: bytes, parts: Iterable[SessionMessage]) -> bytes:
 
 
 def round_context(session: bytes, agreed: bytes, parts: Iterable[SessionMessage]) -> bytes:
-    """Return X.
+    """Return X, the context of a round.
 
     Args:
         session: S.
         agreed: T'.
-        parts: of the letter that begins the round.
+        parts: parts of the message that begins the round.
     """
     writer = Writer()
+    # Sorted by kind, so that X does not depend on the order of the parts in the message.
     for part in sorted((part for part in parts if isinstance(part, _OF_ALL)), key=lambda part: part.kind):
         writer.number(part.kind, 1).block(part.encode())
     asked = hashlib.sha256(b"fedveil/3/asked" + agreed + writer.bytes()).digest()
@@ -91,22 +93,24 @@ def round_context(session: bytes, agreed: bytes, parts: Iterable[SessionMessage]
 
 
 def exchange_context(asked: bytes, place: int) -> bytes:
-    """Return E, which no other exchange has: where a ledger ended in an earlier one is not shown again for this one.
+    """Return E, the context of one exchange of a round.
+
+    E differs between exchanges, so a head signed in an earlier exchange cannot be replayed in this one.
 
     Args:
         asked: X.
-        place: of the exchange in the round, from 0.
+        place: position of the exchange in the round, from 0.
     """
     return hashlib.sha256(b"fedveil/3/bound exchange" + asked + place.to_bytes(2, "big")).digest()
 
 
 def sign_request(identity: IdentityKey, context: bytes, head: bytes) -> SignedHead:
-    """Return the head of a silo's ledger, signed with what it was asked: E."""
+    """Return the head of a silo's ledger, signed together with E."""
     return head, identity.sign(_SIGNED_AS + context + head)
 
 
 def request_signatures(answers: Mapping[int, Iterable[SessionMessage]]) -> Signatures:
-    """Return what the silos signed, of their answers."""
+    """Collect the signatures of the requests from the silos' answers."""
     return tuple(
         (silo, part.signed)
         for silo, parts in answers.items()
@@ -116,7 +120,7 @@ def request_signatures(answers: Mapping[int, Iterable[SessionMessage]]) -> Signa
 
 
 def inconsistent_silos(roster: Roster, context: bytes, signatures: Signatures) -> Sequence[int]:
-    """Return the silos that signed another E than this one, or nothing."""
+    """Return the silos without a valid signature over this E."""
     found = []
     for silo, (head, signature) in signatures:
         try:
@@ -127,16 +131,16 @@ def inconsistent_silos(roster: Roster, context: bytes, signatures: Signatures) -
 
 
 def check_request_signatures(roster: Roster, context: bytes, signatures: Signatures, least: int) -> None:
-    """Return if so many silos were asked the same as this one.
+    """Check that enough silos received the same request as this silo.
 
     Args:
         roster: identities of the silos.
-        context: E of this silo, of the exchange before.
-        signatures: of the silos, as the coordinator relays them.
-        least: how many there must be.
+        context: E of the previous exchange, as this silo computes it.
+        signatures: signatures of the silos, relayed by the coordinator.
+        least: fewest signatures.
 
     Raises:
-        RefusalError: names the first silo that was asked something else, or says how many are missing.
+        RefusalError: a silo received another request (names the first), or signatures are missing (gives the count).
     """
     others = inconsistent_silos(roster, context, signatures)
     if others:

@@ -1,1 +1,1 @@
-"""What the parties of a run sign of it, and how anybody checks ledgers, statements and models against that."""
+"""Signatures of a run's parties, and the verification of ledgers, statements and models against them."""

@@ -1,9 +1,11 @@
-"""A silo's ledger for an auditor: one signed file with every line, what was asked for, and what it comes to.
+"""Export a silo's ledger for an auditor, and verify the export.
 
-Claim: an export that holds is what the silo's key signed; its lines are one unbroken chain; its epsilon is what the
-charges cost by every accountant that has a bound for them, so that the auditor's sum is the silo's; and for every
-charge of version 2 it has the letter by which the coordinator asked for it, signed by the coordinator that the line
-names. ``tests/test_federation_ledger.py`` changes every line and every field.
+An export is one signed file with every line of the ledger, the coordinator's signed terms, and the resulting epsilon.
+
+Claim: a valid export was signed with the silo's key, and its lines are one unbroken chain. Its epsilon is the cost of
+the charges by every accountant that has a bound for them, so the auditor's total is the silo's. For every charge of
+version 2, it contains the message with which the coordinator requested the charge, signed by the coordinator that the
+line names. ``tests/test_federation_ledger.py`` changes every line and every field.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ NOT_CHECKABLE: Final = {
     "other releases": "that nothing was charged after the export, and nothing else released from the same records",
     "missing lines": "what was charged in lines that an adoption names as missing",
 }
-"""What no file can show, by the name of its row."""
+"""Facts that no file can show, by the name of their row."""
 
 
 def export_ledger(
@@ -52,13 +54,13 @@ def export_ledger(
     Args:
         state: the silo's state folder.
         target: the file to write.
-        identity: the silo's key.
+        identity: key of the silo.
         membership: the federation.
-        number: the silo's own.
-        delta: at which epsilon is told.
+        number: number of the silo.
+        delta: the delta at which epsilon is computed.
 
     Raises:
-        RunFolderError: there is no ledger, it is damaged, or the file cannot be written.
+        RunFolderError: the ledger is missing or damaged, or the file cannot be written.
     """
     path = state / LEDGER
     content = read_content(path, RunFolderError, largest=LARGEST_FILE)
@@ -76,6 +78,7 @@ def export_ledger(
         "before": [one.identity.raw.hex() for one in membership.revoked],
         "membership": membership.digest.hex(),
         "time": now(),
+        # Without a torn last line: a serving silo may be in the middle of a write.
         "lines": content[:complete].decode().splitlines(),
         "terms": letters,
         "delta": delta,
@@ -89,12 +92,12 @@ def export_ledger(
 
 @dataclass(frozen=True)
 class LedgerExport:
-    """An exported ledger that the key in it has signed, and whose lines are one chain.
+    """An exported ledger with a valid signature of the key in it, and one chain of lines.
 
     Attributes:
-        document: all of it.
-        lines: of the ledger.
-        digests: of the lines.
+        document: the whole export.
+        lines: lines of the ledger.
+        digests: digests of the lines.
     """
 
     document: dict[str, Any]
@@ -106,7 +109,7 @@ class LedgerExport:
         """Read an export.
 
         Raises:
-            FedveilError: it is none, or was changed.
+            FedveilError: the file is not an export, or was changed.
         """
         document = parse_json(read_content(path, IntegrityError, largest=LARGEST_FILE), path, IntegrityError)
         with reading(path, IntegrityError):
@@ -116,26 +119,33 @@ class LedgerExport:
 
     @property
     def public(self) -> PublicIdentity:
-        """The silo's key."""
+        """Public key of the silo."""
         return PublicIdentity(bytes.fromhex(self.document["public"]))
 
     def rounds_of(self, run: str) -> list[RoundPlace]:
-        """Return the rounds of all parts of a run that were charged, once for each charge."""
+        """Return the charged rounds of all parts of a run, once for each charge."""
         return [place for place, _ in self._charged(run, self.lines)]
 
     def terms_of(self, run: str) -> set[str]:
-        """Return the terms under which parts of a run were charged; "" where none is told."""
+        """Return the terms of a run's charges; "" for charges without terms."""
         return {"" if one.origin is None else one.origin.terms for _, one in self._charged(run, self.lines)}
 
     def after_end(self, run: str) -> list[RoundPlace]:
-        """Return those of them that were charged after the silo had signed the end of the run."""
+        """Return the rounds of a run that were charged after the silo had signed its end."""
         for number, line in enumerate(self.lines):
             if isinstance(line, Note) and line.kind == "ended" and line.text.startswith(run):
                 return [place for place, _ in self._charged(run, self.lines[number:])]
         return []
 
     def has_charge(self, run: str, place: RoundPlace, terms: str, head: str) -> bool:
-        """Return whether a round of a run was charged, under these terms, when the ledger ended with a head."""
+        """Return whether a round was charged under these terms before the ledger had a head.
+
+        Args:
+            run: 16 bytes of the run, in hexadecimal.
+            place: the round.
+            terms: SHA-256 of the terms, in hexadecimal.
+            head: the head that the silo signed, in hexadecimal.
+        """
         if head not in self.digests:
             return False
         lines = self.lines[: self.digests.index(head) + 1]
@@ -151,15 +161,15 @@ class LedgerExport:
 
 
 def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | None = None) -> Verification:
-    """Check an exported ledger; a failure is a check that fails, no error.
+    """Verify an exported ledger; a failure becomes a check that fails, never an error.
 
     Args:
         path: the file.
-        trusted: public keys, 64 hexadecimal digits each, one of which must be the silo's.
-        membership: as the founder sealed it, which must have the silo's key and the coordinator's.
+        trusted: public keys, 64 hexadecimal digits each; one of them must be the silo's.
+        membership: membership file signed by the founder; it must contain the silo's and the coordinator's keys.
 
     Raises:
-        ConfigError: a trusted key that is none.
+        ConfigError: a trusted key is malformed.
     """
     check_trusted(trusted)
     found: list[Check] = []
@@ -178,7 +188,8 @@ def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | No
             "terms": lambda: _terms(path, document, lines),
             "adopted": lambda: _adopted(lines),
         }
-        # who signed the file may have written anything into it
+        # The signature does not vouch for the content: the signer may have written any fields, so every check parses
+        # defensively.
         found += [run_check(name, reading(path, IntegrityError)(check)) for name, check in checks.items()]
     return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
 
@@ -188,7 +199,7 @@ def _charges(lines: Sequence[Line]) -> list[Entry]:
 
 
 def _spent(lines: Sequence[Line], delta: float) -> dict[str, float | None]:
-    """Return epsilon by every accountant that has a bound for all charges; None: nothing is guaranteed."""
+    """Return epsilon by every accountant that has a bound for all charges; None: no guarantee."""
     charged, adjacency = all_of(entry.event for entry in _charges(lines)), Adjacency.ADD_OR_REMOVE_ONE
     return dict(sorted(epsilons_by_accountant(charged, delta, adjacency, loss=0.0)))
 
@@ -220,7 +231,7 @@ def _whose(document: dict[str, Any], trusted: Sequence[str]) -> str:
 
 
 def _member(path: Path, document: dict[str, Any], membership: Path | None) -> str:
-    """Check that the silo and the coordinator who asked for the charges belong to a federation."""
+    """Check that the silo, and the coordinator that requested the charges, belong to a federation."""
     silo, public, coordinator = (str(document[key]) for key in ("silo", "public", "coordinator"))
     if membership is None:
         raise Unchecked(
@@ -240,6 +251,7 @@ def _same_epsilon(path: Path, document: dict[str, Any], lines: Sequence[Line]) -
     if not 0 < delta < 1:
         raise IntegrityError(f"{path}: delta = {delta} is no probability")
     found = _spent(lines, delta)
+    # A stated epsilon above the computed one is accepted; 1e-9 covers rounding differences between machines.
     if found.keys() != stated.keys() or any(
         (value is None) != (stated[name] is None) or (value is not None and value > stated[name] * (1 + 1e-9))
         for name, value in found.items()
@@ -252,7 +264,7 @@ def _same_epsilon(path: Path, document: dict[str, Any], lines: Sequence[Line]) -
 
 
 def _counted(path: Path, lines: Sequence[Line]) -> str:
-    """Say what the charges count, as the policies have it under which they were made."""
+    """Return a sentence on what the charges count, according to the policy at the time of each charge."""
     views = Counter[tuple[str, str]]()
     view = ("what an earlier release counted", "")
     for line in lines:
@@ -268,7 +280,7 @@ def _counted(path: Path, lines: Sequence[Line]) -> str:
 
 
 def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
-    """Check every charge against the letter that asked for it."""
+    """Check every charge against the signed message that requested it."""
     asked = set[str]()
     coordinators = {bytes.fromhex(one) for one in (document["coordinator"], *document["before"])}
     named = {hashlib.sha256(raw).hexdigest(): PublicIdentity(raw) for raw in coordinators}

@@ -1,4 +1,4 @@
-"""The files of a run, and what each must show of the others, as :mod:`~fedveil.federation.audit.run_audit` claims."""
+"""Reader of a run's files: checks each file against the others, for :mod:`~fedveil.federation.audit.run_audit`."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the record whose own signatures hold.
+    """A line of the record with valid signatures.
 
     Attributes:
         content: its bytes.
-        data: what it says.
+        data: its parsed content.
     """
 
     content: bytes
@@ -65,10 +65,10 @@ class _Line:
 
 
 class RecordedRun:
-    """The files of a run, by their names; those that a bundle has of it will do.
+    """Files of a run, by name; a subset, such as the files of a bundle, is enough.
 
     Args:
-        files: their bytes.
+        files: content of the files, by name.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -81,19 +81,19 @@ class RecordedRun:
 
     @property
     def read_statement(self) -> Statement:
-        """The statement.
+        """Statement of the run.
 
         Raises:
-            FedveilError: none, or damaged.
+            FedveilError: the statement is missing or damaged.
         """
         return Statement.from_json(parse_json(self._file(STATEMENT), STATEMENT, IntegrityError), STATEMENT)
 
     @property
     def charges(self) -> tuple[Entry, ...]:
-        """The run's charges.
+        """Charges of the run's ledger.
 
         Raises:
-            FedveilError: no ledger, or a damaged one.
+            FedveilError: the ledger is missing or damaged.
         """
         lines, _, complete = parse_lines(Path(LEDGER), self._file(LEDGER))
         if complete != len(self._file(LEDGER)):
@@ -105,7 +105,7 @@ class RecordedRun:
         return f"{len(self.charges)} charges, one chain"
 
     def statement(self) -> str:
-        """Check that the statement is of what the ledger charged."""
+        """Check that the statement's events are those of the ledger."""
         if STATEMENT not in self._files:
             raise Unchecked("the run has not ended: it has no statement")
         return same_events(self.read_statement, self.charges)
@@ -114,15 +114,17 @@ class RecordedRun:
 
     @property
     def is_federated(self) -> bool:
-        """Whether it is the run of a federation."""
+        """Whether the run belongs to a federation."""
         return bool({STATE, ROUNDS, AGREED} & self._files.keys())
 
     def check_signatures(self, charter: Path | None, *, whole: bool) -> Sequence[Check]:
-        """Check all signatures; of a run in one process there are none, and so no founder's seal that was asked for.
+        """Check all signatures of the run.
+
+        A run in one process has no signatures; with a charter, its check fails.
 
         Args:
-            charter: of the federation, None: the seal is not checked.
-            whole: whether all files of the run are here.
+            charter: charter of the federation; None: the founder's signature is not checked.
+            whole: whether all files of the run are present.
         """
         if not self.is_federated:
             sealed = charter is not None
@@ -159,7 +161,7 @@ class RecordedRun:
         return f"{words}, sealed by the charter's founder"
 
     def same_document(self) -> str:
-        """Check that the experiment, or document of releases, is what is stated, and what the silos were asked for."""
+        """Check that the document is the one that the statement describes and that the silos received."""
         place = next((name for name in DOCUMENTS if name in self._files), EXPERIMENT)
         text = as_text(self._file(place), place, IntegrityError)
         document = DOCUMENTS[place](parse_toml(text, place, IntegrityError), place)
@@ -178,6 +180,7 @@ class RecordedRun:
         return f"{document.name}: the one that the silos were asked for"
 
     def _rounds(self) -> str:
+        """Check every line of the record: format, chain, models, position, releases, charge, and signatures."""
         previous, model, trained, signatures = NOTHING, None, 0, 0
         parts, released, releases = set[str](), hashlib.sha256(), 0
         content = self._files.get(ROUNDS, b"")
@@ -211,6 +214,8 @@ class RecordedRun:
                 self._check_line(place, data)
                 signatures += len(data["silos"])
                 previous = hashlib.sha256(line).digest()
+                # Releases leave the model unchanged: the next training round must continue from the last training
+                # round.
                 model = data["next"] if data["part"] == "" else model
                 parts.add(data["part"].partition("/")[0])
                 if data["part"]:
@@ -221,6 +226,7 @@ class RecordedRun:
         return f"{len(self._lines)} rounds, one chain; {signatures} signatures of silos, and the coordinator's on each"
 
     def _check_line(self, place: str, data: Mapping[str, Any]) -> None:
+        """Check the coordinator's signature and the silos' signatures of one line."""
         membership, experiment = self._terms_of(place, data)
         run, terms, asked = (bytes.fromhex(data[key]) for key in ("run", "terms", "asked"))
         known = bytes.fromhex(data["model"]) + bytes.fromhex(data["released"])
@@ -248,6 +254,7 @@ class RecordedRun:
             _verify(f"{place}: silo {name}", membership.roster[one["silo"]], content, one["signature"])
 
     def _end(self, whole: bool) -> str:
+        """Check the signed end of the run: record, statement, files and tensors, and the silos' signatures."""
         if AGREED not in self._files:
             raise Unchecked("nobody has signed a statement: the run has not ended, and can go on")
         content = self._files[AGREED]
@@ -290,6 +297,7 @@ class RecordedRun:
             raise IntegrityError(f"{AGREED}: signed twice by one silo")
         missing = [name for number, name in enumerate(membership.silos) if number not in signed]
         words = f"statement{' and model' if data['tensors'] else ''} signed by the coordinator"
+        # Files written after the signature (reports, audits) are named in the result, because nobody signed them.
         others = sorted(self._files.keys() - files - {AGREED, CONTENTS}) if whole else []
         if whole:
             words += f", with {len(files)} files"
@@ -302,7 +310,7 @@ class RecordedRun:
         return f"{words}; the statement by {len(signed)} silos, who computed it again and held it against their charges"
 
     def _contents(self, digest: str) -> frozenset[str]:
-        """Return the files that were there when the run was signed; they are there, and as they were."""
+        """Check the files listed at the signature of the run, and return their names."""
         if hashlib.sha256(self._file(CONTENTS)).hexdigest() != digest:
             raise IntegrityError(f"{CONTENTS}: was changed after the run was signed")
         files = parse_json(self._file(CONTENTS), CONTENTS, IntegrityError)["files"]
@@ -321,7 +329,7 @@ class RecordedRun:
                 raise IntegrityError(f"{MODEL}: tensor '{name}' is not the one that was signed")
 
     def model(self) -> str:
-        """Check that the model in the checkpoint is the one that the last round ended with."""
+        """Check that the checkpoint holds the model of the last training round."""
         if not self._trained:
             raise Unchecked("no round was signed")
         said = self._trained[-1]["next"]
@@ -333,7 +341,7 @@ class RecordedRun:
         return f"the checkpoint has the model that round {len(self._trained)} ended with"
 
     def in_ledger(self, path: Path) -> str:
-        """Check that a silo's exported ledger has the charges of the rounds that it signed, and no more of the run."""
+        """Check that a silo's exported ledger charges the rounds that it signed, and no more of the run."""
         export = LedgerExport.read(path)
         rounds = 0
         for line in self._lines:
@@ -351,6 +359,8 @@ class RecordedRun:
             owed = RunRules.from_terms(experiment, len(membership.silos)).required_charges(
                 export.rounds_of(self._run())
             )
+            # A charge of the silo without a charge of the coordinator: the coordinator hides a round that the silo
+            # contributed to.
             if more := owed - Counter(self._place(entry) for entry in self.charges):
                 raise IntegrityError(
                     f"{path}: charges {_named(min(more))} of this run more often than {LEDGER}: the run went on, or "
@@ -366,11 +376,11 @@ class RecordedRun:
 
     @property
     def _trained(self) -> list[Mapping[str, Any]]:
-        """The lines of rounds of training."""
+        """Lines of the training rounds."""
         return [line.data for line in self._lines if line.data["part"] == ""]
 
     def _place(self, entry: Entry) -> RoundPlace:
-        """Return which round a charge is of; all terms of a run name it alike."""
+        """Return the round of a charge; all terms of one run give the same."""
         for membership, experiment in self._terms.values():
             return RunRules.from_terms(experiment, len(membership.silos)).place(entry)
         raise IntegrityError(f"{TERMS}: the terms of the run are missing")
@@ -401,7 +411,9 @@ def _named(place: RoundPlace) -> str:
 
 
 def _verify(who: str, identity: PublicIdentity, content: bytes, signature: str) -> None:
+    """Check a signature in hexadecimal."""
     raw = bytes.fromhex(signature)
+    # bytes.fromhex accepts blanks and capitals: two spellings of one signature would be a changed byte unnoticed.
     if raw.hex() != signature:
         raise IntegrityError(f"{who}: the signature is not as it was written")
     try:

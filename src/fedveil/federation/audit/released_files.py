@@ -1,12 +1,12 @@
-"""What the files of a run say of its releases, held against what its parties signed.
+"""Verify the release files of a run against the data that its parties signed.
 
     numbers     the digests of the record (:mod:`~.released_sums`)
     all else    computed again, as the silos do: from the document and the membership of the terms, which silos sign
                 with every round, and from the schema whose digest the membership has
 
-Claim: columns, bounds, groups, silos, order, noise, refined schema and clip are what the silos' own plan gives of these
-numbers; a file that says anything else, or more, does not hold. So every figure that is shown follows from what was
-signed. ``tests/test_parts_audit.py`` and ``tests/test_federation_releases.py`` change each of them.
+Claim: columns, bounds, groups, silos, order, noise, refined schema and clip are those that the silos' own plan gives
+for these numbers. A file with other or further content fails. So every displayed figure follows from signed data.
+``tests/test_parts_audit.py`` and ``tests/test_federation_releases.py`` change each of them.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ from fedveil.validation import validate_document
 
 _TERMS: Final = "the experiment of the terms"
 DECLARED: Final = "declared_schema.toml"
-"""In the run folder: the schema on which its members agreed, byte by byte, as its digest stands in the membership."""
+"""File in the run folder: the agreed schema, byte for byte; the membership holds its digest."""
 
 FILES: Final = {PREPROCESSED: "prep/", EVALUATED: "eval/", EVALUATING: "eval/", COUNTED: "", FITTED: ""}
-"""What has releases, in order, and how their names begin; an evaluation has a file of its own until it is whole."""
+"""Files with releases, in order, and the prefix of their release names.
+
+An evaluation has a separate file until it is complete.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +57,10 @@ class Ended:
     """A line of the record.
 
     Attributes:
-        part: of the run; empty for a round of training.
-        digest: of what it ended with, in hexadecimal digits.
-        membership: of its terms.
-        experiment: the document of its terms.
+        part: name of the part; empty for a training round.
+        digest: digest of the result, in hexadecimal.
+        membership: membership of the line's terms.
+        experiment: document of the line's terms.
     """
 
     part: str
@@ -67,16 +70,16 @@ class Ended:
 
 
 def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole: bool) -> str:
-    """Check that what a run has of releases is what its parties signed; return who signed the numbers.
+    """Check a run's release files against its record; return a sentence about the signers of the numbers.
 
     Args:
-        files: of the run.
-        record: its lines.
-        whole: whether all files of the run are here.
+        files: files of the run, by name.
+        record: lines of the record.
+        whole: whether all files of the run are present.
 
     Raises:
-        IntegrityError: it is not, or a file is damaged.
-        Unchecked: a file of some is not here.
+        IntegrityError: the files differ from the record, or a file is damaged.
+        Unchecked: the file of some releases is absent.
     """
     released, found = [one for one in record if one.part], _read(files)
     if not released:
@@ -109,11 +112,11 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole
 
 
 def check_schema(schema: bytes, terms: Iterable[tuple[Membership, str]]) -> str:
-    """Check that a model's columns are read as the members agreed.
+    """Check that the schema of a model's columns is the one on which the members agreed.
 
     Raises:
-        IntegrityError: they are not.
-        Unchecked: the schema was refined by releases that are not here.
+        IntegrityError: the schema differs.
+        Unchecked: releases refined the schema, and their numbers are absent.
     """
     for membership, experiment in terms:
         if "preprocessing" in parse_terms(experiment)[0]:
@@ -124,7 +127,7 @@ def check_schema(schema: bytes, terms: Iterable[tuple[Membership, str]]) -> str:
 
 
 _Found = Mapping[str, tuple[Any, Sequence[Numbers]]]
-"""What every file of releases says, and the numbers in it."""
+"""Content of every release file, and the numbers in it."""
 
 
 def _read(files: Mapping[str, bytes]) -> _Found:
@@ -148,10 +151,10 @@ def _check_meaning(
     numbers: Mapping[str, Sequence[Numbers]],
     record: Sequence[Ended],
 ) -> None:
-    """Compute again what every file says, its numbers and all beside them.
+    """Compute the content of every release file again from its numbers, and compare.
 
     Raises:
-        IntegrityError: it says something else.
+        IntegrityError: a file has other content.
     """
     if PREPROCESSED in said:
         text = as_text(_file(files, SCHEMA), SCHEMA, IntegrityError)
@@ -168,13 +171,14 @@ def _check_meaning(
 def _meant(
     numbers: Mapping[str, Sequence[Numbers]], record: Sequence[Ended], document: bytes
 ) -> dict[str, Any]:
-    """Return what files must say that have these numbers, as the silos' plans give it: one may be of an evaluation that
-    was not whole yet.
+    """Return the content that files with these numbers must have, from the silos' plans.
+
+    One of the files may belong to an unfinished evaluation.
 
     Args:
-        numbers: by file.
-        record: lines of the run, of which some are releases.
-        document: of the schema on which the members agreed.
+        numbers: released numbers, by file.
+        record: lines of the run; some are releases.
+        document: file of the schema on which the members agreed.
     """
     last, (experiment, _) = record[-1], parse_terms(record[-1].experiment)
     of = DeclaredTables(schema=_agreed(document, last.membership), silos=last.membership.silos)
@@ -185,6 +189,7 @@ def _meant(
         return {prepared.file: prepared.to_json(made)}
     asked, meant = parse(experiment, _TERMS), dict[str, Any]()
     if PREPROCESSED in numbers:
+        # The membership may be renewed during a run: preprocessing is judged by the one of its own last line.
         (*_, line) = (one for one in record if one.part.startswith("prep/"))
         refined = _preprocessed(asked, replace(of, silos=line.membership.silos), numbers)
         schema = refined.schema.model_dump(mode="json", exclude_none=True)
@@ -196,7 +201,7 @@ def _meant(
         if name == EVALUATED:
             trained = sum(not one.part for one in record)
             meant[EVALUATED] = planned.combine_releases(asked.name, trained, made).to_json()
-            made = made[:-1]  # what was there when the last was made stays beside it
+            made = made[:-1]  # the file of the unfinished evaluation stays
         releases = [one.to_json() for one in made]
         meant[EVALUATING] = {"schema_version": SCHEMA_VERSION, "releases": releases}
     return meant
@@ -221,7 +226,7 @@ def _asked_for(name: str, planned: _T | None) -> _T:
 def _sums(
     name: str, numbers: Mapping[str, Sequence[Numbers]], release: Callable[[NoisySums], Release]
 ) -> NoisySums:
-    """Return the numbers of a file, if such releases may have ended with them."""
+    """Return the numbers of a file as noisy sums, if the planned releases can have produced them."""
     try:
         return earlier_sums(numbers.get(name, ()), release)
     except RefusalError:

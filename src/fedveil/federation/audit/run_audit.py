@@ -1,18 +1,22 @@
-"""Check what a run left: who signed what of every round, one chain, and the statement that the recorded events give.
+"""Verify a run folder: signatures of every round, the chain of lines, and the statement from the recorded events.
 
-A run is an experiment, with what is released beside its rounds, or a document of releases.
+A run is an experiment, with or without side releases, or a document of releases.
 
-Claim: of the files that a run's end lists, no byte is changed unnoticed by who lacks the coordinator's key. No round of
-any part is changed, put in, or taken out before the last by who lacks the keys of as many silos as a round needs, the
-coordinator included; where all silos have signed the end, the statement charges every round that an honest one gave
-anything to, and none of them has given anything since. Released numbers are those of the record: silos are told those
-of every release but the last, and sign them with the next round; the last stands in the record's last line, and of a
-run an honest silo signs one such line. What the numbers are of follows from the signed terms and the agreed schema
-(:mod:`~.released_files`). Not so what the coordinator wrote there before: it can leave out the line of a
-round of training that it ended, and must state its charge, which an exported ledger shows; or write another last
-release, or last model, than the sum gave. Condition: the membership is the right one, which its founder's seal shows to
-whoever has the charter. It shows who agreed to what: not that a silo trained honestly (:data:`NOT_CHECKABLE`).
-``tests/test_run_audit.py`` and ``tests/test_parts_audit.py`` flip bytes of every file.
+Claim: without the coordinator's key, no byte of the files listed at the run's end can be changed unnoticed. Without
+the keys of a quorum of silos and of the coordinator, no round of any part can be changed, inserted, or removed before
+the last. If all silos have signed the end, the statement charges every round with a contribution of an honest silo,
+and no honest silo has contributed since.
+
+Released numbers are those of the record. Silos receive the numbers of every release but the last, and sign them with
+the next round. The last release stands in the record's last line, and an honest silo signs one such line per run. The
+meaning of the numbers follows from the signed terms and the agreed schema (:mod:`~.released_files`).
+
+Not claimed: that the coordinator wrote the right numbers into the record first. It can omit the line of a training
+round that it ended; it must state the charge of that round, which an exported ledger shows. It can write a last
+release, or last model, that differs from the sum. Not claimed: that a silo trained honestly (:data:`NOT_CHECKABLE`);
+the check shows which parties agreed to which data. Condition: the membership is the right one, which the founder's
+signature shows to a reader with the charter. ``tests/test_run_audit.py`` and ``tests/test_parts_audit.py`` flip bytes
+of every file.
 """
 
 from __future__ import annotations
@@ -38,16 +42,16 @@ NOT_CHECKABLE: Final = {
     "after the end": "that a silo that signed the end of the run, but departs from the protocol, sent nothing since",
     "other releases": "what else was, or will be, released from the same records: other runs add to epsilon",
 }
-"""What no file can show, by the name of its row."""
+"""Facts that no file can show, by the name of their row."""
 
 
 def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] = ()) -> Verification:
-    """Check a run folder; a failure is a check that fails, never an error.
+    """Verify a run folder; a failure becomes a check that fails, never an error.
 
     Args:
         path: the folder.
-        charter: of the federation, as whoever checks was handed it; None: the founder's seal is not checked.
-        ledgers: that silos of the run exported.
+        charter: charter of the federation, from a trusted source; None: the founder's signature is not checked.
+        ledgers: ledgers exported by silos of the run.
     """
     found: list[Check] = []
     try:
@@ -68,8 +72,8 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
 
 
 def epsilons(run: RecordedRun) -> Sequence[Check]:
-    """Compute the epsilons of a statement again; nothing where there is none."""
+    """Compute the epsilons of a run's statement again; empty if it has no readable statement."""
     try:
         return tuple(check_epsilons(run.read_statement))
-    except FedveilError:  # said already
+    except FedveilError:  # the statement check reports it
         return ()

@@ -1,4 +1,4 @@
-"""What the parties of a run sign of it, round by round and at its end, kept in the coordinator's run folder.
+"""Record of the parties' signatures, round by round and at the end, in the coordinator's run folder.
 
     terms.jsonl     one line for each terms that sessions were begun on: membership and experiment, with digest T
     rounds.jsonl    one line a round of any part: what every silo signed of it; the whole line signed by the coordinator
@@ -9,16 +9,17 @@
                     | part
     silo, the end:  Ed25519 of "fedveil/3/statement" | run 16 | T 32 | round 4 | last line 32 | statement 32
 
-A part is a release (``prep/1``, ``eval/1``; ``1``, ``2``, ... of a document of releases), which is one round, or the
-training, whose name is empty. X binds everything that the silo was asked
-(:mod:`~fedveil.federation.transcript_binding`), M is SHA-256 of the round's model, zeros where there is none or the
-silos alone have it; R of all that was released before it (:mod:`~fedveil.federation.audit.released_sums`). Each line
-holds the digest of the one before it, and that of what its round ended with: the next model, or the release.
+Numbers are lengths in bytes. A part is a release, which is one round (``prep/1``, ``eval/1``; ``1``, ``2``, ... in a
+document of releases), or the training, whose name is empty. X binds the whole request to the silo
+(:mod:`~fedveil.federation.transcript_binding`). M is SHA-256 of the round's model; zeros without a model, or if only
+the silos have it. R is the digest of all earlier releases (:mod:`~fedveil.federation.audit.released_sums`). Each line
+holds the digest of the line before it, and the digest of its round's result: the next model, or the release.
 
-Claim: who has none of the keys cannot change what a silo or the coordinator signed, take a round out, or put one in
-(:mod:`~fedveil.federation.audit.run_audit` looks, and says what the coordinator itself can). Nothing of it depends on a
-record but through released models and numbers: the name of the session, which is told to silos alone, keeps X from
-being tried out, and no digest of a silo's message is kept, with which guesses at it could be.
+Claim: a party without any of the keys cannot change the data that a silo or the coordinator signed, nor remove or
+insert a round (:mod:`~fedveil.federation.audit.run_audit` checks, and states the limits for the coordinator itself).
+The record depends on private records only through released models and numbers. The session name, which only silos
+receive, enters X, so that nobody can test guesses of a request against X. The record holds no digest of a silo's
+message, against which guesses of the message could be tested.
 """
 
 from __future__ import annotations
@@ -64,52 +65,71 @@ ROUNDS: Final = "rounds.jsonl"
 AGREED: Final = "silo_signatures.json"
 TERMS: Final = "terms.jsonl"
 CONTENTS: Final = "checkpoint/contents.json"
-"""Digests of files with private numbers (times, who was drawn) could be tried out: the number in it hides them."""
+"""File of the digests of all files, with a random number.
+
+Some files hold private numbers (times, sampled users). The random number hides the digests' digest, which is public:
+without it, guesses could be tested.
+"""
 MODEL: Final = "model.safetensors"
 STATEMENT: Final = "privacy.json"
 NOTHING: Final = bytes(32)
-"""Stands for the digest of what is not there: a line before the first, a model that the silos alone have."""
+"""Digest of a missing object: the line before the first, or a model that only the silos have."""
 
 MADE_LATER: Final = frozenset({AGREED, CONTENTS, "run_end.json", "report.html", "audit.json"})
-"""Files of a run folder that are written once the run is signed, from what is signed: they are not."""
+"""Files that are written from signed data after the run is signed; no signature covers them."""
 
 
 def known_before(told: Sequence[SessionMessage], phase: RunPart | None) -> bytes:
-    """Return M and R of a round, by the letter that begins it and what the part that it is of began with."""
+    """Return M | R of a round: digests of its model and of the earlier releases.
+
+    Args:
+        told: parts of the message that begins the round.
+        phase: the part of the run, with the numbers released before it.
+    """
     model = (hashlib.sha256(part.encode()).digest() for part in told if isinstance(part, GlobalModel))
     released = () if phase is None else phase.released
     return next(model, NOTHING) + digest_of_all(map(digest_of_release, released))
 
 
 RoundPlace = tuple[str, int]
-"""A round by the name of its part and its number in it."""
+"""A round: the name of its part, and its number in the part."""
 
 
 def round_attestation(
     run: bytes, terms: bytes, place: RoundPlace, context: bytes, known: bytes, head: bytes
 ) -> bytes:
-    """Return what a silo signs at the end of a round: T, X, M and R, and the end of its ledger."""
+    """Return the bytes that a silo signs at the end of a round.
+
+    Args:
+        run: 16 bytes, the run.
+        terms: T, 32 bytes.
+        place: the round.
+        context: X, 32 bytes.
+        known: M | R, 64 bytes.
+        head: head of the silo's ledger, 32 bytes.
+    """
     part, number = place
     signed = run + terms + struct.pack(">I", number) + context + known + head
     return b"fedveil/3/attested" + signed + part.encode()
 
 
 def final_attestation(run: bytes, terms: bytes, closing: Finalize) -> bytes:
-    """Return what a silo signs at the end of a run."""
+    """Return the bytes that a silo signs at the end of a run."""
     told = hashlib.sha256(closing.statement.encode()).digest()
     return b"fedveil/3/statement" + run + terms + struct.pack(">I", closing.round) + closing.line + told
 
 
 def coordinator_attestation(document: Mapping[str, Any]) -> bytes:
-    """Return what the coordinator signs of a line, or of the end: all but signatures of the end's silos."""
+    """Return the bytes that the coordinator signs of a line, or of the end without the silos' signatures."""
     content = {key: value for key, value in document.items() if key != "signature"}
+    # The silos sign the end after the coordinator, one by one: its signature cannot cover theirs.
     if "statement" in content:
         content.pop("silos", None)
     return b"fedveil/3/record" + canonical(content)
 
 
 def canonical(document: Any) -> bytes:
-    """Return the text of a document, in the order of its keys."""
+    """Encode a document as JSON, with its keys in their given order."""
     return json.dumps(document, allow_nan=False).encode()
 
 
@@ -117,7 +137,7 @@ def arrays_of(content: bytes, place: object) -> dict[str, np.ndarray]:
     """Return the tensors of a safetensors file.
 
     Raises:
-        RunFolderError: it is none.
+        RunFolderError: the content is not a safetensors file.
     """
     with reading(place, RunFolderError):
         try:
@@ -128,10 +148,10 @@ def arrays_of(content: bytes, place: object) -> dict[str, np.ndarray]:
 
 
 def digests_of(tensors: bytes) -> dict[str, str]:
-    """Return SHA-256 of every tensor of a model's file: its type, shape and numbers.
+    """Return SHA-256 of every tensor of a model file, over dtype, shape and numbers.
 
     Raises:
-        RunFolderError: it is no safetensors file.
+        RunFolderError: the content is not a safetensors file.
     """
     return {
         name: hashlib.sha256(
@@ -143,13 +163,13 @@ def digests_of(tensors: bytes) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """What silos signed of the round that is about to be released.
+    """Silos' signatures of the round that is about to be released.
 
     Attributes:
-        place: of the round.
+        place: the round.
         context: X.
-        known: M and R.
-        silos: number, head of the ledger, and signature of each.
+        known: M | R.
+        silos: number, ledger head and signature of each silo.
     """
 
     place: RoundPlace
@@ -163,9 +183,9 @@ class RunRecord:
 
     Args:
         folder: the run folder.
-        run: 16 bytes that no other run has.
+        run: 16 bytes, unique to the run.
         membership: the federation.
-        identity: the coordinator's key.
+        identity: key of the coordinator.
 
     Raises:
         RunFolderError: the record is damaged.
@@ -184,13 +204,13 @@ class RunRecord:
             self._lines = read_content(path, RunFolderError, largest=LARGEST_FILE).splitlines()
 
     def mend(self, done: int) -> None:
-        """Leave out the line of a round that was not released, or that a crash tore.
+        """Remove the line of a round that was not released, or that a crash tore.
 
         Args:
-            done: rounds of all parts that were released.
+            done: number of released rounds of all parts.
 
         Raises:
-            RunFolderError: lines of rounds that were released are missing.
+            RunFolderError: lines of released rounds are missing.
         """
         if len(self._lines) < done:
             raise RunFolderError(
@@ -201,7 +221,7 @@ class RunRecord:
             self.folder.write(ROUNDS, b"".join(line + b"\n" for line in self._lines))
 
     def propose(self, terms: Terms) -> None:
-        """Keep the terms that a session is begun on."""
+        """Persist the terms of a session, unless they are stored already."""
         self._terms, path = terms.digest, self.folder / TERMS
         before = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
         if terms.digest.hex() not in read_terms(before):
@@ -211,16 +231,16 @@ class RunRecord:
     def see(
         self, place: RoundPlace, asked: tuple[bytes, bytes], answers: Answers, heads: Mapping[str, bytes]
     ) -> None:
-        """Take the signatures that end a round.
+        """Verify and hold the silos' signatures that end a round.
 
         Args:
-            place: of the round.
-            asked: X, and M with R.
-            answers: what every silo answered last.
-            heads: ends of their ledgers, by name.
+            place: the round.
+            asked: X, and M | R.
+            answers: last answers of the silos.
+            heads: heads of their ledgers, by silo name.
 
         Raises:
-            ProtocolError: one is not its silo's, or of something else; names the silo.
+            ProtocolError: a signature is not the silo's, or covers other data; names the silo.
         """
         seen, (context, known) = [], asked
         for silo, parts in answers.items():
@@ -233,11 +253,11 @@ class RunRecord:
         self._seen = _Seen(place=place, context=context, known=known, silos=tuple(seen))
 
     def add(self, after: bytes, ledger: str) -> None:
-        """Add the line of a round that is about to be released, durably.
+        """Append the line of a round that is about to be released, durably.
 
         Args:
-            after: digest of the model that it ends with, which is not told where the silos alone have it; or of what it
-                released.
+            after: digest of the resulting model, or of the released numbers. The line omits it if only the silos have
+                the model.
             ledger: head of the run's ledger.
         """
         seen = self._seen
@@ -264,11 +284,11 @@ class RunRecord:
         self._lines.append(canonical(line))
 
     def close(self, rounds: int, charges: int) -> list[SessionMessage]:
-        """Sign what the run has left in its folder; return what the silos are asked to sign, nothing without terms.
+        """Sign the final files of the run; return the messages for the silos to sign, empty without terms.
 
         Args:
-            rounds: complete ones of training.
-            charges: of them, in the run's ledger.
+            rounds: number of complete training rounds.
+            charges: their number of charges in the run's ledger.
         """
         if not self._terms:
             return []
@@ -296,9 +316,9 @@ class RunRecord:
         return [self._closing]
 
     def agree(self, silo: int, answer: Sequence[SessionMessage]) -> bool:
-        """Add a silo's signature of the end, if its answer to the last letter is one; return whether it is.
+        """Add a silo's signature of the end if its last answer holds a valid one; return whether it does.
 
-        The run has ended either way.
+        The run has ended in either case.
         """
         name = self.membership.silos[silo]
         closing = self._closing
@@ -319,7 +339,7 @@ class RunRecord:
         return False
 
     def _signed_before(self, closing: Finalize) -> list[dict[str, Any]]:
-        """Return the silos' signatures that an earlier session has left of the same end."""
+        """Return the signatures of the same end that silos gave in an earlier session."""
         content, found = final_attestation(self.run, self._terms, closing), []
         for one in signed_end(self.folder.path):
             with suppress(ProtocolError):
@@ -352,10 +372,10 @@ class RunRecord:
 
 
 def signed_end(folder: Path) -> list[dict[str, Any]]:
-    """Return the silos' signatures of the end of a run, each with the silo's number; none before it.
+    """Return the silos' signatures of a run's end, each with the silo's number; empty before the end.
 
     Raises:
-        RunFolderError: damaged.
+        RunFolderError: the file is damaged.
     """
     path = folder / AGREED
     if not path.exists():
@@ -365,10 +385,10 @@ def signed_end(folder: Path) -> list[dict[str, Any]]:
 
 
 def members_at_end(folder: Path) -> tuple[str, ...] | None:
-    """Return the silos of the membership under which a run ended; None before that.
+    """Return the silos of the membership under which a run ended; None before the end.
 
     Raises:
-        RunFolderError: damaged.
+        RunFolderError: a file is damaged.
     """
     path = folder / AGREED
     if not path.exists():
@@ -380,10 +400,10 @@ def members_at_end(folder: Path) -> tuple[str, ...] | None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Return the files below a folder by their names in it.
+    """Return the content of all files below a folder, by relative path.
 
     Raises:
-        RunFolderError: one cannot be read, or is no plain file.
+        RunFolderError: a file cannot be read, or is not a regular file.
     """
     return {
         path.relative_to(folder).as_posix(): read_content(path, RunFolderError, largest=LARGEST_FILE)
@@ -393,10 +413,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def read_terms(content: bytes) -> dict[str, tuple[Membership, str]]:
-    """Return membership and experiment of every line of terms, by T in hexadecimal digits.
+    """Return membership and experiment of every line of terms, by T in hexadecimal.
 
     Raises:
-        RunFolderError: a line is none; names it.
+        RunFolderError: a line is damaged; names the line.
     """
     found = {}
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):

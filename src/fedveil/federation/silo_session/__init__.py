@@ -1,1 +1,1 @@
-"""What a silo does for itself in a session: it weighs, charges, trains, gives, and signs what it has computed again."""
+"""The silo's side of a session: check the statement, charge the ledger, train, contribute, and sign."""

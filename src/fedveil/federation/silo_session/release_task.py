@@ -1,11 +1,11 @@
-"""A silo's work in a release of statistics: its people's bounded vectors, summed, with its share of the noise.
+"""Task of a silo in a release of statistics: its users' bounded vectors, summed, plus a noise share.
 
-Claim: whatever the coordinator proposes, and says was released before, what a silo gives has the norm, the length and
-the noise of the event that its ledger is charged with, and its counts decide nothing but the numbers that it gives.
-Enforced by: step, bound, noise and event are computed here, from the document and the policy
-(:func:`make_release_task`); of what was released before, finite numbers of the right lengths are taken, and the step
-that follows from them has the same norm whatever they are. A coordinator that says other sums than it has read asks
-at another point: all silos sign that they were told the same, and no guarantee depends on the point.
+Claim: whatever the coordinator proposes, and whatever earlier results it reports, the silo's contribution has the
+norm, length and noise of the event charged to its ledger. The silo's counts affect only the contributed numbers.
+Enforced by: the silo computes step, bound, noise and event itself, from the document and the policy
+(:func:`make_release_task`). From earlier results it accepts only finite numbers of the right lengths, and the norm of
+the next step does not depend on them. A coordinator that reports other sums than it received requests the release at
+another point. All silos sign that they received the same report, and no guarantee depends on the point.
 ``tests/test_federation_releases.py`` tries both.
 """
 
@@ -40,14 +40,14 @@ from fedveil.statistics.stored import NoisySum, NoisySums
 def release_plan(
     release: Release, groups: Groups, privacy: PrivacyRandomness, phase: RunPart, dimension: int = 0
 ) -> SessionPlan:
-    """Return what a session of a release plays: one round.
+    """Return the plan of a release's session: one round.
 
     Args:
         release: the release.
-        groups: the (silo, user) pairs of whoever asks; none at the coordinator.
-        privacy: where noise comes from.
-        phase: which release it is.
-        dimension: parameters of the model that it is of.
+        groups: the party's (silo, user) pairs; empty at the coordinator.
+        privacy: source of the noise.
+        phase: name of the release, and the numbers released before it.
+        dimension: number of parameters of the model that the release evaluates; 0 if none.
     """
     return SessionPlan(
         method=release.method,
@@ -63,18 +63,19 @@ def release_plan(
 def earlier_sums(
     told: Sequence[tuple[float, Float64[np.ndarray, " d"]]], release: Callable[[NoisySums], Release]
 ) -> NoisySums:
-    """Return what was released before, if it may have come of these releases.
+    """Check reported results of earlier releases and return them as noisy sums.
 
     Args:
-        told: what the coordinator says.
-        release: the release after some.
+        told: the reported numbers, as pairs of noise standard deviation and vector.
+        release: function that returns the release that follows some noisy sums.
 
     Raises:
-        RefusalError: other lengths, numbers that no sum has, or another noise.
+        RefusalError: a vector has another length or impossible numbers, or a standard deviation is impossible.
     """
     made: NoisySums = ()
     for std, vector in told:
         expected, found = release(made), NoisySum(vector, std)
+        # The noise of a sum depends on the number of silos in it: one value per possible number.
         possible = {expected.std(summed) for summed in range(1, expected.public.n_silos + 1)}
         if not found.fits(expected.step.length) or std not in possible:
             raise RefusalError(Code.RELEASED)
@@ -84,14 +85,17 @@ def earlier_sums(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SiloReleaseTask(SiloTask):
-    """A silo's work in one release.
+    """Task of a silo in one release.
 
     Attributes:
-        release: what is released.
-        charged: what the silo's ledger is charged with.
-        records: its own records, as the step reads them; of a model, where one is sent.
-        states: returns if the run states what its terms give, as :meth:`SiloTask.check_statement`.
-        seconds: that counting them may take.
+        plan: plan of the session.
+        whole: event of the whole run in the silo's ledger.
+        rounds: number of charges in ``whole``.
+        release: the release.
+        charged: the event charged to the silo's ledger.
+        records: function that returns the columns of the step from the silo's records, given the received model.
+        states: statement check of the run, as :meth:`SiloTask.check_statement`.
+        seconds: time limit for counting the records.
     """
 
     plan: SessionPlan
@@ -104,7 +108,7 @@ class SiloReleaseTask(SiloTask):
     seconds: float
 
     def event(self, number: int, *, again: bool) -> Event:
-        """Return what the release is charged as."""
+        """Return the event of the release."""
         return self.charged
 
     def workload(
@@ -114,29 +118,30 @@ class SiloReleaseTask(SiloTask):
         drawn: Bool[np.ndarray, " users"] | None,
         before: Tensors,
     ) -> ReleaseInputs:
-        """Return what makes the silo's sum, or its people's vectors under private weighting."""
+        """Return the inputs of the silo's sum, or of its users' vectors under private weighting."""
         records, deadline = self.records(start.model), Deadline(self.seconds)
         return ReleaseInputs(self.release, records, self.plan.privacy, deadline)
 
     def check_statement(self, closing: Finalize, own: SiloCharges) -> None:
-        """Return if the run states what its terms give, and charges what the silo's ledger shows."""
+        """Check the run's statement against its terms and the silo's charges."""
         self.states(closing, own)
 
 
 def make_release_task(
     prepared: PreparedReleases, phase: RunPart, policy: Policy, table: PartyTable
 ) -> SiloReleaseTask:
-    """Return a silo's work in one release of a document.
+    """Return a silo's task in one release of a document.
 
     Args:
-        prepared: the document's releases, which the policy allows to be asked.
-        phase: which of them, and what was released before.
-        policy: the silo's.
-        table: its own.
+        prepared: releases of the document, whose requests the policy allows.
+        phase: name of the release, and the numbers released before it.
+        policy: the silo's policy.
+        table: the silo's table.
 
     Raises:
-        RefusalError: more precision than the policy pays for, or what does not fit what was released before.
-        DataError: a table that cannot be read.
+        RefusalError: the release is more precise than the policy allows, or the part does not fit the earlier
+            releases.
+        DataError: the table cannot be read.
     """
     series = prepared.series
     if len(phase.released) >= prepared.count:

@@ -1,4 +1,4 @@
-"""What a silo was told before the task of a round, and what the round then begins with for it alone."""
+"""Instructions that a silo received ahead of a round's task, and the round context derived from them."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ _P = TypeVar("_P", bound=SessionMessage)
 
 
 class RoundInstructions:
-    """What a silo was told before the task of a round: at most one part of each kind."""
+    """Parts that a silo received ahead of the task of a round: at most one part of each kind."""
 
     def __init__(self) -> None:
         self._parts: dict[type[SessionMessage], SessionMessage] = {}
 
     def add(self, part: SessionMessage) -> None:
-        """Keep a part until the task: one of each kind, as the grammar of letters has them."""
+        """Store a part until the task arrives; the grammar admits one part of each kind."""
         self._parts[type(part)] = part
 
     def get(self, kind: type[_P]) -> _P | None:
-        """Return the part of a kind; None if there was none."""
+        """Return the part of a kind; None if none was received."""
         found = self._parts.get(kind)
         assert found is None or isinstance(found, kind)
         return found
 
     def encode(self) -> bytes:
-        """Return the bytes of all of it, by kind."""
+        """Return the bytes of all parts, in the order of their kinds."""
         ordered = sorted(self._parts.values(), key=lambda part: part.kind)
         return b"".join(Writer().number(part.kind, 1).block(part.encode()).bytes() for part in ordered)
 
     def sampled_users(self, plan: SessionPlan, silo: int) -> Bool[np.ndarray, " users"] | None:
-        """Return who of a silo's users takes part, as far as it was told; None: everybody, or nobody is told.
+        """Return the sampled users as far as disclosed, (|U|,) bool; None if all, or if undisclosed.
 
         Raises:
-            RefusalError: a draw of another number of users.
+            RefusalError: the sample has another number of users.
         """
         users = plan.n_users
-        if plan.method.contribution.drawn_alone:  # a silo that is one client knows of itself alone
+        if plan.method.contribution.drawn_alone:  # a silo that is one client learns only its own flag
             mask, own = np.zeros(users, dtype=np.bool_), self.get(SampledFlag)
             mask[silo] = own is None or own.drawn
             return mask
@@ -69,12 +69,13 @@ class RoundInstructions:
     def start(
         self, plan: SessionPlan, number: int, own: Float32[np.ndarray, " d"] | None = None
     ) -> RoundStartState:
-        """Return what the round of this number begins with; ``own`` is the model where the silos alone have it.
+        """Return the state at the start of the round; ``own`` is the model, if only the silos have it.
 
-        No guarantee depends on either: an update is as long as the clip allows in units of the clip, whatever it is.
+        The guarantee depends on neither model nor clip. Updates are measured in units of the clip, and the bound in
+        these units is constant.
 
         Raises:
-            RefusalError: a model of another length, or a clip that no course of it comes to.
+            RefusalError: the model has another length, or the clip cannot occur in this round.
         """
         model, clip = self.get(GlobalModel), self.get(RoundClip)
         if model is not None and len(model.values) != plan.dimension:
@@ -89,10 +90,10 @@ class RoundInstructions:
 
 @dataclass(frozen=True, kw_only=True)
 class SiloRoundContext(RoundContext):
-    """What a round begins with for one silo, which is told who takes part.
+    """Round context of one silo, with the sample that the silo received.
 
     Attributes:
-        told: (|U|,) who of its users takes part; None: all of them, or nobody is told.
+        instructions: (|U|,) the sampled users; None: all users, or the sample is unknown.
     """
 
     instructions: Bool[np.ndarray, " users"] | None
@@ -106,14 +107,14 @@ class SiloRoundContext(RoundContext):
         told: Bool[np.ndarray, " users"] | None,
         privacy: PrivacyRandomness,
     ) -> SiloRoundContext:
-        """Return what a round begins with.
+        """Create the context of a round from the silo's instructions.
 
         Args:
             prepared: the experiment as the silo holds it.
-            number: of the round, from 1.
-            start: its model and clip.
-            told: who takes part.
-            privacy: the silo's own randomness.
+            number: number of the round, from 1.
+            start: model and clip of the round.
+            told: (|U|,) the sampled users.
+            privacy: randomness of the silo.
         """
         method = prepared.method if start.clip is None else prepared.method.clipped_to(start.clip)
         return cls(
@@ -127,10 +128,10 @@ class SiloRoundContext(RoundContext):
         )
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
-        """Return who takes part, as the silo was told."""
+        """Return the sampled users that the silo received; it samples nothing itself."""
         return self.instructions
 
 
 def as_tensor(values: np.ndarray) -> Tensor:
-    """Return numbers as a tensor of its own: what was read of a letter cannot be written to."""
+    """Copy an array into a tensor: an array that views a received message is read-only."""
     return torch.from_numpy(values.copy())

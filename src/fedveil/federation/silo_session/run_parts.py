@@ -1,9 +1,9 @@
-"""A silo's work in the parts of a run with releases beside its rounds: prep/1, training, eval/1, eval/2.
+"""Tasks of a silo in a run with releases in addition to its rounds: prep/1, training, eval/1, eval/2.
 
-Claim: what the schema is refined to, and where the bins of scores lie, is computed by every silo from the released
-numbers; the whole run (rounds and releases) is held against the silo's budget before the first of it is charged.
-Conditions and enforcement as in :mod:`~.release_task`. Held-out records are chosen by a hash of their user's id, the
-same in a silo's own table as in a table of all, and have no part in training or in the release that refines the schema.
+Claim: every silo computes the refined schema and the bins of scores from the released numbers. The silo checks the
+whole run (rounds and releases) against its budget before the first charge. Conditions and enforcement as in
+:mod:`~.release_task`. A hash of the user's id selects the held-out records, so a silo's own table and a table of all
+silos give the same selection. Held-out records take no part in training, nor in the release that refines the schema.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from fedveil.statistics.stored import NoisySums
 
 
 class SiloTasks:
-    """A silo's work in the parts of one run.
+    """Tasks of a silo by part of one run.
 
     Args:
-        policy: the silo's.
-        table: its own, under the declared schema.
-        prepare: the experiment over a table.
+        policy: the silo's policy.
+        table: the silo's table, under the declared schema.
+        prepare: function that prepares the experiment over a table.
     """
 
     def __init__(self, policy: Policy, table: PartyTable, prepare: Callable[[PartyTable], Prepared]) -> None:
@@ -49,14 +49,16 @@ class SiloTasks:
         self._prepared = prepare(table)
 
     def work(self, phase: RunPart) -> SiloTask:
-        """Return what the silo would do in a part.
+        """Return the silo's task in a part of the run.
+
+        The expected part follows from the number of earlier releases; any other part is refused.
 
         Args:
-            phase: which part, and what was released before it.
+            phase: the part, and the numbers released before it.
 
         Raises:
-            RefusalError: what the policy does not allow, or what does not fit what was released before.
-            DataError: a table that does not fit the schema.
+            RefusalError: the policy excludes a release, or the part does not fit the earlier releases.
+            DataError: the table does not fit the schema.
         """
         told, planned = phase.released, self._prepared.preprocessing
         if planned is not None:
@@ -86,7 +88,7 @@ class SiloTasks:
         return SiloTrainingTask(prepared, event, policy.round_seconds, phase, whole=self._whole())
 
     def _refinement(self, planned: Preprocessing, made: NoisySums, phase: RunPart) -> SiloReleaseTask:
-        """Return the work of the next release of a preprocessing: of the records that are trained on."""
+        """Return the task of the next preprocessing release, over the training records."""
         prepared, release = self._prepared, planned.release(made)
         if release.of_model:
 
@@ -100,7 +102,7 @@ class SiloTasks:
         return self._release(release, phase, (own, lambda _: own))
 
     def _evaluation(self, evaluation: Evaluation, made: NoisySums, phase: RunPart) -> SiloReleaseTask:
-        """Return the work of a release of the evaluation: of the records that are held out, as the model is sent."""
+        """Return the task of the next evaluation release, over the held-out records and the received model."""
         prepared, asked = self._prepared, evaluation.asked
         own, tested = self._table.columns(groups_of(asked)), prepared.population.test_rows
         assert tested is not None, "records are held out where metrics are released"
@@ -118,12 +120,12 @@ class SiloTasks:
         phase: RunPart,
         records: tuple[ColumnTable, Callable[[Float32[np.ndarray, " d"]], ColumnTable]],
     ) -> SiloReleaseTask:
-        """Return the work of a release.
+        """Return the task of a release.
 
         Args:
-            release: as its parties play it.
-            phase: which part it is.
-            records: whose they are, and what its step reads of them, given the model that is sent.
+            release: the release.
+            phase: the part of the run.
+            records: the records, and the function that computes the step's columns from the received model.
         """
         prepared, policy = self._prepared, self._policy
         policy.check_release(release.step.length, release.std())
@@ -143,7 +145,7 @@ class SiloTasks:
         )
 
     def _whole(self) -> tuple[Event, int]:
-        """Return what the silo's ledger would count of the whole run, and how many charges that is."""
+        """Return the event of the whole run in the silo's ledger, and its number of charges."""
         prepared, policy = self._prepared, self._policy
         training = training_event(prepared, policy.event(prepared.guarantee))
         beside = (on_grid(policy.event(one.guarantee), one.grid_loss) for one in prepared.side_releases)

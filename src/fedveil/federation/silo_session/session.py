@@ -1,9 +1,8 @@
-"""A silo in one session of a run: it reads the parts of letters, and plays rounds from what it keeps on its disk.
+"""State machine of a silo in one session: reads the parts of messages, and plays rounds from persisted state.
 
-What a silo gives to a round is charged first, then kept, then marked as kept, and only then leaves
-(:attr:`ClientContext.persist`). Where the silos alone have the models, they make the server's step: a round has ended
-for a silo once the next model is on its disk, and the coordinator sees that all have the same by a tag that tells
-nothing of it.
+The order for a contribution is: charge, persist, mark as persisted, send (:attr:`ClientContext.persist`). If only the
+silos have the models, the silos make the server's step. A round has then ended for a silo once the next model is
+persisted. A tag, which reveals nothing of the model, shows the coordinator that all silos have the same model.
 """
 
 from __future__ import annotations
@@ -65,22 +64,29 @@ from fedveil.protocols.session_messages import (
 )
 
 _TOLD: Final = (GlobalModel, RoundClip, SampledUsers, SampledFlag, SamplingCommitment)
-"""What stands before a task and belongs to it."""
+"""Kinds of the parts that precede a task and belong to it."""
 
 
 class SiloSession:
-    """What a silo knows of the session it is in, and does in it.
+    """State of a silo in one session.
 
     Args:
-        work: what it does in the session.
-        place: the silo's in the session; what it gives is kept by the session itself.
-        terms: on which the session began.
-        agreed: T, of them and of the part of the run that is played.
-        session: its name.
-        books: where it writes down what it spends and gives.
+        work: the silo's task in the session.
+        place: the silo's identity, number and keys in the session. The session itself supplies ``persist``.
+        terms: terms of the session.
+        agreed: T, from the terms and the part of the run.
+        session: name of the session.
+        books: persisted state of the silo.
+
+    Attributes:
+        work: the silo's task in the session.
+        proposed: digest of the terms.
+        client: the silo's end of the protocol.
+        talk: grammar state of the session.
+        instructions: parts received ahead of the next task.
 
     Raises:
-        ProtocolError: the silo's records do not fit what the parties agree on.
+        ProtocolError: the silo's records do not fit the protocol's public parameters.
     """
 
     def __init__(
@@ -117,12 +123,12 @@ class SiloSession:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest letter of the session: a model, totals of users, and messages of the protocol."""
+        """Largest message of the session in bytes: a model, totals of users, and messages of the protocol."""
         plan, (_, down) = self.work.plan, self._agreement.max_exchange_bytes
         return LARGEST_OPENING + down + 4 * (plan.dimension + plan.n_users)
 
     def join(self) -> list[SessionMessage]:
-        """Return what the silo says when it joins."""
+        """Return the parts with which the silo joins: ledger heads, user counts if needed, and protocol setup."""
         answers: list[SessionMessage] = [Join(heads=self._books.sign_heads(self._session, self._place))]
         if self.work.plan.method.shows_counts:
             answers.append(UserCounts(counts=self.work.scores()))
@@ -130,10 +136,12 @@ class SiloSession:
         return answers if first is None else [*answers, ProtocolMessage(message=first)]
 
     def answer(self, parts: Sequence[SessionMessage]) -> list[SessionMessage]:
-        """Return the answer to a letter whose shape is due; what it asks of all is bound before any of it is read.
+        """Return the answer to a message of the expected shape.
+
+        The protocol is bound to X, the digest of the request to all silos, before any part is read.
 
         Raises:
-            FedveilError: a request that the silo does not grant, or a message that must not be accepted.
+            FedveilError: the silo refuses a request, or a message is not acceptable.
         """
         begins = any(isinstance(part, RoundTask) for part in parts)
         if begins:
@@ -144,6 +152,8 @@ class SiloSession:
             self.client.bind(self._asked)
         self._exchange, self._shown = 0 if begins else self._exchange + 1, frozenset()
         answers = [answer for part in parts for answer in self._read(part)]
+        # Every silo in the opened sum must have shown its signed request, and its ledger head, in this exchange: else
+        # the sum could include a silo that received another request.
         if unshown := sorted(set(self.client.survivors) - self._shown):
             raise RefusalError(Code.UNSHOWN, unshown[0])
         if self.talk.signs:
@@ -156,14 +166,15 @@ class SiloSession:
         return answers
 
     def sign_statement(self, closing: Finalize) -> Attestation:
-        """Return the silo's signature of what the run states, computed again; it gives to no round of the run then.
+        """Check the run's statement and sign it; the silo contributes to no round of the run afterwards.
 
-        Where a round that is asked for again is the same, the coordinator charges it once, and a silo again only for
-        its own crash; where it is another release, the coordinator charges before every time that a silo does.
+        The number of charges to expect depends on the protocol. If rounds are repeatable, the coordinator charges
+        each round once, and a silo charges a round again only after its own crash. Otherwise the coordinator charges
+        before each charge of a silo.
 
         Raises:
-            RefusalError: it states something else than the terms give, or fewer charges than the silo's ledger shows;
-                or the silo has signed another end of the run.
+            RefusalError: the statement differs from the terms, or charges less than the silo's ledger shows; or the
+                silo has signed another end of the run.
         """
         books, agreement = self._books, self._agreement
         places = books.charged_places()
@@ -171,23 +182,25 @@ class SiloSession:
         self.work.check_statement(
             closing, SiloCharges(times=times, whole=agreement.quorum == agreement.clients)
         )
+        # The note is durable before the signature exists: a crash in between cannot lead to contributions after a
+        # signed end.
         books.ledger.end(books.run.hex(), closing.line.hex())
         return Attestation(
             signature=self._place.identity.sign(final_attestation(books.run, self.proposed, closing))
         )
 
     def _of_round(self) -> bytes:
-        """Return what the silo signs at the end of a round."""
+        """Return the bytes that the silo signs at the end of a round."""
         books = self._books
         return round_attestation(
             books.run, self.proposed, self._round, self._asked, self._known, books.ledger.head
         )
 
     def _read(self, part: SessionMessage) -> list[SessionMessage]:
-        """Read a part of a letter whose shape is due; return what follows.
+        """Read one part of a message of the expected shape; return the replies.
 
         Raises:
-            FedveilError: a request that the silo does not grant, or a message that must not be accepted.
+            FedveilError: the silo refuses a request, or a message is not acceptable.
         """
         if isinstance(part, _TOLD):
             self.instructions.add(part)
@@ -213,7 +226,7 @@ class SiloSession:
                 ]
             except RefusedSumError as error:
                 raise self._other_sum(str(error)) from error
-            except ArithmeticError as error:  # numbers that no party of the protocol sends
+            except ArithmeticError as error:  # numbers that an honest party never sends
                 raise ProtocolError(str(error)) from error
             except ProtocolError as error:
                 if (silo := error.silo) is None or silo == self._place.number:
@@ -228,7 +241,7 @@ class SiloSession:
     # --- a round ---------------------------------------------------------------------------------------------
 
     def _contribute(self) -> list[SessionMessage]:
-        """Return the silo's part of the round, as soon as its task is there and the protocol has come to it."""
+        """Return the silo's contribution once the task has arrived and the protocol awaits it."""
         task = self._task
         if task is None or not self.client.awaits_input:
             return []
@@ -240,17 +253,23 @@ class SiloSession:
         return [ProtocolMessage(message=message) for message in self.client.contribute(round_id, given)]
 
     def _given(self, task: RoundTask) -> Any:
-        """Return what the silo gives to a round: what it kept of it, or something new that is charged first.
+        """Return the silo's input to a round: the persisted one, or a new one that is charged first.
 
-        A round that was charged and not kept (a crash between the two) is charged again: new noise is never free. So is
-        one that the protocol does not repeat: whose users are drawn anew in every session, or that may be summed over
-        other silos. One that was kept and is not there any more is refused (:meth:`~.books.Books.last`).
+        A round that was charged without a persisted input (a crash between the two) is charged again: new noise
+        always costs a charge. The same holds for protocols without repeatable rounds, which sample users anew in
+        every session, or may sum over other silos. A missing persisted input is refused (:meth:`~.books.Books.last`).
+
+        Raises:
+            RefusalError: the round does not exist, the run's end is signed, the request differs from the one answered
+                before, or the state does not fit.
         """
         books, repeats, plan = self._books, self._agreement.repeatable, self.work.plan
         if not 1 <= task.round <= plan.rounds:
             raise RefusalError(Code.NO_SUCH_ROUND, plan.rounds)
         if books.ledger.end_record(books.run.hex()) is not None:
             raise RefusalError(Code.RUN_OVER)
+        # The request digest decides whether a repeat is the same request: T', the task, and the instructions (model,
+        # sample).
         asked = self._terms + task.encode() + self.instructions.encode()
         request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
         last = books.last()
@@ -271,6 +290,8 @@ class SiloSession:
         start = self.instructions.start(plan, task.round, before.get(MODEL))
         drawn = self.instructions.sampled_users(plan, self._place.number)
         again = charged.count(task.round)
+        # Order for a crash: charge, then persist the input (_keep), then send. A crash costs a charge, never an
+        # uncharged input.
         books.ledger.charge(
             run=books.name,
             round=task.round,
@@ -288,7 +309,7 @@ class SiloSession:
         return workload.client_input(self._place.number)
 
     def _keep(self, given: Any) -> None:
-        """Put what the silo gives to the round on its disk, and a mark of it, before anything of it leaves."""
+        """Persist the silo's input to the round, and its mark, before any of it leaves."""
         content = self._agreement.pack(given)
         assert self._record is not None
         if content != self._record.given:
@@ -297,9 +318,10 @@ class SiloSession:
         self._books.mark(self._record)
 
     def _check_follows(self, last: RoundRecord | None, number: int) -> None:
-        """Refuse a round that does not follow the last one: the next, or a later one that was played without the silo.
+        """Refuse a round that does not follow the silo's last one.
 
-        One that the protocol does not repeat may be asked for again.
+        Allowed are the next round, and a later one if rounds can proceed without this silo. A round that the protocol
+        does not repeat may be requested again.
         """
         done = 0 if last is None else last.round
         agreement = self._agreement
@@ -312,18 +334,19 @@ class SiloSession:
             raise RefusalError(Code.ROUND_AHEAD, number, done)
 
     def _learn(self) -> list[SessionMessage]:
-        """Make the server's step from the sum, once it has arrived; keep the next model, and say so."""
+        """Make the server's step once the sum has arrived; persist the next model and confirm it."""
         if self._ended or not self.client.has_result:
             return []
         record = self._record
         assert record is not None
         try:
             after, model = self.work.step(record, self.client.result())
-        except Exception as error:  # whatever it is: that there is one would tell of the sum
+        except Exception as error:  # any error: its kind would reveal something of the sum
             raise self._other_sum(f"no step is made from the sum: {error}") from error
         if not record.after:
             self._record = replace(record, after=after)
             self._books.records.write(self._books.place, self._record)
+        # A second, different sum of one round would let the coordinator compute differences of single silos.
         elif save(dict(record.after)) != save(dict(after)):
             raise self._other_sum(f"round {record.round} ended here with another sum before")
         self._books.models.put(model)
@@ -332,10 +355,10 @@ class SiloSession:
         return [ModelStored(tag=self.client.tag(content))]
 
     def _other_sum(self, reason: str) -> RefusalError:
-        """Return the refusal of a sum that the silo has decrypted; it gives nothing more to the run.
+        """Return the refusal of a decrypted sum, and stop the silo's contributions to the run.
 
-        A coordinator chooses what silos decrypt. If it could ask again, or read of a refusal which check it comes from,
-        it would find what single silos encrypted by bisection.
+        The coordinator chooses the ciphertexts that silos decrypt. If it could ask again, or learn which check
+        failed, it could find the values that single silos encrypted by bisection.
         """
         assert self._record is not None
         self._record = replace(self._record, refused=True)
@@ -344,7 +367,13 @@ class SiloSession:
 
 
 def _check_state(charged: list[int], done: int, repeats: bool) -> None:
-    """Refuse to go on where ledger and records of a run tell of different pasts."""
+    """Refuse to continue if the ledger and the records of a run disagree about its past.
+
+    Args:
+        charged: charged rounds of the part, with repetitions.
+        done: last round with a persisted input; 0 if none.
+        repeats: whether rounds are repeatable.
+    """
     known = set(range(1, done + 1)) if repeats else {done} - {0}
     if not known <= set(charged) or (repeats and set(charged) - set(range(1, done + 2))):
         raise RefusalError(Code.REPLACED)

@@ -1,15 +1,19 @@
-"""What a silo computes of a run's statement before it signs it: it signs none that promises more than the terms give.
+"""Check of a run's privacy statement by a silo, which signs no statement that promises more than the terms give.
 
-Claim: a statement that a silo signs is, word for word, the one that the terms give for as many rounds and charges as
-the coordinator says, with every release beside them; it charges every round of every part at least as often as the
-silo's own ledger shows that it must have been asked for; and no epsilon in it, nor a figure of a publication, is below
-the silo's own by more than the rounding of another machine. A silo that gave nothing to a round that needs it signs
-nothing; and whatever its ledger charged to the run was charged under the session's experiment, or it would not be in
-the session (``SiloParty._check_one_experiment``). Once it has signed, it joins no session of the run, gives to no round
-of it, and signs no other end (:meth:`~fedveil.federation.silo_ledger.SiloLedger.end`). Not shown by it: how often other
-silos were asked for a round without this one; that the last round which the silo gave something to counts as complete
-(it is charged either way); and which line of the record the coordinator names, for silos never see the record. Tests:
-``tests/test_federation_closing.py``, ``tests/test_federation_statements.py``.
+Claim: a statement that a silo signs is, word for word, the one that the terms give for the coordinator's number of
+rounds and charges, including every release. The statement charges every round of every part at least as often as the
+silo's own ledger implies. No epsilon in it, and no published figure, is below the silo's own value by more than
+rounding differences between machines.
+
+A silo that contributed nothing to a round that needs it signs nothing. All charges of the run in its ledger were made
+under the session's experiment (``SiloParty._check_one_experiment`` refuses other sessions). After it has signed, the
+silo joins no session of the run, contributes to no round of the run, and signs no other end
+(:meth:`~fedveil.federation.silo_ledger.SiloLedger.end`).
+
+Not claimed: how often the coordinator asked other silos for a round without this one. Not claimed: that the last
+round with the silo's contribution counts as complete (it is charged in any case). Not claimed: which line of the
+record the coordinator names, because silos never see the record. Tests: ``tests/test_federation_closing.py``,
+``tests/test_federation_statements.py``.
 """
 
 from __future__ import annotations
@@ -39,15 +43,18 @@ from fedveil.run.setup import Prepared
 
 _SLACK: Final = 1e-6
 _LONG: Final = 1000
-"""Rounds that a run may always have attempts for: it may be resumed often, each time with ``MOST_ATTEMPTS``."""
+"""Number of rounds for whose attempts every run has an allowance.
+
+A run may be resumed often, with up to ``MOST_ATTEMPTS`` attempts each time.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiloCharges:
-    """What a silo's ledger shows of a run.
+    """Charges of a run in a silo's ledger.
 
     Attributes:
-        times: rounds of all parts, and how often the coordinator must have charged each.
+        times: least number of the coordinator's charges, by round over all parts.
         whole: whether every round needs every silo.
     """
 
@@ -55,14 +62,15 @@ class SiloCharges:
     whole: bool
 
     def rounds_of(self, part: str) -> Counter[int]:
-        """Return the rounds of a part."""
+        """Return the least charges of one part, by number of the round."""
         return Counter({number: many for (name, number), many in self.times.items() if name == part})
 
     def require(self, releases: Collection[str]) -> None:
-        """Return if these releases were asked for as a run has them: each once, and all of a silo that all need.
+        """Check that the releases were requested as a run has them: each once, and all of them if every silo is needed.
 
         Raises:
-            StatementMismatchError: another one, or one more often; or one without this silo, which needs it.
+            StatementMismatchError: the ledger has another release, or one more than once; or it lacks one that needs
+                this silo.
         """
         found = {name: self.rounds_of(name) for name, _ in self.times if name}
         if any(name not in releases or times != Counter([1]) for name, times in found.items()):
@@ -72,14 +80,14 @@ class SiloCharges:
 
 
 class StatementMismatchError(FedveilError):
-    """What a coordinator calls a statement is none, or another."""
+    """The coordinator's text is not a statement, or differs from the silo's own."""
 
 
 _Checked = ParamSpec("_Checked")
 
 
 def _refusing(check: Callable[_Checked, None]) -> Callable[_Checked, None]:
-    """Have a check refuse, whatever fails in it, with one code: no reason leaves the silo."""
+    """Turn every failure of a check into one refusal code, so that no reason leaves the silo."""
 
     @wraps(check)
     def checked(*given: _Checked.args, **named: _Checked.kwargs) -> None:
@@ -95,15 +103,15 @@ def _refusing(check: Callable[_Checked, None]) -> Callable[_Checked, None]:
 
 @_refusing
 def check_training(prepared: Prepared, closing: Finalize, own: SiloCharges) -> None:
-    """Return if a run of training, and of what is released beside it, states what its terms give.
+    """Check the statement of a run of training, with its side releases, against the terms.
 
     Args:
         prepared: the experiment as the silo holds it.
-        closing: what the coordinator says at the end.
-        own: what the silo's ledger shows of the run.
+        closing: the coordinator's message with the statement.
+        own: charges of the run in the silo's ledger.
 
     Raises:
-        RefusalError: another statement.
+        RefusalError: the statement differs.
     """
     rounds, charges, number = closing.round, closing.charges, prepared.experiment.rounds
     if not rounds <= min(charges, number) or charges > MOST_ATTEMPTS * max(number, _LONG):
@@ -111,9 +119,14 @@ def check_training(prepared: Prepared, closing: Finalize, own: SiloCharges) -> N
     _check_length(closing)
     own.require([one.name for one in prepared.side_releases])
     charged = own.rounds_of("")
+    # least[t] = max(the silo's own charges of round t, 1 for every completed round): the fewest charges of each
+    # round.
     least = charged | Counter(range(1, rounds + 1))
+    # At most one round beyond the completed ones can have begun.
     if max(charged, default=0) - 1 > rounds or least.total() > charges:
         raise StatementMismatchError
+    # If every round needs every silo, this silo was charged for each completed one; else at least one charge must
+    # exist.
     if sum(one <= rounds for one in charged) < rounds if own.whole else rounds and not own.times:
         raise StatementMismatchError
     stated = _stated(closing)
@@ -128,15 +141,15 @@ def check_training(prepared: Prepared, closing: Finalize, own: SiloCharges) -> N
 
 @_refusing
 def check_releases(prepared: PreparedReleases, closing: Finalize, own: SiloCharges) -> None:
-    """Return if a document's releases state what they give together; all of them are made.
+    """Check the statement of a document's releases, all of them made.
 
     Args:
         prepared: the releases as the silo holds them.
-        closing: what the coordinator says at the end.
-        own: what the silo's ledger shows of the run.
+        closing: the coordinator's message with the statement.
+        own: charges of the run in the silo's ledger.
 
     Raises:
-        RefusalError: another statement.
+        RefusalError: the statement differs.
     """
     if closing.round or closing.charges or not own.times:
         raise StatementMismatchError
@@ -151,13 +164,13 @@ def _stated(closing: Finalize) -> Statement:
 
 
 def _check_length(closing: Finalize) -> None:
-    """Refuse a text that no run states, before any of it is read."""
+    """Refuse an overlong text before it is read."""
     if len(closing.statement) > LARGEST_STATEMENT:
         raise StatementMismatchError
 
 
 def _without(event: Event, releases: Iterable[Event]) -> Counter[Event]:
-    """Return the atoms of an event but those of releases; what is not there counts below 0."""
+    """Return the atoms of an event minus those of the releases; missing atoms count below 0."""
     left = Counter(atoms(event))
     for one in releases:
         left.subtract(atoms(one))
@@ -167,9 +180,18 @@ def _without(event: Event, releases: Iterable[Event]) -> Counter[Event]:
 def _composed(
     guarantee: Guarantee, least: Counter[int], counts: tuple[int, int], left: Counter[Event]
 ) -> bool:
-    """Return whether atoms are each round's as often as it must be, and what is left those of any round begun."""
+    """Return whether atoms are the least charges of each round plus further charges of begun rounds.
+
+    Args:
+        guarantee: the guarantee of the run.
+        least: fewest charges of each round.
+        counts: number of begun rounds, and of all charges.
+        left: atoms of the stated event without the releases. Consumed.
+    """
     begun, charges = counts
     rest = charges - least.total()
+    # The event of a repeated attempt differs from the first one: its strength is at least 1
+    # (guarantee.event_at_round).
     first, again = (
         {
             number: atoms(guarantee.event_at_round(guarantee.event, number, again=repeated))
@@ -184,12 +206,12 @@ def _composed(
         return True
     if not rest or not begun or begun in least:
         return False
-    left.subtract(first[begun])  # charged, and not asked of this silo
+    left.subtract(first[begun])  # round charged, but not requested from this silo
     return _made_of(left, again, rest - 1)
 
 
 def _made_of(left: Counter[Event], events: Mapping[int, Counter[Event]], number: int) -> bool:
-    """Return whether what is left is so many of these events, which have one size."""
+    """Return whether atoms consist of exactly ``number`` of these events, which all have one size."""
     size = sum(next(iter(events.values()), Counter[Event]()).values())
     possible = {atom for one in events.values() for atom in one}
     return (
@@ -200,13 +222,14 @@ def _made_of(left: Counter[Event], events: Mapping[int, Counter[Event]], number:
 
 
 def _compare(stated: Statement, own: Statement) -> None:
-    """Return if a statement says what the silo's own does, and no figure is below its own.
+    """Check that a statement has the text of the silo's own, and no figure below the silo's own.
 
     Raises:
         StatementMismatchError: it does not.
     """
     if _without_figures(stated) != _without_figures(own):
         raise StatementMismatchError
+    # Larger figures are accepted: they promise less. _SLACK covers rounding differences between machines.
     if not all(_at_least(said, found) for said, found in zip(_figures(stated), _figures(own), strict=True)):
         raise StatementMismatchError
 

@@ -1,4 +1,4 @@
-"""What a silo does in a session beside talking: it weighs, charges and gives, each as what is played asks for."""
+"""Interface of a silo's task in a session: the parts that differ between training and releases."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedveil.run.rounds.client_inputs import ChannelInputs
 
 
 class SiloTask(ABC):
-    """A silo's work in a session.
+    """Work of a silo in a session.
 
     Attributes:
-        plan: what is played.
-        whole: what the silo's ledger would count of the whole run.
-        rounds: how many charges that is.
+        plan: plan of the session.
+        whole: event of the whole run in the silo's ledger.
+        rounds: number of charges in ``whole``.
     """
 
     plan: SessionPlan
@@ -34,10 +34,14 @@ class SiloTask(ABC):
 
     @abstractmethod
     def event(self, number: int, *, again: bool) -> Event:
-        """Return what the silo's own ledger is charged with for a round, which may have been charged before.
+        """Return the event that the silo's ledger is charged with for a round.
+
+        Args:
+            number: number of the round, from 1.
+            again: whether the round was charged before.
 
         Raises:
-            RefusalError: the round would not be what its guarantee speaks of.
+            RefusalError: the round would differ from the one that its guarantee describes.
         """
 
     @abstractmethod
@@ -48,46 +52,48 @@ class SiloTask(ABC):
         drawn: Bool[np.ndarray, " users"] | None,
         before: Tensors,
     ) -> ChannelInputs:
-        """Return what the silo gives to a round, as the protocol takes it; it has been charged.
+        """Return the silo's inputs to a round that has been charged, in the form of the protocol.
 
         Args:
-            number: of the round, from 1.
-            start: of the round.
-            drawn: (|U|,) who of its users takes part; None: all of them, or nobody is told.
-            before: what :meth:`state_after` returned.
+            number: number of the round, from 1.
+            start: state at the start of the round.
+            drawn: (|U|,) the sampled users; None: all users, or the sample is unknown.
+            before: result of :meth:`state_after`.
         """
 
     def scores(self) -> Int64[np.ndarray, " users"]:
-        """Return what weighs every user's records here, where weights are by records in the open."""
+        """Return the scores of the users' records in this silo, (|U|,) int64, for public weights by records."""
         raise RefusalError(Code.SHAPE)
 
     def compute_weights(self, totals: Int64[np.ndarray, " users"]) -> None:
-        """Take the weights that follow from what the scores of every user sum to over all silos."""
+        """Compute the weights from the users' total scores over all silos, (|U|,) int64."""
         raise RefusalError(Code.SHAPE)
 
     @abstractmethod
     def check_statement(self, closing: Finalize, own: SiloCharges) -> None:
-        """Return if the run, which ends in this session, states what its terms give.
+        """Check that the statement of a run that ends in this session is the one that its terms give.
 
         Args:
-            closing: what the coordinator says at the end.
-            own: what the silo's ledger shows of the run.
+            closing: the coordinator's message with the statement.
+            own: charges of the run in the silo's ledger.
 
         Raises:
-            RefusalError: another statement.
+            RefusalError: the statement differs.
         """
 
     def state_after(self, last: RoundRecord | None) -> Tensors:
-        """Return what a silo itself has to know of the rounds before the next one; nothing where it is told all.
+        """Return the state that the silo must carry into the next round.
+
+        It is empty if the coordinator sends all of the state.
 
         Args:
-            last: the round that it gave something to before, with what this returned ahead of it and how it began.
+            last: record of the silo's last contribution, including the state that this method returned for it.
 
         Raises:
-            RefusalError: the next round does not go on from that one.
+            RefusalError: the next round does not continue from the last one.
         """
         return {}
 
     def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
-        """Make the server's step, where the silos alone have the models; return what to keep, and the model."""
+        """Make the server's step, if only silos have the models; return the state to persist, and the model."""
         raise RefusalError(Code.SHAPE)

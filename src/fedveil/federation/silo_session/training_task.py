@@ -1,9 +1,9 @@
-"""A silo's work in rounds of training: its weights, its updates, and the server's step where the silos make it.
+"""Task of a silo in training rounds: weights, updates, and the server's step if the silos make it.
 
-Claim: a silo trains a round only with the weights of which its guarantee speaks: exactly 1/|S| where they are uniform,
-1 where they are one, 1 or 0 by the file of main silos that the run names (0 without it), n_su / N_u in [0, 1] from the
-totals of this session where they are by records. Enforced by :meth:`SiloTrainingTask.event`, which is the one way to
-the event that is charged, before anything is trained.
+Claim: a silo trains a round only with the weights that its guarantee assumes. Uniform weights are exactly 1/|S|, and
+constant weights are 1. Main-silo weights are 1 or 0 by the file of main silos that the run names (0 without it).
+Weights by records are n_su / N_u in [0, 1], from the totals of this session. Enforced by
+:meth:`SiloTrainingTask.event`, the only source of the charged event, before anything is trained.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from fedveil.run.setup import Prepared
 from fedveil.training.server.optimizers import State, matching
 
 _WEIGHTS: Final = "weights"
-"""The name of the silo's weights in what is kept of a round whose noise is in others too."""
+"""Name of the silo's weights in the record of a round whose noise enters other rounds too."""
 _RECORDS: Final = "records"
-"""The name of the digest of its records and their users' keys in the same; no message carries it."""
+"""Name, in the same record, of the digest of the silo's records and their users' keys; never sent."""
 _STATE: Final = "state."
-"""Before the names of the optimiser's tensors in what is kept of a round."""
+"""Prefix of the optimiser's tensors in the record of a round."""
 
 
 def training_plan(prepared: Prepared, phase: RunPart | None = None) -> SessionPlan:
-    """Return what a session of an experiment's training plays."""
+    """Return the plan of a training session."""
     return SessionPlan(
         method=prepared.method,
         protocol_spec=prepared.protocol_spec,
@@ -55,25 +55,25 @@ def training_plan(prepared: Prepared, phase: RunPart | None = None) -> SessionPl
 
 
 def training_event(prepared: Prepared, event: Event) -> Event:
-    """Return what a silo's ledger would count of all rounds of training.
+    """Return the event of all training rounds in a silo's ledger.
 
     Args:
         prepared: the experiment as the silo holds it.
-        event: what is counted of a round of strength 1, but for the grid of its noise.
+        event: event of one round at strength 1, without the grid of its noise.
     """
     guarantee, rounds = prepared.guarantee, prepared.experiment.rounds
     return on_grid(guarantee.after_rounds(event, rounds), guarantee.grid_loss_after(rounds, prepared.length))
 
 
 class SiloTrainingTask(SiloTask):
-    """A silo's work in rounds of training.
+    """Task of a silo in training rounds.
 
     Args:
         prepared: the experiment as the silo holds it.
-        event: what its ledger counts of a round.
-        seconds: that the training of a round may take.
-        phase: which part of a run it is; None: all of one that does nothing else.
-        whole: what its ledger would count of the whole run, and how many charges that is; None: of this training alone.
+        event: event of one round in the silo's ledger.
+        seconds: time limit of a round's training.
+        phase: the part of the run; None: the run is training without releases.
+        whole: event and number of charges of the whole run; None: those of this training.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class SiloTrainingTask(SiloTask):
         self._past = SumHistory()
 
     def event(self, number: int, *, again: bool) -> Event:
-        """Return what a round is charged as, if it is trained with the weights of its guarantee.
+        """Return the event of a round, after checking that the weights are those of the guarantee.
 
         Raises:
-            RefusalError: other weights, or none yet: not all users' totals are known.
+            RefusalError: the weights differ, or are unknown because the users' totals have not arrived.
         """
         if self._promised is None or not torch.equal(self.prepared.setting.weights, self._promised):
             raise RefusalError(Code.WEIGHTS)
@@ -116,10 +116,10 @@ class SiloTrainingTask(SiloTask):
         drawn: Bool[np.ndarray, " users"] | None,
         before: Tensors,
     ) -> RoundInputs:
-        """Return what trains, and makes the silo's message or its contributions.
+        """Return the inputs of the silo to a round: training, and its message or contributions.
 
-        A session that begins in the middle of a stream trains the rounds again that it sends parts of: they take as
-        long, each, as a round may.
+        A session that begins in the middle of a stream repeats the training of the earlier rounds that enter its
+        messages. The time limit grows by one round's limit for each of them.
         """
         rounds = 1 if self._past else min(number, 1 + self.prepared.method.channel.memory)
         turn = SiloRoundContext.from_instructions(self.prepared, number, start, drawn, self.plan.privacy)
@@ -127,17 +127,20 @@ class SiloTrainingTask(SiloTask):
         return make_round_inputs(turn, self.plan.protocol_spec, self.prepared.task.initial())
 
     def scores(self) -> Int64[np.ndarray, " users"]:
-        """Return (|U|,) what weighs every user's records here: their number, or a power of it."""
+        """Return the score of every user in this silo, (|U|,) int64: the number of records, or a power of it."""
         share = self.prepared.population
         counts = np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)
         return self.prepared.method.weights.scores(counts, share.n_silos)
 
     def compute_weights(self, totals: Int64[np.ndarray, " users"]) -> None:
-        """Take the weights n_su^p / sum_s n_su^p from what the scores n_su^p of every user sum to over all silos.
+        """Compute the weights n_su^p / sum_s n_su^p from the total scores sum_s n_su^p of all users.
+
+        Args:
+            totals: (|U|,) sums of the scores n_su^p over all silos.
 
         Raises:
-            RefusalError: totals of another number of users.
-            OwnRecordsError: a weight above 1.
+            RefusalError: the totals have another number of users.
+            OwnRecordsError: a weight would exceed 1.
         """
         prepared, users, silos = self.prepared, self.plan.n_users, self.prepared.population.n_silos
         if len(totals) != users:
@@ -145,6 +148,7 @@ class SiloTrainingTask(SiloTask):
         groups = prepared.setting.cohort.groups
         scores = prepared.method.weights.scores(groups.size, silos)
         held = totals[groups.user]
+        # A total below the silo's own score is false: the weight would exceed 1, and the contribution its bound.
         if (held < scores).any():
             raise OwnRecordsError("a user has fewer records over all silos than in this one")
         self._promised = torch.from_numpy(scores / held)
@@ -152,14 +156,14 @@ class SiloTrainingTask(SiloTask):
         self.prepared = replace(prepared, setting=setting)
 
     def check_statement(self, closing: Finalize, own: SiloCharges) -> None:
-        """Return if a run states what its terms give, and charges what the silo's ledger shows."""
+        """Check the run's statement against its terms and the silo's charges."""
         check_training(self.prepared, closing, own)
 
     def state_after(self, last: RoundRecord | None) -> Tensors:
-        """Return what a silo itself has to know of the rounds before the next one.
+        """Return the state that the silo must carry into the next round.
 
         Raises:
-            RefusalError: the next round does not go on from the last one.
+            RefusalError: the next round does not continue from the last one.
         """
         method = self.prepared.method
         if method.protection.divides:
@@ -169,14 +173,15 @@ class SiloTrainingTask(SiloTask):
     # --- where a user's rounds belong together -----------------------------------------------------------------
 
     def _stream(self, last: RoundRecord | None) -> Tensors:
-        """Return how the rounds before the next one began that its message has parts of, and what must stay as it was.
+        """Return the state of a stream of rounds, and check the facts that must not change.
 
-        The guarantee is about a stream: a round is charged for what it adds to those before. So a user's weights are
-        the same in all of them, and so are the records, which are trained again, and the key, from which follow the
-        rounds that the user takes part in: under another key that could be two rounds of a period.
+        The state holds the starts of the earlier rounds whose parts enter the next message. The guarantee covers a
+        stream of rounds: a round is charged for its addition to the earlier ones. Therefore a user's weights are the
+        same in all rounds, and so are the records, which are trained again. The users' keys are constant too: they
+        determine the rounds in which a user takes part. Another key could place a user in two rounds of one period.
 
         Raises:
-            RefusalError: the weights, or the records here or whose they are, are others than in the rounds before.
+            RefusalError: the weights, the records here, or their users' keys differ from those of the earlier rounds.
         """
         method, weights = self.prepared.method, self.prepared.setting.weights.cpu().numpy()
         digest = np.frombuffer(bytes.fromhex(self.prepared.population.train.sha256), dtype=np.uint8)
@@ -187,6 +192,7 @@ class SiloTrainingTask(SiloTask):
             raise RefusalError(Code.WEIGHTS)
         if not np.array_equal(digest, last.before[_RECORDS]):
             raise RefusalError(Code.RECORDS)
+        # With an empty sum, decode_sum only advances the reader's state from the start of the last round.
         played, model = method.clipped_to(float(last.before[UNIT][0])), as_tensor(last.before[MODEL])
         _, state = played.decode_sum(np.zeros(0), model, _state(last.before))
         return {**stays, **_named(state)}
@@ -194,10 +200,10 @@ class SiloTrainingTask(SiloTask):
     # --- where the silos alone have the models -----------------------------------------------------------------
 
     def _own_model(self, last: RoundRecord | None) -> Tensors:
-        """Return what the next round begins with, model and optimiser's state: the first, or those of the last round.
+        """Return model and optimiser's state for the next round: initial, or from the end of the last round.
 
         Raises:
-            RefusalError: the sum of that round has not arrived here, so it is still the round to play.
+            RefusalError: the sum of the last round has not arrived, so that round is still to be played.
         """
         initial, method = self.prepared.task.initial().cpu(), self.prepared.method
         if last is None:
@@ -212,7 +218,7 @@ class SiloTrainingTask(SiloTask):
         return last.after
 
     def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
-        """Make the server's step from the sum; return what to keep of it, and the model's tensors."""
+        """Make the server's step from the sum; return the state to persist, and the model's tensors."""
         prepared, model = self.prepared, as_tensor(record.before[MODEL])
         turn = prepared.round_context(record.round, model, _state(record.before), self.plan.privacy)
         silos = prepared.population.n_silos
@@ -222,7 +228,7 @@ class SiloTrainingTask(SiloTask):
 
 
 def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:
-    """Return what a silo keeps of a model and of its optimiser's state, by name."""
+    """Return a model and its optimiser's state as persisted tensors."""
     return {MODEL: model.cpu().numpy(), **_named(state)}
 
 
@@ -231,7 +237,7 @@ def _named(state: State) -> Tensors:
 
 
 def _state(kept: Tensors) -> State:
-    """Return the optimiser's state of what was kept."""
+    """Return the optimiser's state in persisted tensors."""
     return {
         name.removeprefix(_STATE): torch.from_numpy(value.copy())
         for name, value in kept.items()
