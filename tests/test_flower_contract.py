@@ -26,7 +26,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.errors import ConfigError
 from fedveil.flower.coordinator_host.link import quiet_flower
 from fedveil.flower.enrollment.certificates import new_node_key
-from fedveil.flower.flower_api import RELEASES, check_flower_version
+from fedveil.flower.flower_version import RELEASES, check_flower_version
 from fedveil.flower.silo_host.service import SiloService
 from tests.pins.flower import RECORDED, contract, imported, installed
 
@@ -74,7 +74,7 @@ def test_another_release_is_refused_before_anything_of_it_is_imported(
             raise PackageNotFoundError(package)
         return release
 
-    monkeypatch.setattr("fedveil.flower.flower_api.version", found)
+    monkeypatch.setattr("fedveil.flower.flower_version.version", found)
     if not refused:
         check_flower_version()
         return

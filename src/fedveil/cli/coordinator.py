@@ -11,7 +11,7 @@ from fedveil.cli.link import end_by_terminate, import_late
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
 from fedveil.flower.enrollment.joining import accept, join_as_coordinator
-from fedveil.flower.flower_api import check_flower_version
+from fedveil.flower.flower_version import check_flower_version
 from fedveil.flower.folders import CoordinatorFolder
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does

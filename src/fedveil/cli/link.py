@@ -14,7 +14,7 @@ import typer
 
 from fedveil.errors import ConfigError
 from fedveil.flower.coordinator_host.link_folder import LinkFolder
-from fedveil.flower.flower_api import check_flower_version
+from fedveil.flower.flower_version import check_flower_version
 
 
 def link_command(

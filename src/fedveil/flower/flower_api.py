@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, TypeVar
 
 import httpx
@@ -13,8 +12,6 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
-
-from fedveil.errors import ConfigError
 
 _SECONDS: Final = 120.0
 _ACQUIRE: Final = "/flwr.proto.Runtime/AcquireTask"
@@ -40,35 +37,3 @@ def local_client(client: _Client, transport: httpx.BaseTransport | None = None) 
     client._client.close()
     client._client = httpx.Client(transport=transport, timeout=_SECONDS, trust_env=False)
     return client
-
-
-# --- flower version ------------------------------------------------------------------------------------------------
-# The releases of Flower that letters are carried over: any other is refused before anything of it is imported.
-#
-# The carrier stands on names of Flower's that are not all its public interface. What they were in each of these
-# releases is recorded, and compared by ``tests/test_flower_contract.py``; under another release nobody knows what a
-# name does, and the door that keeps strangers out is made of them.
-
-RELEASES: Final = ("1.41", "1.42")
-"""By their first two numbers; as the extra ``federation`` has them."""
-
-
-def check_flower_version() -> None:
-    """Return if the installed release of Flower is one of them.
-
-    Raises:
-        ConfigError: it is another one, or there is none; says which would do, and how to install it.
-    """
-    wanted = f"{RELEASES[0]} to {RELEASES[-1]}"
-    try:
-        found = version("flwr")
-    except PackageNotFoundError:
-        raise ConfigError(
-            "a federation needs flwr, which is not installed: pip install 'fedveil[federation]'"
-        ) from None
-    if ".".join(found.split(".")[:2]) not in RELEASES:
-        raise ConfigError(
-            f"flwr {found} is installed, and this release of fedveil carries letters over flwr {wanted} alone: its "
-            "doors are made of names that another release may have changed. pip install 'fedveil[federation]' brings "
-            "one of them; nothing was started"
-        )

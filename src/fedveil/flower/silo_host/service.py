@@ -13,7 +13,7 @@ from typing import Final
 from fedveil.flower.child_process import ChildProcess
 from fedveil.flower.enrollment.certificates import node_public
 from fedveil.flower.enrollment.joining import NODE
-from fedveil.flower.flower_api import check_flower_version
+from fedveil.flower.flower_version import check_flower_version
 from fedveil.flower.folders import SiloFolder
 from fedveil.flower.metrics import as_metrics
 from fedveil.flower.metrics_server import MetricsServer
