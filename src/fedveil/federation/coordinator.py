@@ -149,6 +149,8 @@ class CoordinatorParty(Generic[EndingT]):
         exchange, least = self._exchange, self._agreement.quorum
         if exchange is None or not silent:
             return ()
+        # First choice: the protocol recovers within the exchange. Second choice: a new session with the returned
+        # silos.
         if self._leave(silent):
             self._proceed()
         elif len(self._present) - len(silent) + self._absent.n_returned >= least and self._absent.n_returned:
@@ -178,9 +180,10 @@ class CoordinatorParty(Generic[EndingT]):
         if letter.run != self.run:
             return ReplyKind.NOTHING
         if exchange is None:
+            # After the end, only signatures of the end count.
             last = (letter.session, letter.number) == (self._session, self._number)
             if last and self._record.agree(silo, letter.parts):
-                with suppress(IntegrityError):  # one that has gone back is refused when a session begins
+                with suppress(IntegrityError):  # a ledger that went back is refused in the next session
                     self._heads.hear({name: letter.head})
             return ReplyKind.NOTHING
         if is_in_progress(letter.parts):
@@ -192,10 +195,11 @@ class CoordinatorParty(Generic[EndingT]):
         if ends_session(letter.parts):
             return self._end(silo, letter)
         try:
+            # A Hello is answered by Ready or Declined alone, which ends_session has handled.
             if exchange.hellos:
                 raise RefusalError(Code.SHAPE)
             self._talks[silo].answer(letter.parts)
-            self._heads.hear({name: letter.head})  # now: a crash before the others answer must not forget it
+            self._heads.hear({name: letter.head})  # now: a crash before the other answers must not lose it
             exchange.check_head(name, letter)
         except RefusalError:
             self.stop(f"silo {name}: sent {Code.SHAPE.template}")
@@ -216,7 +220,7 @@ class CoordinatorParty(Generic[EndingT]):
         # A Ready outside the Hello exchange means that the silo lost its session, for example by a restart.
         assert isinstance(part, Ready)
         if self._exchange is not None and self._exchange.hellos:
-            if part.busy:  # the question stands, and is asked again
+            if part.busy:  # the `Hello` is sent again
                 return ReplyKind.NOTHING
             self._exchange.answers[silo] = letter.parts
             self._proceed()
@@ -236,7 +240,7 @@ class CoordinatorParty(Generic[EndingT]):
         self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
         closing = self._rounds.closing()
         last = {silo: [*closing, Goodbye()] for silo in self._present}
-        if closing and self._ahead:  # what the run states has a session of its own, which nobody joins
+        if closing and self._ahead:  # the statement has its own session, which no silo joins
             last = {silo: [*self._ahead[silo], *parts] for silo, parts in last.items()}
         self._number += 1
         self.farewells = [(silo, self._sealed(silo, parts)) for silo, parts in last.items()]
@@ -375,6 +379,7 @@ class CoordinatorParty(Generic[EndingT]):
             check_models_agree(answers)
             self._rounds.pass_on(self._server.n_summed)
         self._absent.round_ended()
+        # A returned silo can join only a new session: this one has dropped it.
         if self._absent.n_returned and self._rounds.has_rounds_left:
             self._begin_session()
         else:

@@ -63,6 +63,7 @@ def open_training(
     phase = phase_of_training(prepared, record.folder)
     with ExitStack() as opened:
         rounds = TrainingRounds(prepared, record.folder, observer, record, phase)
+        # pop_all() below disarms the callback on success: the party then owns the ledger.
         opened.callback(rounds.close)
         offered = public_text(prepared.experiment, record.membership.silos)
         party = CoordinatorParty(rounds=rounds, offered=offered, record=record, heads=heads)

@@ -42,6 +42,7 @@ class CpuQuota:
         Raises:
             ProtocolError: the limit of the day is reached.
         """
+        # Fixed windows of 24 hours since the start of the process or of the last window.
         if time.monotonic() - self._since >= _DAY:
             self._spent, self._since = 0.0, time.monotonic()
         if self._spent + self._unpaid >= limit:

@@ -51,7 +51,7 @@ def to_refusal(error: BaseException) -> Refusal:
 
 
 _CODES: tuple[tuple[type[FedveilError], Code], ...] = (
-    (OwnRecordsError, Code.OWN_RECORDS),  # before its base
+    (OwnRecordsError, Code.OWN_RECORDS),  # before its base class ProtocolError: the first match counts
     (BudgetError, Code.ROUND_BUDGET),
     (IntegrityError, Code.INTEGRITY),
     (RunFolderError, Code.STORAGE),

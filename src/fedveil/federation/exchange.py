@@ -106,6 +106,7 @@ def _totals(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:
     for silo, own in counts.items():
         if len(own) != users:
             raise ProtocolError(f"counts records of {len(own)} users instead of {users}", silo=silo)
+    # Each count is at most LARGEST_SCORE = 2^32 - 1, so the int64 sum over at most 1000 silos cannot overflow.
     totals: Int64[np.ndarray, " users"] = np.sum(list(counts.values()), axis=0)
     if (totals > LARGEST_SCORE).any():
         most = max(counts, key=lambda silo: int(counts[silo].max()))
@@ -234,6 +235,7 @@ class DroppedSilos:
     def note_answer(self, silo: int, letter: SignedMessage) -> None:
         """Note that a dropped silo has answered its last message; a silo that declines stays dropped."""
         exchange, _ = self._unanswered[silo]
+        # Any older message is no sign of return: the silo may have sent it before it was dropped.
         if silo in self._silent and (letter.session, letter.number) == (exchange.session, exchange.number):
             self._silent.discard(silo)
             if not any(isinstance(part, Declined) for part in letter.parts):

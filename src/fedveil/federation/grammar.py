@@ -132,6 +132,7 @@ class Grammar:
         before: Shape = (
             (LedgerHeads, *((UserTotals,) if self.totals else ()), *self.protocol.first) if first else ()
         )
+        # The peers' heads and the totals come once a session, ahead of its first round.
         answer, following = self.protocol.played(number)
         steps = ExchangeStep((*before, *self.protocol.begin, *self.task), answer), *following
         return tuple(

@@ -100,6 +100,7 @@ class Membership:
         members, identities = (*self.silos, "the coordinator"), (*self.roster, self.coordinator)
         for what, theirs in (("name", self.silos), ("identity key", identities), ("node key", self.nodes)):
             owners: dict[object, str] = {}
+            # Not strict: nodes may be empty, and have no entry for the coordinator.
             for member, one in zip(members, theirs, strict=False):
                 if one and one in owners:
                     raise ConfigError(
@@ -141,6 +142,7 @@ class Membership:
             ConfigError: the last day of validity is past.
         """
         self.check_seal(charter)
+        # ISO dates compare as text in the order of time.
         if self.valid_until < datetime.now(UTC).strftime("%Y-%m-%d"):
             raise ConfigError(
                 f"the membership (serial {self.serial}) was valid until {self.valid_until}; the founder seals a new one"

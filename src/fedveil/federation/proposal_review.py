@@ -61,7 +61,7 @@ def review_proposal(
         if phase is not None:
             raise RefusalError(Code.SHAPE)
         return _trained(experiment, policy, share, number)
-    except (PrivacyError, ArithmeticError) as error:  # numbers too large or too small for the method, say
+    except (PrivacyError, ArithmeticError) as error:  # e.g. numbers too large or too small for the method
         raise RefusalError(Code.EXPERIMENT, detail=str(error)) from error
 
 

@@ -72,6 +72,7 @@ class ReplayMark:
         found = ReplayMark.from_record(record)
         if found.head == self.head:
             return found.length >= self.length
+        # position() is -1 for a head that the ledger lacks.
         return 0 <= ledger.position(self.head) < ledger.position(found.head)
 
 

@@ -80,6 +80,8 @@ class RunRules:
         run, _, part = entry.run.partition("/")
         if run != self.name:
             raise IntegrityError(f"charge {entry.index + 1} is of another run than '{sanitize(self.name)}'")
+        # Ledger names: "name/part" for a side release; "name" with the round's number for training, or the release's
+        # number for a document of releases.
         if part:
             return part, 1
         return ("", entry.round) if self.trains else (str(entry.round), 1)

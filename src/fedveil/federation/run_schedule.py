@@ -59,6 +59,7 @@ def next_document_release(
     whole = len(made) == prepared.count
     if whole and not again:
         return None
+    # For `again`, the last release is planned as it was: from the releases before it.
     made = made[: prepared.count - 1]
     release = prepared.release(made)
 
@@ -144,6 +145,7 @@ def evaluating(folder: RunFolder) -> NoisySums:
     Raises:
         RunFolderError: the file is damaged.
     """
+    # The file of a complete evaluation has another name: this one never contains the last release.
     path = folder / EVALUATING
     if not path.exists():
         return ()
@@ -191,6 +193,8 @@ def next_evaluation_release(
     whole = (folder / FILE).exists()
     if evaluation is None or (whole and not again):
         return None
+    # The intermediate file holds all releases but the last, even after the evaluation is complete: `again` gives the
+    # last.
     before, made = preprocessing_releases(folder), evaluating(folder)
     release = evaluation.release(made)
     guarantee = prepared.guarantee

@@ -38,6 +38,7 @@ def session_name(run: bytes, opened: bytes, nonces: Nonces) -> bytes:
         opened: nonce of the coordinator.
         nonces: nonces of the silos that were asked, with their numbers.
     """
+    # Fixed widths: no two lists of (silo, nonce) give the same bytes.
     asked = b"".join(silo.to_bytes(2, "big") + nonce for silo, nonce in nonces)
     return hashlib.sha256(b"fedveil/3/session name" + run + opened + asked).digest()[:NONCE_BYTES]
 

@@ -1,7 +1,7 @@
 """Signed messages between coordinator and silo: address, exchange number, and one or more parts.
 
-    magic "FVL" | version 3 | run (16) | session (16) | number (4) | sender (2) | recipient (2) | head (32) | count
-    (2) | count times: kind (1), length (8), body | Ed25519 signature (64)
+    magic "FVL" | version 3 | run (16) | session (16) | number (4) | sender (2) | recipient (2) | head (32)
+    | count (2) | count times: kind (1), length (8), body | Ed25519 signature (64)
 
 Numbers in parentheses are bytes. One message carries everything that can travel together, because a transport may
 need seconds for each message. A silo answers each message with one message of the same session and number. The sender

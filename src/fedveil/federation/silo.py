@@ -163,6 +163,7 @@ class SiloParty:
                 is spent. The message gets no answer, and nothing changes.
         """
         self._allowance.check(self._policy.uncharged_cpu_seconds)
+        # Processor time of this thread, not wall-clock time: a silo that waits for its disk spends nothing.
         began, charges, self._outcome = time.thread_time(), self._ledger.charges, "refused"
         try:
             return self._receive(data)
@@ -207,6 +208,8 @@ class SiloParty:
             last.session,
             last.number,
         ):
+            # A lost answer is sent again byte for byte: nothing is computed or charged twice. Another message under
+            # the same number is refused.
             if digest == last.request:
                 return last.reply
             return self._seal(letter, Declined(why=Refusal(Code.OTHER_LETTER)))
@@ -222,6 +225,7 @@ class SiloParty:
             return self._join(letter, data)
         if last is None or session is None or (letter.run, letter.session) != (last.run, last.session):
             return self._here(letter)
+        # Only the last answer is stored, so an earlier exchange cannot be repeated.
         if letter.number <= last.number:
             raise RefusalError(Code.EXCHANGE_OVER, letter.number, last.number)
         if kind in (Goodbye, Finalize):
@@ -235,7 +239,7 @@ class SiloParty:
         if session.talk.begins:
             self._allowance.begin_round()
         answers: list[SessionMessage] = []
-        self._over = True  # should this fail, a part may have taken effect, and no letter can follow
+        self._over = True  # on failure, parts may have taken effect: end the session
         try:
             answers = session.answer(letter.parts)
             session.talk.answer(answers)
@@ -268,6 +272,7 @@ class SiloParty:
         self._stand()
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
+        # The coordinator's last known head of this ledger: a ledger that went back is refused before any work.
         self._ledger.require(terms.head)
         closing = next((part for part in letter.parts if isinstance(part, Finalize)), None)
         if closing is None and self._ledger.end_record(letter.run.hex()) is not None:
@@ -308,6 +313,7 @@ class SiloParty:
         # The terms are on disk before the session exists: every later charge names their digest, and an auditor reads
         # them.
         self._keep_terms(terms, data)
+        # The nonce changes only now, after every step that can fail: a failed join can be tried again under it.
         self._reception.admit()
         self._allowance.begin()
         self._session, self._over, self._outcome = session, False, "answered"

@@ -98,6 +98,7 @@ class PartyTable:
         assert self.path is not None
         name = silos[self.silo]
         records, rows = read_own(schema, self.path, silo=self.silo, name=name, users=self.users)
+        # A population needs a test set: without held-out records, the first training record stands in.
         if tested is None:
             return self._of(records, records.features[:1], records.targets[:1], None)
         assert records.key is not None, "tables name their users"

@@ -84,6 +84,8 @@ class SiloLedger:
                     f"the membership has serial {serial}, but this silo was served under {known}: put the later one "
                     "back"
                 )
+            # Before the first note: _missing takes a ledger with notes and without a head file for one whose head was
+            # deleted.
             if not (state / HEAD).exists():
                 self._write_head()
             self._note("opened", os.urandom(16).hex())
@@ -131,6 +133,8 @@ class SiloLedger:
         self, *, run: str, round: int, attempt: int, event: Event, budget: Budget | None, origin: Origin
     ) -> None:
         """Charge as :meth:`Ledger.charge`, and return once the new head is persisted too."""
+        # The line first, then the head: after a crash in between, the ledger still contains the older head. The
+        # reverse order would leave a head that the ledger lacks, and the silo would refuse its own state.
         self._ledger.charge(run=run, round=round, attempt=attempt, event=event, budget=budget, origin=origin)
         self._write_head()
 
@@ -175,6 +179,7 @@ class SiloLedger:
             IntegrityError: the file was replaced: it lacks charges of this process.
         """
         self._ledger.close()
+        # The file may have been replaced while it was closed: it must contain the last line that this process wrote.
         known, found = self._ledger.head.digest, Ledger(self._state / LEDGER, unit=UNIT)
         if not found.contains(known):
             found.close()

@@ -85,10 +85,12 @@ class TrainingRounds:
         self.plan = training_plan(prepared, phase)
         guarantee = prepared.guarantee
         ledger = Ledger(folder / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency)
-        with ExitStack() as opened:  # what fails here gives the ledger back
+        with ExitStack() as opened:  # a failure here closes the ledger
             self._ledger = opened.enter_context(ledger)
             self.checkpoint = last_checkpoint(prepared, folder, self._ledger)
             folder.mend_metrics(self.checkpoint)
+            # Lines of the record = released rounds + earlier releases; a further line belongs to a round that was not
+            # released.
             record.mend(self.checkpoint.round + (0 if phase is None else len(phase.released)))
             opened.pop_all()
         self._attempts, self._draw, self._began = 0, EVERYBODY, time.perf_counter()
@@ -123,6 +125,7 @@ class TrainingRounds:
             repeats: whether a repeated attempt is the same release; else it costs another charge.
         """
         prepared, number = self._prepared, self.number
+        # The budget of releases that are still due is reserved: training may not spend it.
         beside = reserved_releases(prepared, self._folder, self._ledger, repeatable=True)
         reason = over_budget(prepared, number, self.charges + self._due(repeats), beside)
         self._spent = reason is not None
@@ -135,6 +138,7 @@ class TrainingRounds:
     def begin(self, repeats: bool) -> SampleDraw:
         """Charge an attempt at the round if a charge is due, and sample the users."""
         prepared, number, charged = self._prepared, self.number, self._charged()
+        # A repeatable round is charged once. Otherwise every attempt is a new release, with a charge of its own.
         due = self._due(repeats)
         self._attempts += 1
         self._began = time.perf_counter()

@@ -138,7 +138,7 @@ class LedgerExport:
         return []
 
     def has_charge(self, run: str, place: RoundPlace, terms: str, head: str) -> bool:
-        """Return whether a round was charged under these terms before the ledger had a head.
+        """Return whether a round was charged under these terms by the time the ledger had a head.
 
         Args:
             run: 16 bytes of the run, in hexadecimal.
@@ -287,6 +287,7 @@ def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
     charges = _charges(lines)
     for entry in charges:
         origin = entry.origin
+        # The digest of the terms covers membership and experiment: one message proves all charges under these terms.
         if origin is None or origin.terms in asked:
             continue
         if origin.coordinator not in named:

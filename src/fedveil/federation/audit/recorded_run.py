@@ -1,4 +1,7 @@
-"""Reader of a run's files: checks each file against the others, for :mod:`~fedveil.federation.audit.run_audit`."""
+"""Reader of a run's files, which checks each file against the others.
+
+The claims of these checks: :mod:`~fedveil.federation.audit.run_audit`.
+"""
 
 from __future__ import annotations
 
@@ -187,6 +190,7 @@ class RecordedRun:
         if content and not content.endswith(b"\n"):
             raise IntegrityError(f"{ROUNDS}: its last line is torn")
         heads = parse_lines(Path(LEDGER), self._file(LEDGER))[1]
+        # A round may have several charges; its line names the ledger head at the release, after the last of them.
         charged = {self._place(entry): heads[entry.index] for entry in self.charges}
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             place = f"{ROUNDS}, line {number}"
@@ -222,6 +226,8 @@ class RecordedRun:
                     released.update(bytes.fromhex(data["next"]))
                     releases += 1
                 self._lines.append(_Line(line, data))
+        # Charges left over have no line: a training round that was not released, or a removed line of a release (see
+        # _end).
         self._unplayed = frozenset(charged)
         return f"{len(self._lines)} rounds, one chain; {signatures} signatures of silos, and the coordinator's on each"
 
@@ -359,8 +365,8 @@ class RecordedRun:
             owed = RunRules.from_terms(experiment, len(membership.silos)).required_charges(
                 export.rounds_of(self._run())
             )
-            # A charge of the silo without a charge of the coordinator: the coordinator hides a round that the silo
-            # contributed to.
+            # The coordinator's ledger lacks a charge of the silo: the run continued, or the coordinator hides a
+            # contribution.
             if more := owed - Counter(self._place(entry) for entry in self.charges):
                 raise IntegrityError(
                     f"{path}: charges {_named(min(more))} of this run more often than {LEDGER}: the run went on, or "

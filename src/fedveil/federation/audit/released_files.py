@@ -84,6 +84,7 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole
     released, found = [one for one in record if one.part], _read(files)
     if not released:
         raise IntegrityError(f"{next(iter(found))}: the record has no release")
+    # A complete evaluation repeats the numbers of its intermediate file: count them once.
     numbers = {
         name: made for name, (_, made) in found.items() if name != EVALUATING or EVALUATED not in found
     }
@@ -159,6 +160,7 @@ def _check_meaning(
     if PREPROCESSED in said:
         text = as_text(_file(files, SCHEMA), SCHEMA, IntegrityError)
         said = {**said, SCHEMA: parse_toml(text, SCHEMA, IntegrityError)}
+    # The terms are signed, yet a hostile coordinator may have composed them: every failure is a finding, not a crash.
     with reading(_TERMS, IntegrityError):
         meant = _meant(numbers, record, _file(files, DECLARED))
     for name in sorted(said.keys() | meant.keys() - {EVALUATING}):

@@ -1,4 +1,4 @@
-"""Verify a run folder: signatures of every round, the chain of lines, and the statement from the recorded events.
+"""Verify a run folder: signatures, the chain of its record, and the statement from recorded events.
 
 A run is an experiment, with or without side releases, or a document of releases.
 
@@ -55,6 +55,7 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
     """
     found: list[Check] = []
     try:
+        # Read once: every check sees the same bytes, even if the folder changes meanwhile.
         files = files_of(path)
     except FedveilError as error:
         found.append(Check(name="files", outcome="fails", detail=str(error)))

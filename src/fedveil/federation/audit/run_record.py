@@ -67,8 +67,8 @@ TERMS: Final = "terms.jsonl"
 CONTENTS: Final = "checkpoint/contents.json"
 """File of the digests of all files, with a random number.
 
-Some files hold private numbers (times, sampled users). The random number hides the digests' digest, which is public:
-without it, guesses could be tested.
+Some files hold private numbers (times, sampled users). ``silo_signatures.json`` holds the digest of this file:
+without the random number, its readers could test guesses of the private numbers.
 """
 MODEL: Final = "model.safetensors"
 STATEMENT: Final = "privacy.json"

@@ -1,4 +1,4 @@
-"""State machine of a silo in one session: reads the parts of messages, and plays rounds from persisted state.
+"""State machine of a silo in one session: reads parts of messages, and plays rounds from its state.
 
 The order for a contribution is: charge, persist, mark as persisted, send (:attr:`ClientContext.persist`). If only the
 silos have the models, the silos make the server's step. A round has then ended for a silo once the next model is
@@ -152,8 +152,8 @@ class SiloSession:
             self.client.bind(self._asked)
         self._exchange, self._shown = 0 if begins else self._exchange + 1, frozenset()
         answers = [answer for part in parts for answer in self._read(part)]
-        # Every silo in the opened sum must have shown its signed request, and its ledger head, in this exchange: else
-        # the sum could include a silo that received another request.
+        # This message must relay a signature of request and ledger head from every silo in the opened sum: else the
+        # sum could include a silo that received another request.
         if unshown := sorted(set(self.client.survivors) - self._shown):
             raise RefusalError(Code.UNSHOWN, unshown[0])
         if self.talk.signs:
@@ -257,7 +257,8 @@ class SiloSession:
 
         A round that was charged without a persisted input (a crash between the two) is charged again: new noise
         always costs a charge. The same holds for protocols without repeatable rounds, which sample users anew in
-        every session, or may sum over other silos. A missing persisted input is refused (:meth:`~.books.Books.last`).
+        every session, or may sum over other silos. A missing persisted input is refused
+        (:meth:`~fedveil.federation.silo_state.SiloState.last`).
 
         Raises:
             RefusalError: the round does not exist, the run's end is signed, the request differs from the one answered
@@ -346,7 +347,7 @@ class SiloSession:
         if not record.after:
             self._record = replace(record, after=after)
             self._books.records.write(self._books.place, self._record)
-        # A second, different sum of one round would let the coordinator compute differences of single silos.
+        # One round decrypted to two sums: the coordinator has sent other ciphertexts than before (see _other_sum).
         elif save(dict(record.after)) != save(dict(after)):
             raise self._other_sum(f"round {record.round} ended here with another sum before")
         self._books.models.put(model)

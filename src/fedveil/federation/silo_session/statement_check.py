@@ -1,4 +1,6 @@
-"""Check of a run's privacy statement by a silo, which signs no statement that promises more than the terms give.
+"""Check of a run's privacy statement by a silo, before the silo signs it.
+
+A silo signs no statement that promises more than the terms give.
 
 Claim: a statement that a silo signs is, word for word, the one that the terms give for the coordinator's number of
 rounds and charges, including every release. The statement charges every round of every part at least as often as the
@@ -66,7 +68,7 @@ class SiloCharges:
         return Counter({number: many for (name, number), many in self.times.items() if name == part})
 
     def require(self, releases: Collection[str]) -> None:
-        """Check that the releases were requested as a run has them: each once, and all of them if every silo is needed.
+        """Check that the silo was charged once for each release, and for all if every silo is needed.
 
         Raises:
             StatementMismatchError: the ledger has another release, or one more than once; or it lacks one that needs
@@ -115,7 +117,7 @@ def check_training(prepared: Prepared, closing: Finalize, own: SiloCharges) -> N
     """
     rounds, charges, number = closing.round, closing.charges, prepared.experiment.rounds
     if not rounds <= min(charges, number) or charges > MOST_ATTEMPTS * max(number, _LONG):
-        raise StatementMismatchError  # before any of it is read or computed
+        raise StatementMismatchError  # before the statement is read or recomputed
     _check_length(closing)
     own.require([one.name for one in prepared.side_releases])
     charged = own.rounds_of("")
@@ -199,6 +201,7 @@ def _composed(
         }
         for repeated in (False, True)
     )
+    # n charges of a round = the event of its first attempt, and n - 1 events of repeated attempts.
     for number, times in least.items():
         left.subtract(first[number])
         left.subtract({atom: (times - 1) * count for atom, count in again[number].items()})
@@ -211,7 +214,10 @@ def _composed(
 
 
 def _made_of(left: Counter[Event], events: Mapping[int, Counter[Event]], number: int) -> bool:
-    """Return whether atoms consist of exactly ``number`` of these events, which all have one size."""
+    """Return whether atoms can be those of ``number`` of these events, which all have one size.
+
+    The test compares the kinds of atoms and their total number. It is exact if each event is a single atom.
+    """
     size = sum(next(iter(events.values()), Counter[Event]()).values())
     possible = {atom for one in events.values() for atom in one}
     return (

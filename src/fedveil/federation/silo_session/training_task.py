@@ -103,6 +103,7 @@ class SiloTrainingTask(SiloTask):
         Raises:
             RefusalError: the weights differ, or are unknown because the users' totals have not arrived.
         """
+        # Exact equality: the sensitivity in the event is computed from these very weights.
         if self._promised is None or not torch.equal(self.prepared.setting.weights, self._promised):
             raise RefusalError(Code.WEIGHTS)
         guarantee = self.prepared.guarantee
@@ -121,6 +122,8 @@ class SiloTrainingTask(SiloTask):
         A session that begins in the middle of a stream repeats the training of the earlier rounds that enter its
         messages. The time limit grows by one round's limit for each of them.
         """
+        # _past holds the sums of rounds trained in this session; if empty, up to `memory` earlier rounds are trained
+        # again.
         rounds = 1 if self._past else min(number, 1 + self.prepared.method.channel.memory)
         turn = SiloRoundContext.from_instructions(self.prepared, number, start, drawn, self.plan.privacy)
         turn = replace(turn, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds))
