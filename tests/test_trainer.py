@@ -254,7 +254,7 @@ def test_the_trainer_is_chosen_by_what_the_model_can_do():
     branching = Task(model=Branching(), loss=load_loss("cross_entropy"))
     assert isinstance(choose_trainer(branching, local, cohort=cohort), LoopTrainer)
     assert isinstance(choose_trainer(task_of("linear"), local, TrainerOptions(name="loop")), LoopTrainer)
-    with pytest.raises(ConfigError, match="auto, loop, vmap or span"):
+    with pytest.raises(ConfigError, match="auto, loop, vmap or gram"):
         choose_trainer(recurrent, local, TrainerOptions(name="fast"))
     with pytest.raises(ModelError, match="gram"):
         choose_trainer(recurrent, local, TrainerOptions(name="gram"))

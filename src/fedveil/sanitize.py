@@ -5,7 +5,7 @@ link, changes no colour, and neither hides nor reverses other text. To enforce t
 not count as printable is replaced (controls, escapes, bidi marks, surrogates, private use), except the space. The
 terminal (:class:`fedveil.console.Terminal`), pages (``report.document.escape``) and logs (:func:`quiet_log`) apply
 the same filter. So a caller that forgets :func:`sanitize` shows a long text and not a hostile one.
-``tests/test_foreign.py``.
+``tests/test_sanitize.py``.
 """
 
 from __future__ import annotations

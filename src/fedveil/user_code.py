@@ -3,7 +3,7 @@
 Claim: the line names the function, its file and line, and the kind of exception. It omits the exception's message,
 which may quote values of private records. The log shows the message and the whole traceback from level ``debug`` on.
 A frame counts as user code if its module belongs neither to fedveil nor to Python nor to a package that fedveil
-depends on. ``tests/test_users_code.py``.
+depends on. ``tests/test_user_code.py``.
 """
 
 from __future__ import annotations

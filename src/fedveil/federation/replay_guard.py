@@ -14,7 +14,8 @@ Enforced by :meth:`ReplayMarks.append`, with one line and one fsync after an ans
 leaves, and by :meth:`ReplayMark.fits`, before anything is charged. A mark holds the digest of the answer's ledger
 line and the answer's length. An answer is sent :data:`~fedveil.protocols.protocol.MOST_REPEATS` times at most. Masks
 and ciphertexts of a repeat reveal something besides the sum, and a line of the statement covers that many repeats
-(:meth:`~fedveil.methods.private_weighting.PrivateWeighting.distance`). Tests: ``tests/test_federation_kept.py``.
+(:meth:`~fedveil.methods.private_weighting.PrivateWeighting.distance`). Tests:
+``tests/test_federation_replay_guard.py``.
 """
 
 from __future__ import annotations

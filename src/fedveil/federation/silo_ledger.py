@@ -17,7 +17,7 @@ time of its charge (:class:`~fedveil.federation.store.RoundRecord`); the heads k
 (:mod:`~fedveil.federation.ledger_heads`). Every start writes a line ``opened`` with a random number, so that two
 processes on copies of one ledger have heads that the other copy does not contain. A line ``membership`` holds the
 charter's digest and the serial number whenever that increases. Tests: ``tests/test_federation_ledger.py`` deletes,
-truncates, restores from every earlier moment, copies and uses both; ``tests/test_moving.py`` takes a ledger to
+truncates, restores from every earlier moment, copies and uses both; ``tests/test_migration.py`` takes a ledger to
 another federation.
 """
 

@@ -17,7 +17,7 @@ the error names a silo that received another request. Charges that were made sta
 all silos whose vectors are summed have shown the others, before the last exchange, the heads of their ledgers after
 their contribution. Conditions: at least two silos follow the protocol. Enforced by :meth:`ClientProtocol.bind` before
 a message of the round is read, by :func:`check_request_signatures`, and by :meth:`ClientProtocol.survivors`. Attacked
-in ``tests/test_federation_binding.py``. Not claimed: binding of the blocks of encrypted weights, in which a
+in ``tests/test_federation_transcript_binding.py``. Not claimed: binding of the blocks of encrypted weights, in which a
 coordinator of private weighting can lie (docs/deployment.md says so).
 """
 

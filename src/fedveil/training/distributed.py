@@ -9,7 +9,7 @@ With a clip bound, the loop and the vectorised trainer truncate each contributio
 so these divide members by number of steps. Machines may round differently. They divide members by a hash of silo and
 user, because removing one contribution must not move others to another machine.
 
-The span trainer rounds the total of each silo. Here each process rounds the total of its share, so span always
+The Gram trainer rounds the total of each silo. Here each process rounds the total of its share, so span always
 divides members by the hash. Removing one contribution changes the share of one process, whose rounding is covered by
 its margin, and leaves the other shares unchanged (docs/theory/span-training.md).
 

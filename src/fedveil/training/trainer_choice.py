@@ -56,7 +56,7 @@ def choose_trainer(
     bound: Bound | None = None,
     users: int | None = None,
 ) -> PartitionedTrainer:
-    """Return the requested trainer; ``auto`` selects span for linear models, else vmap, else the loop.
+    """Return the requested trainer; ``auto`` selects gram for linear models, else vmap, else the loop.
 
     Args:
         task: model and loss.
@@ -65,8 +65,8 @@ def choose_trainer(
         cohort: gives the shape of a record, so that the model can be tried on made-up records. The trials find
             every model that vmap cannot batch, and kernels that round one contribution depending on others. Without a
             cohort, only the recurrent layers of PyTorch are known not to batch.
-        bound: an l1 bound excludes span from ``auto``. If it bounds, vmap and span must be batch-independent.
-        users: |U|, which bounds the weights of a silo. The rounding of span is proved for up to 838,860 users.
+        bound: an l1 bound excludes gram from ``auto``. If it bounds, vmap and gram must be batch-independent.
+        users: |U|, which bounds the weights of a silo. The rounding of gram is proved for up to 838,860 users.
 
     Raises:
         ConfigError: an unknown name, or local steps of a class that trainers do not know.
@@ -84,10 +84,10 @@ def choose_trainer(
     if cohort is not None:
         validate_gradient(task, cohort)
     if name == "auto":
-        trainer = _fastest(task, local, options, cohort, bound, span=not too_many)
+        trainer = _fastest(task, local, options, cohort, bound, gram=not too_many)
         return trainer if cohort is None else _compiled(trainer, cohort)
     if name not in _TRAINERS:
-        raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or span")
+        raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or gram")
     if name == "gram" and too_many:
         raise ModelError(
             f"trainer.name = 'gram': its bound is proved for up to {MOST_WEIGHT} users, and {users} are declared; "
@@ -99,7 +99,7 @@ def choose_trainer(
         )
     if name == "gram" and task.precision != "float32":
         raise ModelError(
-            f"trainer.precision = '{task.precision}': span computes in float32; use 'vmap' or 'loop' (or 'auto')"
+            f"trainer.precision = '{task.precision}': gram computes in float32; use 'vmap' or 'loop' (or 'auto')"
         )
     if name == "vmap" and cohort is not None and not batches_like_loop(task, cohort):
         raise ModelError(
@@ -171,10 +171,10 @@ def _fastest(
     cohort: Cohort | None,
     bound: Bound | None,
     *,
-    span: bool,
+    gram: bool,
 ) -> PartitionedTrainer:
     if (
-        span
+        gram
         and linear_layer(task.model) is not None
         and task.precision == "float32"
         and supports_gram(as_sgd(local))

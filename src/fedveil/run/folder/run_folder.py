@@ -37,6 +37,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
@@ -280,16 +281,7 @@ class RunFolder:
 
     def rounds_with_metrics(self) -> set[int]:
         """Return the rounds after round 0 that have a complete line in metrics.jsonl."""
-        path = self.path / "metrics.jsonl"
-        found = set()
-        content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
-        for line in content.split(b"\n"):
-            try:
-                row, _ = read_line(line, path, RoundRow)
-            except RunFolderError:
-                break  # a crash tore this line
-            found.add(row.round)
-        return found - {0}
+        return {number for number, _ in self._metrics_lines()} - {0}
 
     def mend_metrics(self, checkpoint: Checkpoint) -> None:
         """Make metrics.jsonl end with the checkpoint's line.
@@ -297,19 +289,20 @@ class RunFolder:
         A crash may have left a torn line, or none for the last checkpoint. Lines of later rounds are dropped,
         because these rounds are not complete.
         """
+        kept = [line for _, line in takewhile(lambda one: one[0] < checkpoint.round, self._metrics_lines())]
+        kept.append(json.dumps(checkpoint.row, allow_nan=False).encode())
+        self.write("metrics.jsonl", b"\n".join(kept) + b"\n")
+
+    def _metrics_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the round and the bytes of each line of metrics.jsonl, up to a line that a crash tore."""
         path = self.path / "metrics.jsonl"
-        kept = []
         content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
         for line in content.split(b"\n"):
             try:
                 row, _ = read_line(line, path, RoundRow)
             except RunFolderError:
-                break
-            if row.round >= checkpoint.round:
-                break
-            kept.append(line)
-        kept.append(json.dumps(checkpoint.row, allow_nan=False).encode())
-        self.write("metrics.jsonl", b"\n".join(kept) + b"\n")
+                return
+            yield row.round, line
 
 
 @contextmanager
