@@ -31,11 +31,9 @@ SMALLEST: Final = 1e-3
 
 def remarks(task: Task, population: Population) -> tuple[str, ...]:
     """Return the remarks of one or two sentences each; empty if public facts give no reason for any."""
-    found = (
-        [_bounded(task, population), _unnormalised(task, population)]
-        if population.task == "classification"
-        else []
-    )
+    found = []
+    if population.task == "classification" and (outputs := _outputs(task, population)):
+        found += [_bounded(task, outputs), _unnormalised(task, outputs)]
     if population.public_test and len(population.test_features):
         found += [_features(task, population), _targets(population)]
     return tuple(one for one in found if one is not None)
@@ -52,14 +50,13 @@ def _outputs(task: Task, population: Population) -> list[Float[Tensor, "n k"]]:
     return outputs if all(one.isfinite().all() for one in outputs) else []
 
 
-def _unnormalised(task: Task, population: Population) -> str | None:
+def _unnormalised(task: Task, outputs: list[Float[Tensor, "n k"]]) -> str | None:
     """Return a remark if the loss expects log-probabilities and the model's outputs are none.
 
     Such a loss falls by c if c is added to all outputs (``torch.nn.NLLLoss``), so without a log-softmax it has no
     minimum. The exponentials of log-probabilities sum to 1.
     """
-    outputs = _outputs(task, population)
-    if not outputs or outputs[0].shape[1] < 2:
+    if outputs[0].shape[1] < 2:
         return None
     present, targets = torch.ones(_ROWS), torch.zeros(_ROWS, dtype=torch.int64)
     falls = False
@@ -75,15 +72,12 @@ def _unnormalised(task: Task, population: Population) -> str | None:
     )
 
 
-def _bounded(task: Task, population: Population) -> str | None:
+def _bounded(task: Task, outputs: list[Float[Tensor, "n k"]]) -> str | None:
     """Return a remark if the last layer keeps outputs within [-1, 1] although the loss expects logits.
 
     A model with random parameters whose outputs stay within [-1, 1] on every synthetic record has such a layer; an
     unbounded model exceeds 1 on at least the largest records.
     """
-    outputs = _outputs(task, population)
-    if not outputs:
-        return None
     if max(float(one.abs().max()) for one in outputs) > 1 or not _takes_logits(task.loss, outputs[0]):
         return None
     return (

@@ -228,7 +228,7 @@ def _filled(
 
 
 # --- plan ----------------------------------------------------------------------------------------------------------
-# The preparation of span training for a set of contributions, made once: positions of records and Gram matrices.
+# The preparation of Gram training for a set of contributions, made once: positions of records and Gram matrices.
 
 # Up to this number of records, a Gram matrix costs less than the overhead of the primal path.
 _ALWAYS_SPAN = 256

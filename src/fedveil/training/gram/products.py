@@ -1,4 +1,4 @@
-"""Compute the passes of span training over the features.
+"""Compute the passes of Gram training over the features.
 
 The passes are the logits, the Gram matrices and the weighted sum of records.
 
@@ -183,7 +183,7 @@ class Rows:
 
 
 # --- sums ----------------------------------------------------------------------------------------------------------
-# Bound and sum the updates of span training without forming them.
+# Bound and sum the updates of Gram training without forming them.
 #
 # An update is Delta = A^T X + (c - 1) W0 with coefficients A (n, k) and records X (n, p + 1). Its norm follows from
 # the Gram matrix, and the sum over all contributions of a silo is one matrix product. The bound holds in
@@ -298,6 +298,6 @@ def round_to_grid(bound: Bound, total: Float64[Tensor, "d"], weight: float) -> F
         return total
     if weight > MOST_WEIGHT:
         raise PrivacyError(
-            'a silo has more weight than the span trainer can bound; take trainer.name = "vmap"'
+            'a silo has more weight than the Gram trainer can bound; take trainer.name = "vmap"'
         )
     return (total / (bound.grid * bound.unit)).round_() * bound.grid

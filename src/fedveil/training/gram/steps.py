@@ -1,4 +1,4 @@
-"""Compute the steps of span training, from Gram matrices to coefficients.
+"""Compute the steps of Gram training, from Gram matrices to coefficients.
 
 With records X (n, p + 1) and start W0, the model of a contribution is at any time W = c W0 + A^T X, and its momentum
 V = e W0 + B^T X, for scalars c, e and coefficients A, B (n, k). Consider one step of SGD with momentum mu, decay
