@@ -79,7 +79,7 @@ def test_span_computes_in_float32_alone() -> None:
     task, cohort = in_bfloat16("linear"), cohort_of([3, 2])
     assert isinstance(choose_trainer(task_of("linear"), LOCAL, cohort=cohort), GramTrainer)
     assert not isinstance(choose_trainer(task, LOCAL, cohort=cohort), GramTrainer)
-    with pytest.raises(ModelError, match="span computes in float32"):
+    with pytest.raises(ModelError, match="gram computes in float32"):
         choose_trainer(task, LOCAL, TrainerOptions(name="gram"), cohort=cohort)
 
 
