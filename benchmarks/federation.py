@@ -31,10 +31,10 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import LocalPopulation
-from fedveil.flower.coordinator_host.submission import END, Submission, create_run, read_document
-from fedveil.flower.enrollment.demonstration import write_demonstration
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.sockets import free_port
+from fedveil.federation.hosts.submission import END, Submission, create_run, read_document
+from fedveil.federation.enrollment.demonstration import write_demonstration
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.sockets import free_port
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.session_messages import GlobalModel, ProtocolMessage, RoundTask

@@ -33,14 +33,14 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError, FedveilError, IntegrityError
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
+from fedveil.federation.enrollment.certificates import Authority, days_left, node_public
+from fedveil.federation.enrollment.founder import admit, create_federation, revoke, seal
+from fedveil.federation.enrollment.joining import accept, join_as_coordinator, join_as_silo, rotate
+from fedveil.federation.enrollment.requests import Request
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.membership import Membership
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.flower.enrollment.certificates import Authority, days_left, node_public
-from fedveil.flower.enrollment.founder import admit, create_federation, revoke, seal
-from fedveil.flower.enrollment.joining import accept, join_as_coordinator, join_as_silo, rotate
-from fedveil.flower.enrollment.requests import Request
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Origin
 from fedveil.protocols.messages import SERVER

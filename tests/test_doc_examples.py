@@ -22,10 +22,10 @@ import tomlkit
 from fedveil.cli import app
 from fedveil.config_keys import ComposedField, keys_of
 from fedveil.data.schema import Schema
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.submission import create_run, due_parts, read_document
 from fedveil.federation.policy import Policy
-from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
 from fedveil.registry import find, names

@@ -13,12 +13,12 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
+from fedveil.flower import metrics_server as pages
 
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.flower import metrics_server as pages
-from fedveil.flower.metrics import Meter
-from fedveil.flower.metrics_server import AT_ONCE, SOCKET, MetricsServer, local_port, probe
-from fedveil.flower.sockets import RunningFolder, address
+from fedveil.federation.hosts.metrics import Meter
+from fedveil.federation.hosts.metrics_server import AT_ONCE, SOCKET, MetricsServer, local_port, probe
+from fedveil.federation.hosts.sockets import RunningFolder, address
 from fedveil.protocols.refusals import Code
 
 

@@ -38,18 +38,25 @@ from fedveil.errors import (
     RunFolderError,
     SilentSiloError,
 )
+from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.hosts.deployment import (
+    CONTAINERS,
+    PACKAGES,
+    REQUIREMENTS,
+    SERVICES,
+    Hosting,
+    write_deployment,
+)
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.ipc import receive_frame, send_frame
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.metrics import as_metrics
+from fedveil.federation.hosts.metrics_server import MetricsServer
+from fedveil.federation.hosts.sockets import RunningFolder, address
+from fedveil.federation.hosts.status import party_status
+from fedveil.federation.hosts.submission import SOCKET, RunOutcome, Submission, read_document, wait
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.coordinator_host.submission import SOCKET, RunOutcome, Submission, read_document, wait
-from fedveil.flower.deployment import CONTAINERS, PACKAGES, REQUIREMENTS, SERVICES, Hosting, write_deployment
-from fedveil.flower.enrollment.demonstration import Demonstration, write_demonstration
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.metrics import as_metrics
-from fedveil.flower.metrics_server import MetricsServer
-from fedveil.flower.silo_host.ipc import receive_frame, send_frame
-from fedveil.flower.silo_host.key_process import open_silo
-from fedveil.flower.sockets import RunningFolder, address
-from fedveil.flower.status import party_status
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Origin
 from fedveil.run.folder.run_folder import RunFolder
@@ -141,7 +148,7 @@ def test_what_no_epsilon_bounds_is_above_every_alarm(
     path = Path(shutil.copytree(made.provisioned.silos[0], tmp_path / "silo"))
     (path / "state").mkdir(exist_ok=True)
     (path / "state" / LEDGER).touch()
-    monkeypatch.setattr("fedveil.flower.status._spent", lambda *_: ("head", math.inf))
+    monkeypatch.setattr("fedveil.federation.hosts.status._spent", lambda *_: ("head", math.inf))
     assert "\nfedveil_budget_spent_ratio +Inf\n" in as_metrics(party_status(path, served=False))
 
 
