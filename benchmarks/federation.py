@@ -24,6 +24,10 @@ from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from fedveil.crypto.keys import IdentityKey
 from fedveil.data.records import Records
 from fedveil.federation.coordinator_setup import open_run_record, open_training
+from fedveil.federation.enrollment.demonstration import write_demonstration
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.submission import END, Submission, create_run, read_document
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
@@ -31,10 +35,6 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import LocalPopulation
-from fedveil.federation.hosts.submission import END, Submission, create_run, read_document
-from fedveil.federation.enrollment.demonstration import write_demonstration
-from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.sockets import free_port
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.session_messages import GlobalModel, ProtocolMessage, RoundTask

@@ -20,10 +20,10 @@ import numpy as np
 from benchmarks.curves import Place
 from benchmarks.flower_nodes import connected
 from benchmarks.harness import Row
-from fedveil.federation.hosts.submission import END, Submission, create_run, read_document
 from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder
 from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.submission import END, Submission, create_run, read_document
 from fedveil.run.folder.run_folder import RunFolder
 
 _ROUNDS = 5

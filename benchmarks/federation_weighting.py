@@ -28,12 +28,12 @@ from benchmarks.harness import Row, at_most
 from fedveil.data.allocation import Allocation
 from fedveil.data.catalogue import load
 from fedveil.data.records import Population, Records
-from fedveil.federation.silo_data import LocalPopulation
-from fedveil.federation.hosts.submission import END, SOCKET, Submission, read_document
 from fedveil.federation.enrollment.joining import DraftedPolicy
 from fedveil.federation.enrollment.provisioning import Provisioned, provision
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.submission import END, SOCKET, Submission, read_document
+from fedveil.federation.silo_data import LocalPopulation
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.folder.run_folder import RunFolder
 

@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     load_pem_private_key,
-    load_ssh_private_key,
 )
 from typer.testing import CliRunner
 
@@ -177,8 +176,7 @@ def halves(path: Path) -> list[bytes]:
     else:
         if key_files.is_protected(content):
             content, _ = key_files.unprotect(content, SECRET, kind=b"authority")
-        load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
-        key = load(content, None)
+        key = load_pem_private_key(content, None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         raw = key.private_numbers().private_value.to_bytes(48, "big")
         der = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
@@ -350,7 +348,7 @@ def test_a_crash_while_keys_change_is_ended_by_accepting_again(
         for name, content in before.items():
             (north / name).write_bytes(content)
             (north / name).chmod(0o600)
-    assert kills == 3
+    assert kills == 4
 
 
 def test_a_silo_is_not_served_with_a_key_that_its_membership_does_not_name(parties: Parties) -> None:
@@ -482,7 +480,7 @@ def test_nothing_is_sealed_that_no_party_could_read(parties: Parties, tmp_path: 
 def test_two_silos_of_one_node_key_are_not_sealed_together(parties: Parties, tmp_path: Path) -> None:
     """The link registers a key once: no run of anybody began under such a membership."""
     charter = parties.founder / "charter.toml"
-    private = load_ssh_private_key((parties.root / "south" / "node.key").read_bytes(), None)
+    private = load_pem_private_key((parties.root / "south" / "node.key").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     joined = join_as_silo(tmp_path / "west", charter, name="west", passphrase=None)
     identity = IdentityKey.load(tmp_path / "west" / "identity.key")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import json
 import re
 import shlex
@@ -422,21 +421,8 @@ def test_what_a_method_gets_from_elsewhere_is_what_the_page_says() -> None:
 
 
 def test_the_example_of_the_mods_bounds_before_it_quantises() -> None:
-    from fedveil.flower import mods
+    from fedveil.federation.transport.flower import mods
 
     orders = [re.findall(r"(clip|quantise)\(", line) for line in (mods.__doc__ or "").splitlines()]
     assert ["quantise", "clip"] in orders  # the first mod is the outermost: it sees what the others return
     assert ["clip", "quantise"] not in orders
-
-
-def test_the_pages_agree_on_where_the_superlink_keeps_its_state() -> None:
-    from fedveil.flower.coordinator_host import link
-
-    assert "state in memory" in words(inspect.getdoc(link.make_app) or "")
-    for page, where in (
-        ("docs/reference/commands.md", "kept in memory"),
-        ("docs/deployment.md", "state in memory"),
-    ):
-        said = words((ROOT / page).read_text(encoding="utf-8"))
-        assert where in said, page
-        assert not re.search(r"state on the disk", said), page

@@ -396,6 +396,20 @@ def test_silent_connections_do_not_keep_members_out(place: Place, coordinator: M
         time.sleep(0.05)
 
 
+def test_no_more_strangers_are_held_than_the_limit(place: Place, coordinator: MailboxClient) -> None:
+    """The oldest is closed for the newest, long before its handshake is late."""
+    with contextlib.ExitStack() as held:
+        opened = [
+            held.enter_context(socket.create_connection(("127.0.0.1", place.port)))
+            for _ in range(2 * _LIMITS.strangers)
+        ]
+        began = time.monotonic()
+        opened[0].settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            assert opened[0].recv(1) == b""
+        assert time.monotonic() - began < _LIMITS.handshake_seconds / 2
+
+
 def test_a_flood_of_one_fault_is_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     import logging
 

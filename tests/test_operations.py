@@ -84,12 +84,16 @@ def run(*words: str | Path) -> Any:
 def test_a_party_tells_how_it_does(made: Demonstration) -> None:
     coordinator, silo = made.provisioned.coordinator, made.provisioned.silos[0]
     assert run("health", coordinator).exit_code == run("health", silo).exit_code == 1
-    well = [True, False]
+    trouble = ["", "dns: the name of learn.example.org:9443 cannot be resolved"]
+    connection = {"connected": False, "cause": trouble[1]}
     with (
         closing(RunningFolder(silo)) as running,
-        closing(MetricsServer(running, None, lambda: well.pop(0), str)),
+        closing(MetricsServer(running, None, lambda: trouble.pop(0), str, lambda: connection)),
     ):
-        assert [run("health", silo).exit_code for _ in range(2)] == [0, 1]
+        well, ill = run("health", silo), run("health", silo)
+        assert (well.exit_code, well.output) == (0, "")
+        assert (ill.exit_code, ill.output.strip()) == (1, connection["cause"])
+        assert json.loads(run("status", silo, "--json").output)["cause"] == connection["cause"]
         assert run("health", coordinator).exit_code == 1
         status = json.loads(run("status", silo, "--json").output)
         assert (status["role"], status["served"], status["membership"]) == ("silo", True, 1)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tomlkit
-from fedveil.flower.coordinator_host import submission
 
 from fedveil.checks import equal_up_to_rounding
 from fedveil.errors import FedveilError
@@ -34,6 +33,7 @@ from fedveil.federation.audit.run_record import (
     signed_end,
 )
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.hosts import submission
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.hosts.submission import due_parts
