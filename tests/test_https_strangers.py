@@ -228,6 +228,21 @@ def test_the_sockets_of_the_link_are_its_owners_alone(served: ServedMailbox) -> 
     }
 
 
+def test_an_answer_whose_message_is_replaced_while_it_is_sent_is_not_taken(
+    place: Place, coordinator: MailboxClient
+) -> None:
+    with client(place, "silo-0") as member:
+        tag = tag_of(member)
+    head = f"POST {ANSWER_PATH} HTTP/1.1\r\nHost: x\r\nAnswers: {tag}\r\nContent-Length: 4\r\n\r\nan"
+    with raw(place, "silo-0") as member:
+        member.sendall(head.encode())
+        time.sleep(0.1)
+        coordinator.offer({0: b"another message"})
+        member.sendall(b"sw")
+        assert member.recv(64).startswith(b"HTTP/1.1 409")
+    assert coordinator.collect(0.05) == []
+
+
 # --- lengths --------------------------------------------------------------------------------------------------------
 
 

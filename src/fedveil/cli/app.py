@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import errno
 import gc
+import logging
 import traceback
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,7 +21,7 @@ from fedveil import __version__
 from fedveil.cli.examples import show_examples
 from fedveil.console import Terminal
 from fedveil.errors import FedveilError, HostError
-from fedveil.sanitize import LogFormat, LogLevel, show_log
+from fedveil.sanitize import LogFormat, LogLevel, log_choice, show_log
 from fedveil.user_code import name_user_code
 
 _BUG: Final = 70
@@ -264,4 +265,8 @@ def main() -> None:
 
 
 def _say(mistake: str) -> None:
+    """Print a mistake for a person, or log it where every line is one JSON object."""
+    if log_choice()[1] is LogFormat.JSON:
+        logging.getLogger("fedveil").critical("%s", mistake)
+        return
     Terminal(stderr=True).print(f"fedveil: {mistake}", style="bold red", highlight=False)
